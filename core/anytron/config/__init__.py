@@ -1,0 +1,1 @@
+"""The run's configuration: schema, reading, checks."""

@@ -1,0 +1,260 @@
+"""The schema of a run's YAML file. Every key is documented here and nowhere else.
+
+``docs/reference/config.md`` is generated from these classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from anytron.masks import ParallelSizes
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """Which model is trained."""
+
+    path: str | None = None
+    """Directory of a Hugging Face model with weights; relative paths are relative to the YAML file."""
+    config: dict[str, Any] | None = None
+    """Instead of ``path``: a Hugging Face config (with ``model_type``); weights are random."""
+    tokenizer: str | None = None
+    """Directory of a tokenizer, or ``module:function`` / ``file.py:function`` that returns one.
+    Default: the one in ``path``."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Element type of parameters and activations. With bfloat16 the optimizer keeps float32 copies."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give exactly one of model.path and model.config")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("model.config needs model_type, for example qwen3")
+        if self.config is not None and self.tokenizer is None:
+            raise ValueError("model.config comes without a tokenizer: set model.tokenizer")
+        return self
+
+
+class DataSection(Section):
+    """Where prompts come from."""
+
+    source: str
+    """A registered source (``jsonl``), or ``module:function`` / ``file.py:function`` that returns prompts."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the source."""
+    prompts_per_step: int = Field(32, ge=1)
+    """Prompts sampled for each training step, over all ranks."""
+    shuffle: bool = True
+    """Draw prompts in a random order, new in each epoch; the order follows from ``trainer.seed``."""
+
+
+class RewardSection(Section):
+    """One reward function; the rewards of several are added with their weights."""
+
+    function: str
+    """A registered reward, or ``module:function`` / ``file.py:function``."""
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
+class RolloutSection(Section):
+    """How responses are generated."""
+
+    engine: str = "transformers"
+    """Name of the rollout engine (entry-point group ``anytron.rollout_engines``)."""
+    samples_per_prompt: int = Field(8, ge=1)
+    """Responses for each prompt: the group of GRPO."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longest response, in tokens."""
+    min_new_tokens: int = Field(0, ge=0)
+    """Shortest response, in tokens: the end token is suppressed before."""
+    temperature: float = Field(1.0, gt=0.0)
+    """Sampling temperature; training divides logits by it too."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Nucleus sampling; 1 = off."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k most probable tokens; 0 = off."""
+    stop: list[str] = Field(default_factory=list)
+    """Strings that end a response, besides the end token."""
+    max_batch_size: int = Field(512, ge=1)
+    """Sequences generated at one time."""
+    num_threads: int | None = Field(None, ge=1)
+    """Processor threads of the rollout process; default: the executor's choice."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further options of the engine."""
+
+
+class AlgorithmSection(Section):
+    """How rewards become gradients."""
+
+    advantage: str = "grpo"
+    """Advantage estimator."""
+    normalize_std: bool = True
+    """Divide a group's advantages by its standard deviation (off: Dr. GRPO)."""
+    clip_low: float = Field(0.2, ge=0.0)
+    """The probability ratio is clipped below ``1 - clip_low``."""
+    clip_high: float = Field(0.2, ge=0.0)
+    """The probability ratio is clipped above ``1 + clip_high``."""
+    kl_coefficient: float = Field(0.0, ge=0.0)
+    """Weight of the KL divergence to the reference model in the loss; 0 = no reference model is built."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html)."""
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    aggregation: Literal["token-mean", "sequence-mean"] = "token-mean"
+    """Average the loss over all response tokens of a mini-batch, or over sequences' own averages."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each step's samples."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer updates in each pass; groups stay together."""
+
+
+class OptimizerSection(Section):
+    """The optimizer and its learning rate."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    """Adam (with decoupled weight decay) or plain SGD."""
+    lr: float = Field(1e-6, gt=0.0)
+    """Peak learning rate."""
+    min_lr: float = Field(0.0, ge=0.0)
+    """Learning rate at the end of the decay."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay from ``lr`` to ``min_lr`` over ``trainer.total_steps``."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up from 0."""
+    weight_decay: float = Field(0.0, ge=0.0)
+    """Decoupled weight decay."""
+    beta1: float = Field(0.9, ge=0.0, lt=1.0)
+    """Adam's first decay rate."""
+    beta2: float = Field(0.999, ge=0.0, lt=1.0)
+    """Adam's second decay rate."""
+    eps: float = Field(1e-8, gt=0.0)
+    """Adam's epsilon."""
+    clip_grad: float = Field(1.0, ge=0.0)
+    """Largest global L2 norm of the gradient; 0 = no clipping."""
+
+
+class ParallelSection(Section):
+    """How the model and the work are split over ranks. Names as in Megatron-Core."""
+
+    tensor_model_parallel_size: int = Field(1, ge=1)
+    """Ranks that share each layer."""
+    pipeline_model_parallel_size: int = Field(1, ge=1)
+    """Ranks that hold consecutive layers."""
+    context_parallel_size: int = Field(1, ge=1)
+    """Ranks that share each sequence."""
+    data_parallel_size: int = Field(1, ge=1)
+    """Copies of the model. Ranks in all: the product of the four sizes."""
+    sequence_parallel: bool | None = None
+    """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
+
+    def sizes(self) -> ParallelSizes:
+        """The same as plain numbers, defaults resolved."""
+        tensor = self.tensor_model_parallel_size
+        return ParallelSizes(
+            tensor=tensor,
+            pipeline=self.pipeline_model_parallel_size,
+            context=self.context_parallel_size,
+            data=self.data_parallel_size,
+            sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Training ranks."""
+        return self.sizes().model * self.data_parallel_size
+
+
+class EngineSection(Section):
+    """The training engine."""
+
+    name: str = "megatron"
+    """Name of the training engine (entry-point group ``anytron.training_engines``)."""
+    sequence_format: Literal["thd", "bshd"] = "thd"
+    """``thd`` packs the sequences of a micro-batch without padding between them; ``bshd`` pads them to one length."""
+    max_tokens_per_micro_batch: int = Field(16384, ge=1)
+    """Tokens of one micro-batch at most (a longer single sequence gets one of its own)."""
+    log_prob_chunk_tokens: int = Field(4096, ge=1)
+    """Tokens whose logits exist at one time on a rank."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Which activations are recomputed in the backward pass."""
+    distributed_optimizer: bool = True
+    """Share the optimizer's state between data-parallel ranks."""
+    deterministic: bool = False
+    """Refuse or avoid operations whose results vary from run to run."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the engine's own transformer config to override."""
+
+
+class ExecutorSection(Section):
+    """What runs the processes."""
+
+    kind: str = "local"
+    """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine."""
+    start_timeout_s: float = Field(300.0, gt=0.0)
+    """Seconds until every process must have started."""
+    call_timeout_s: float = Field(3600.0, gt=0.0)
+    """Seconds that one call to the workers may take."""
+    num_threads: int | None = Field(None, ge=1)
+    """Processor threads of each training rank; default: processors divided by ranks."""
+
+
+class PlatformSection(Section):
+    """The hardware."""
+
+    name: str | None = None
+    """Platform to use; default: ``ANYTRON_PLATFORM``, else the one whose probe finds its device."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the platform, checked against its own schema."""
+
+
+class TrainerSection(Section):
+    """The loop."""
+
+    total_steps: int = Field(100, ge=1)
+    """Training steps; one step = one batch of rollouts and its updates."""
+    seed: int = 0
+    """Everything random follows from it."""
+    output_dir: str = "runs/default"
+    """Where the run leaves its files; relative to the current directory."""
+    log_samples: int = Field(4, ge=0)
+    """Samples written to ``samples.jsonl`` at each step."""
+    save_hf: bool = True
+    """Write the trained model as ``hf/`` at the end."""
+    rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
+    """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
+
+
+class TrackingSection(Section):
+    """Where metrics go, besides ``metrics.jsonl``."""
+
+    progress: bool = True
+    """Show a progress bar (plain lines where the output is not a terminal)."""
+    plot: bool = True
+    """Draw ``plots/reward.png`` at the end."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    model: ModelSection
+    data: DataSection
+    rewards: list[RewardSection] = Field(min_length=1)
+    rollout: RolloutSection = RolloutSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    parallel: ParallelSection = ParallelSection()
+    engine: EngineSection = EngineSection()
+    executor: ExecutorSection = ExecutorSection()
+    platform: PlatformSection = PlatformSection()
+    trainer: TrainerSection = TrainerSection()
+    tracking: TrackingSection = TrackingSection()

@@ -1,0 +1,74 @@
+"""The base of every error that Anytron raises for a person to read."""
+
+from __future__ import annotations
+
+
+class AnytronError(Exception):
+    """Say what failed, where, why, and how to fix it.
+
+    The command line prints these four parts without a traceback; everything else that reaches it
+    is a bug of ours and keeps its traceback.
+
+    Args:
+        what: What failed, as a sentence.
+        where: The file, key, plugin or process concerned.
+        why: The cause.
+        fix: The command or setting that cures it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.why = why
+        self.fix = fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix)):
+            if text:
+                parts.append(f"  {label}: {text}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only fields do not survive BaseException's default pickling; errors cross processes.
+        return (_rebuild, (type(self), self.__dict__.copy()))
+
+
+def _rebuild(cls: type[AnytronError], state: dict[str, object]) -> AnytronError:
+    error = cls.__new__(cls)
+    error.__dict__.update(state)
+    Exception.__init__(error, str(error))
+    return error
+
+
+class ConfigError(AnytronError):
+    """The configuration names something unknown, impossible or missing."""
+
+
+class DataError(AnytronError):
+    """Prompts, tokens or rewards are not usable."""
+
+
+class PluginError(AnytronError):
+    """A plugin could not be loaded, registered or chosen."""
+
+
+class PlatformError(PluginError):
+    """No platform, or not exactly one, can be used."""
+
+
+class HookContractError(PluginError):
+    """A plugin's answer breaks the contract of the hook."""
+
+
+class PatchError(AnytronError):
+    """A required patch could not be applied, verified or undone."""
+
+
+class EngineError(AnytronError):
+    """A training or rollout engine cannot do what was asked."""
+
+
+class WorkerError(AnytronError):
+    """A worker process failed; ``why`` holds its traceback."""

@@ -1,0 +1,182 @@
+"""The mask contract: what an attention mask means stands in its type.
+
+A mask is a one-way product of the :class:`~anytron.sequences.SequenceLayout`; nothing is ever
+recovered from one. Its polarity is a field, not a convention, because the field's conventions
+contradict each other: Megatron's softmax and ``npu_fusion_attention`` read True as *masked*, Hugging
+Face and most Python code read True as *keep*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from anytron.errors import HookContractError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.sequences import SequenceLayout
+
+
+class MaskKind(str, Enum):
+    """The forms in which a mask can reach a model."""
+
+    NONE = "none"
+    """No tensor: the kernel knows all it needs (``cu_seqlens``, or plain causal on right padding)."""
+    PADDING_2D = "padding-2d"
+    """bool ``[B, S]``: which tokens are real; the model packs or masks by it."""
+    FULL_4D = "full-4d"
+    """bool ``[B, 1, S, S]``: every query-key pair."""
+    COMPRESSED_CAUSAL = "compressed-causal"
+    """bool ``[2048, 2048]`` upper triangle, shared by all micro-batches (Ascend sparse modes 2 to 4)."""
+
+
+class Polarity(str, Enum):
+    """What True means."""
+
+    KEEP = "keep"
+    """True = real token, may attend."""
+    MASKED = "masked"
+    """True = forbidden."""
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What about a model decides the mask it needs.
+
+    Attributes:
+        causal: A token sees only itself and earlier ones.
+        vision: The model merges image tokens itself.
+        latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
+        linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
+        window: Sliding window ``(left, right)`` in tokens, -1 = unlimited; None = no window.
+    """
+
+    causal: bool = True
+    vision: bool = False
+    latent_attention: bool = False
+    linear_attention: bool = False
+    window: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class ParallelSizes:
+    """How many ranks share each dimension of the work. Names as in Megatron-Core.
+
+    ``sequence_parallel`` splits activations between the tensor-parallel ranks outside of attention
+    and the MLP.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    virtual_pipeline: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def model(self) -> int:
+        """Ranks that together hold one copy of the model and one micro-batch."""
+        return self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True)
+class MaskRequest:
+    """Ask for the mask of one micro-batch, or (``layout`` is None) for its kind when the engine is built.
+
+    Attributes:
+        format: ``thd`` or ``bshd``.
+        traits: What about the model matters.
+        parallel: The parallel sizes.
+        accepted: The kinds that the model's forward accepts, as its weight bridge declares them.
+        layout: The micro-batch's layout; None at build. The kind and kernel mode of the answer must
+            depend on the other fields only.
+    """
+
+    format: Literal["thd", "bshd"]
+    traits: ModelTraits
+    parallel: ParallelSizes
+    accepted: frozenset[MaskKind]
+    layout: SequenceLayout | None = None
+
+
+@dataclass(frozen=True)
+class AttnMask:
+    """One answer of ``build_attn_mask``.
+
+    Attributes:
+        kind: Which form ``tensor`` has.
+        kernel_mode: How the kernel must be told to read it, in the words of Transformer Engine's
+            ``attn_mask_type`` (``causal``, ``padding_causal``, ``no_mask``, ``arbitrary``) or in the
+            platform's own (``sparse_mode=2``). A mask and its mode always travel together.
+        tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and at build.
+        polarity: What True means in ``tensor``; None exactly when ``tensor`` is.
+        padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if no one reads it.
+        linear_attn_mask: bool ``[B, S]`` over all context-parallel shards, True = KEEP, for
+            Gated DeltaNet; None if no one reads it.
+    """
+
+    kind: MaskKind
+    kernel_mode: str
+    tensor: Tensor | None = None
+    polarity: Polarity | None = None
+    padding_mask: Tensor | None = None
+    linear_attn_mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tensor is None) != (self.polarity is None):
+            raise HookContractError(
+                "A mask tensor and its polarity must come together.",
+                why=f"tensor {'absent' if self.tensor is None else 'given'}, polarity {self.polarity}",
+            )
+        if self.kind is MaskKind.NONE and self.tensor is not None:
+            raise HookContractError("A mask of kind 'none' carries no tensor.")
+
+
+def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plugin: str) -> None:
+    """Hold a plugin's answer against the contract.
+
+    Args:
+        mask: The answer.
+        request: What was asked.
+        built: The answer at engine build, None when this is it.
+        plugin: Who answered, for the message.
+
+    Raises:
+        HookContractError: Naming the plugin and the broken rule.
+    """
+
+    def refuse(rule: str, why: str) -> None:
+        raise HookContractError(
+            f"build_attn_mask of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
+        )
+
+    if mask.kind not in request.accepted:
+        names = ", ".join(sorted(kind.value for kind in request.accepted))
+        refuse("the kind must be one that the model accepts", f"answered {mask.kind.value}, accepted: {names}")
+    if built is not None and (mask.kind, mask.kernel_mode) != (built.kind, built.kernel_mode):
+        refuse(
+            "kind and kernel mode are fixed at engine build",
+            f"then {built.kind.value}/{built.kernel_mode}, now {mask.kind.value}/{mask.kernel_mode}",
+        )
+    if request.layout is None or mask.kind is MaskKind.NONE:
+        return
+    if mask.tensor is None:
+        refuse("a micro-batch's mask needs its tensor", f"kind {mask.kind.value} without a tensor")
+        return
+    import torch
+
+    if mask.tensor.dtype is not torch.bool:
+        refuse("masks are bool", f"dtype {mask.tensor.dtype}")
+    size, columns = request.layout.num_sequences, request.layout.shape[1]
+    shapes = {
+        MaskKind.PADDING_2D: [(size, request.layout.max_seqlen), (size, int(request.layout.lengths.max()))],
+        MaskKind.FULL_4D: [(size, 1, columns, columns)],
+        MaskKind.COMPRESSED_CAUSAL: [(2048, 2048)],
+    }[mask.kind]
+    if tuple(mask.tensor.shape) not in shapes:
+        refuse("the shape follows from the kind", f"{tuple(mask.tensor.shape)}, expected one of {shapes}")

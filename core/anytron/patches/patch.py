@@ -1,0 +1,80 @@
+"""What a patch is: a record that can be listed, verified and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Phase(str, Enum):
+    """When a patch is applied, in this order."""
+
+    BEFORE_IMPORT = "before_import"
+    """Before the package it concerns is imported in this process."""
+    BEFORE_PARALLEL_INIT = "before_parallel_init"
+    """The engine is imported; process groups do not exist yet."""
+    BEFORE_BUILD = "before_build"
+    """Process groups exist; no model does."""
+    AFTER_BUILD = "after_build"
+    """The model exists."""
+
+
+class Outcome(str, Enum):
+    """What became of a patch."""
+
+    APPLIED = "applied"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    UNDONE = "undone"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One change of third-party code.
+
+    Exactly one of ``replacement`` and ``install`` is given.
+
+    Attributes:
+        id: Unique name, for example ``megatron.rng-state-device``.
+        owner: The plugin or backend that answers for it.
+        target: What is changed, ``module:attribute.path`` (or ``module`` for a whole module).
+        phase: When.
+        reason: Why it is needed, for a person who wants to remove it.
+        package: Distribution whose version decides; empty = no version decides.
+        requires: PEP 440 range of ``package`` that has the fault; empty = any.
+        required: If it cannot be applied, the run stops; otherwise the failure is reported.
+        upstream: Link or reference to the upstream issue, or where the fault stands.
+        remove_when: What makes it superfluous.
+        replacement: Receives the original object, returns the one that takes its place.
+        install: Makes a change that is not one attribute (a module alias, a set of wrappers) and
+            returns the function that undoes it.
+    """
+
+    id: str
+    owner: str
+    target: str
+    phase: Phase
+    reason: str
+    package: str = ""
+    requires: str = ""
+    required: bool = True
+    upstream: str = ""
+    remove_when: str = ""
+    replacement: Callable[[Any], Any] | None = None
+    install: Callable[[], Callable[[], None]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.replacement is None) == (self.install is None):
+            raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
+
+
+@dataclass(frozen=True)
+class PatchRecord:
+    """What happened to a patch in this process, as ``patches.json`` and ``anytron doctor`` show it."""
+
+    patch: Patch
+    outcome: Outcome
+    detail: str
+    installed_version: str = ""

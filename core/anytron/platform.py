@@ -1,0 +1,167 @@
+"""What a hardware plugin subclasses: :class:`Platform`, and :class:`DeviceRuntime`, the device itself."""
+
+from __future__ import annotations
+
+import abc
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+
+class Availability(str, Enum):
+    """What a probe found."""
+
+    USABLE = "usable"
+    ABSENT = "absent"
+    """There is no such device on this machine; another platform may be taken."""
+    BROKEN = "broken"
+    """There is one, or its software, but it cannot be used: never passed over in silence."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The answer of :meth:`Platform.probe`.
+
+    Attributes:
+        availability: Usable, absent or broken.
+        reason: What was found, one sentence.
+        remedy: What a person can do about it; empty if usable.
+        devices: Number of usable devices.
+    """
+
+    availability: Availability
+    reason: str
+    remedy: str = ""
+    devices: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Device memory of this process, in bytes. ``total`` is the device's size."""
+
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    total: int
+
+
+class DeviceRuntime(abc.ABC):
+    """The device as the engines use it; the one place that names it. One per process.
+
+    Engines whose code hard-codes ``torch.cuda`` are redirected to this object on platforms whose
+    ``redirects_torch_cuda`` is True.
+    """
+
+    device_type: ClassVar[str]
+    """``torch.device`` type, for example ``cpu``."""
+    communication_backend: ClassVar[str]
+    """Name of the ``torch.distributed`` backend for tensors of this device."""
+    visible_devices_variable: ClassVar[str | None]
+    """Environment variable that restricts which devices a process sees; None if there is none."""
+
+    @abc.abstractmethod
+    def device_count(self) -> int:
+        """How many devices this process can use."""
+
+    @abc.abstractmethod
+    def current_device(self) -> torch.device:
+        """The device on which new tensors of this process belong, with its index if it has one."""
+
+    @abc.abstractmethod
+    def set_device(self, index: int) -> None:
+        """Make device ``index`` the current one."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything queued on the current device is done."""
+
+    @abc.abstractmethod
+    def empty_cache(self) -> None:
+        """Return cached, unused memory to the device."""
+
+    @abc.abstractmethod
+    def memory_stats(self) -> MemoryStats:
+        """Memory of the current device."""
+
+    @abc.abstractmethod
+    def manual_seed(self, seed: int) -> None:
+        """Seed the device's random number generator."""
+
+    @abc.abstractmethod
+    def get_rng_state(self) -> torch.Tensor:
+        """uint8 state of the device's generator, on the host."""
+
+    @abc.abstractmethod
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore what :meth:`get_rng_state` gave."""
+
+    @abc.abstractmethod
+    def default_generator(self) -> torch.Generator:
+        """The generator that device operations draw from."""
+
+    def device_name(self) -> str:
+        """Name of the current device, for people."""
+        return self.device_type
+
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor), for engine code that asks it; (0, 0) where the notion does not exist."""
+        return (0, 0)
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Whether matrix products and collectives run in ``dtype``."""
+        del dtype
+        return True
+
+    def can_pin_memory(self) -> bool:
+        """Whether host memory can be pinned for this device."""
+        return False
+
+    def new_stream(self) -> Any:
+        """A new stream; None where the device runs everything in order."""
+        return None
+
+    def profiler_range(self, name: str) -> AbstractContextManager[None]:
+        """Mark a range in the device's own profiler."""
+        del name
+        return nullcontext()
+
+
+class Platform(abc.ABC):
+    """A hardware platform: a plugin of the entry-point group ``anytron.platforms``.
+
+    The loader makes one instance and, if it is chosen as the active platform, registers it, so hook
+    implementations are methods marked with ``anytron.hookimpl``. Importing the module and calling
+    the constructor must work on any machine, without the device or its libraries.
+
+    Attributes:
+        name: What users write in ``platform.name`` and ``ANYTRON_PLATFORM``.
+        api_version: Version of this contract that the plugin was written for.
+        accelerator: True for devices that win over the processor when they are usable.
+        options_model: A pydantic model of ``platform.options`` (``extra="forbid"``); None = no options.
+        redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is sent to :meth:`runtime`.
+        portable_modules: Model building blocks that need a vendor's library are taken from the
+            engine's portable implementation, whose kernels the hooks supply.
+    """
+
+    name: ClassVar[str]
+    api_version: ClassVar[int] = 1
+    accelerator: ClassVar[bool] = True
+    options_model: ClassVar[type[BaseModel] | None] = None
+    redirects_torch_cuda: bool = True
+    portable_modules: bool = True
+
+    @abc.abstractmethod
+    def probe(self) -> Probe:
+        """Look whether the device can be used, without initialising it and without raising."""
+
+    @abc.abstractmethod
+    def runtime(self) -> DeviceRuntime:
+        """Load the device's libraries and return the runtime; the same object at each call."""
+
+    def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
+        """Receive the validated ``platform.options`` before any hook is called."""

@@ -1,0 +1,16 @@
+"""Ragged batches and how they are arranged for a model: layouts, pack, unpack, scopes.
+
+Legend of shape suffixes used in this package:
+
+====  ==========================================================================================
+T     real tokens of a (micro-)batch, sequences concatenated, no padding ("flat")
+B     sequences
+R, C  rows and columns of the local model input: thd has R = 1, bshd has R = B
+N     slots of one rank, N = R * C (real tokens and padding)
+====  ==========================================================================================
+"""
+
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import ContextShard, LayoutConstraints, SequenceLayout, plan_layout
+
+__all__ = ["ContextShard", "LayoutConstraints", "ModelInputs", "SequenceLayout", "plan_layout"]

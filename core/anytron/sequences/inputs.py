@@ -1,0 +1,37 @@
+"""What a model is called with: one micro-batch, finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from anytron.sequences.layout import SequenceLayout
+from anytron.sequences.scopes import ScopeFactory
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One micro-batch as the model will see it on this rank, all padding decided.
+
+    ``preprocess_sequences`` receives it and may return a changed copy (``dataclasses.replace``).
+
+    Attributes:
+        layout: The plan that all tensors here followed.
+        input_ids: int64 ``[R, C]``; padding holds 0.
+        position_ids: int64 ``[R, C]``.
+        labels: int64 ``[R, C]``, the next real token, ``IGNORED_LABEL`` elsewhere.
+        scope: Makes a context manager to hold around this micro-batch's forward pass and around
+            each recomputation of it; None if no plugin needs one. A plugin adds its own with
+            ``scopes.combine(inputs.scope, mine)``.
+        extra: Further arguments of the model's forward, by name (images of a VLM, for example).
+    """
+
+    layout: SequenceLayout
+    input_ids: Tensor
+    position_ids: Tensor
+    labels: Tensor
+    scope: ScopeFactory | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))

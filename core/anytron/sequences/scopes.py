@@ -1,0 +1,57 @@
+"""Give device side channels a lifetime.
+
+Some devices need process-global state around a micro-batch's forward pass (MindSpeed's
+``set_actual_seq_len``). A :data:`ScopeFactory` makes a *fresh* context manager each time it is
+called: the engine enters one around the forward pass, and every checkpointed function captures the
+factory and enters another one inside the recomputation, on whatever thread autograd runs it. So a
+recomputation of micro-batch i never sees what micro-batch j left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+ScopeFactory = Callable[[], AbstractContextManager[None]]
+
+_current: contextvars.ContextVar[ScopeFactory | None] = contextvars.ContextVar("anytron_scope", default=None)
+
+
+def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
+    """Enter several scopes as one, first to last; leave them in reverse. ``None`` is skipped."""
+    present = [factory for factory in factories if factory is not None]
+    if len(present) <= 1:
+        return present[0] if present else None
+
+    @contextlib.contextmanager
+    def combined() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for factory in present:
+                stack.enter_context(factory())
+            yield
+
+    return combined
+
+
+@contextlib.contextmanager
+def enter(factory: ScopeFactory | None) -> Iterator[None]:
+    """Run a micro-batch's forward pass, or its recomputation, inside a fresh scope.
+
+    Within it :func:`current` answers ``factory``, so that nested checkpoints can capture it.
+    """
+    token = _current.set(factory)
+    try:
+        if factory is None:
+            yield
+        else:
+            with factory():
+                yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> ScopeFactory | None:
+    """The factory of the micro-batch whose forward pass (or recomputation) is running here."""
+    return _current.get()

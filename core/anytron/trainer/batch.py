@@ -1,0 +1,111 @@
+"""What travels between rollout, rewards and training: ragged batches of tokens, never padded.
+
+All per-token values are flat ``[T]`` and in *token* coordinates: entry t belongs to token t. The
+log-prob of a token is that of drawing it after the tokens before it; the first token of a sequence
+has none and holds 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """``B`` sequences (prompt and response), concatenated.
+
+    Attributes:
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included, at least 1.
+        tokens: int64 ``[T]``.
+        response_mask: bool ``[T]``, True = the token was generated.
+        temperature: Sampling temperature; log-probs are those of logits divided by it.
+        rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
+        old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
+            batch is used for a single update, where they are the current ones.
+        reference_log_probs: float32 ``[T]``, the reference model's; None without one.
+        advantages: float32 ``[T]``; None before they are estimated.
+        loss_weights: float32 ``[T]``, each token's weight in the loss; they add up to 1 over one
+            optimizer update, over all micro-batches and ranks. None before they are known.
+    """
+
+    lengths: Tensor
+    tokens: Tensor
+    response_mask: Tensor
+    temperature: float = 1.0
+    rollout_log_probs: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    advantages: Tensor | None = None
+    loss_weights: Tensor | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return self.lengths.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.tokens.numel()
+
+    def select(self, sequences: Tensor) -> RaggedBatch:
+        """Take some sequences, in the given order.
+
+        Args:
+            sequences: int64 ``[K]`` indices.
+        """
+        index = token_index(self.lengths, sequences)
+        per_token = {
+            field.name: getattr(self, field.name)[index]
+            for field in fields(self)
+            if field.name not in ("lengths", "temperature") and getattr(self, field.name) is not None
+        }
+        return replace(self, lengths=self.lengths[sequences], **per_token)
+
+
+def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
+    """Flat indices of the tokens of some sequences.
+
+    Args:
+        lengths: int64 ``[B]``.
+        sequences: int64 ``[K]``.
+
+    Returns:
+        int64, as long as those sequences together.
+    """
+    starts = torch.cumsum(lengths, 0) - lengths
+    chosen = lengths[sequences]
+    begin = torch.cumsum(chosen, 0) - chosen
+    return torch.arange(int(chosen.sum())) + torch.repeat_interleave(starts[sequences] - begin, chosen)
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What a model says of a batch's tokens.
+
+    Attributes:
+        log_probs: float32 ``[T]``, token coordinates.
+        entropy: float32 ``[T]``, of the distribution that each token was drawn from.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a training rank stands.
+
+    Attributes:
+        data_rank: Which copy of the model it belongs to; ranks of one copy get the same micro-batches.
+        data_size: Copies.
+        reports: True on the one rank of each copy whose results count (last pipeline stage, first
+            tensor- and context-parallel rank).
+    """
+
+    data_rank: int
+    data_size: int
+    reports: bool

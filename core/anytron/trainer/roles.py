@@ -1,0 +1,113 @@
+"""The protocols that the loop is written against: training engine, rollout engine.
+
+Implementations are found by entry point (groups ``anytron.training_engines`` and
+``anytron.rollout_engines``; the value is a class) and live in worker processes; the loop calls them
+through an executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
+
+if TYPE_CHECKING:
+    from anytron.algorithms.losses import PolicyLoss
+
+TrainedRole = Literal["policy", "reference"]
+
+
+@dataclass(frozen=True)
+class WeightManifest:
+    """Weights on their way to the rollout engine.
+
+    Attributes:
+        path: safetensors file, readable by the rollout process.
+        version: Optimizer updates behind these weights.
+        checksums: crc32 of each tensor's bytes, by Hugging Face name.
+    """
+
+    path: str
+    version: int
+    checksums: Mapping[str, int]
+
+
+class TrainingEngine(Protocol):
+    """One rank of the training engine. All ranks receive the same calls in the same order."""
+
+    def topology(self) -> Topology:
+        """Where this rank stands."""
+
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+        """Compute log-probs and entropies without gradients.
+
+        Returns:
+            One entry per micro-batch on reporting ranks (host tensors), None elsewhere.
+        """
+
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update.
+
+        Args:
+            micro_batches: This copy's share; every copy gets equally many.
+            loss: Computes each micro-batch's part of the loss.
+
+        Returns:
+            On reporting ranks: metrics of this copy's share (sums over its tokens, to be added over
+            copies), and ``grad_norm``, ``lr`` (the same everywhere). None elsewhere.
+        """
+
+    def export_weights(self, path: str) -> WeightManifest | None:
+        """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
+
+    def save_hf(self, path: str) -> None:
+        """Write a complete Hugging Face model directory (without tokenizer)."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: device, patches of this process, versions."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample; fields as in ``rollout`` of the configuration, token ids resolved."""
+
+    samples_per_prompt: int
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+
+
+@dataclass(frozen=True)
+class Response:
+    """One generated response.
+
+    Attributes:
+        tokens: Generated ids, the end token included if there is one; may be empty.
+        log_probs: Log-prob of each under the model at the sampling temperature (before top-p/top-k).
+        finished: True if an end token or a stop string ended it, False if the length limit did.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finished: bool
+
+
+class RolloutEngine(Protocol):
+    """Generates responses, in a process of its own."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> list[list[Response]]:
+        """Sample ``samples_per_prompt`` responses for each prompt (token ids), in order."""
+
+    def load_weights(self, manifest: WeightManifest) -> int:
+        """Take new weights, verify every checksum, and return the version now in use.
+
+        Raises:
+            EngineError: A tensor is missing, unknown, of another shape, or fails its checksum.
+        """
