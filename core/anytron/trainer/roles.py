@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anytron.algorithms.losses import PolicyLoss
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.facade import Hooks
+    from anytron.hooks.types import ProcessInfo
+    from anytron.patches import Ledger
+    from anytron.platform import Platform
 
 TrainedRole = Literal["policy", "reference"]
 
@@ -32,6 +39,27 @@ class WeightManifest:
     path: str
     version: int
     checksums: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """What every engine is constructed with, in its worker process, after the bootstrap.
+
+    Attributes:
+        config: The run's configuration.
+        base_dir: Directory that relative paths in the configuration refer to.
+        hooks: The facade over all plugins.
+        platform: The active platform.
+        ledger: The patches of this process; ``before_import`` has been applied.
+        process: Role and rank of this process.
+    """
+
+    config: RunConfig
+    base_dir: Path
+    hooks: Hooks
+    platform: Platform
+    ledger: Ledger
+    process: ProcessInfo
 
 
 class TrainingEngine(Protocol):
