@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+    from anytron.hooks.facade import Hooks
     from anytron.platform import Platform
 
 Role = Literal["driver", "trainer", "rollout"]
@@ -74,10 +75,12 @@ class PatchContext:
     Attributes:
         platform: The active platform.
         role: The process in which the patches will be applied.
+        hooks: The facade over all plugins, for patches whose replacements ask hooks (kernels).
     """
 
     platform: Platform
     role: Role
+    hooks: Hooks
 
 
 @dataclass(frozen=True)
