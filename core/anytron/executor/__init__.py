@@ -1,0 +1,1 @@
+"""Executors: what starts, watches and ends the processes that engines live in."""

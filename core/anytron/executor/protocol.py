@@ -1,0 +1,90 @@
+"""The protocols between the loop and whatever runs its processes.
+
+Implementations are found by entry point (group ``anytron.executors``; the value is a class that is
+constructed with ``(config, base_dir, session)``). What every implementation promises:
+
+* A worker bootstraps before it unpickles anything of ours: plain data, environment, plugins, the
+  ``before_import`` patches, the engine; only then the arguments of the first call.
+* A rank that raises, exits, is killed or does not answer in time ends its whole group promptly. The
+  call that was waiting raises, and so does every later one: a broken group cannot be used again.
+* When the driver itself dies, its workers end themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from anytron.hooks.types import Role
+
+
+class WorkerGroup(Protocol):
+    """The processes of one engine, one per rank."""
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of the engine on all ranks, with the same arguments.
+
+        The arguments are serialised once. Tensors travel by value, on the host.
+
+        Returns:
+            The result of each rank, in rank order.
+
+        Raises:
+            WorkerError: A rank raised (``why`` holds its traceback), died (its exit code or signal
+                and the last lines it wrote) or did not answer within ``executor.call_timeout_s``
+                (where it stands). If what the rank raised is an ``AnytronError``, that error is
+                raised itself, with the ``WorkerError`` as its cause.
+        """
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the engine on all ranks, each with positional arguments of its own.
+
+        Args:
+            method: Name of the method.
+            per_rank_args: One tuple per rank, in rank order.
+
+        Returns:
+            The result of each rank, in rank order.
+
+        Raises:
+            WorkerError: As for :meth:`call`.
+        """
+
+
+class Executor(Protocol):
+    """Starts the processes of engines and ends all of them. A context manager: leaving closes."""
+
+    def start(
+        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+    ) -> WorkerGroup:
+        """Start one process per rank, each with one engine.
+
+        Returns without waiting for the engines, so that several groups start at the same time; a
+        start that fails, or takes longer than ``executor.start_timeout_s``, is reported by the
+        group's first call.
+
+        Args:
+            role: What the processes are; plugins give environment and patches by it.
+            engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
+            engine_name: Name of the engine in that group.
+            world_size: Number of processes.
+            num_threads: Processor threads of each; None = this machine's processors shared by the ranks.
+
+        Raises:
+            ConfigError: No such engine is installed.
+            WorkerError: A process could not be started.
+        """
+
+    def close(self) -> None:
+        """Close every engine and end every process; may be called more than once."""
+
+    def __enter__(self) -> Executor: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
