@@ -29,6 +29,8 @@ class RaggedBatch:
         advantages: float32 ``[T]``; None before they are estimated.
         loss_weights: float32 ``[T]``, each token's weight in the loss; they add up to 1 over one
             optimizer update, over all micro-batches and ranks. None before they are known.
+        token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
+            elsewhere, adding up to 1: what metrics are averaged with.
     """
 
     lengths: Tensor
@@ -40,6 +42,7 @@ class RaggedBatch:
     reference_log_probs: Tensor | None = None
     advantages: Tensor | None = None
     loss_weights: Tensor | None = None
+    token_shares: Tensor | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -58,12 +61,16 @@ class RaggedBatch:
             sequences: int64 ``[K]`` indices.
         """
         index = token_index(self.lengths, sequences)
-        per_token = {
-            field.name: getattr(self, field.name)[index]
-            for field in fields(self)
-            if field.name not in ("lengths", "temperature") and getattr(self, field.name) is not None
-        }
+        per_token = {name: values[index] for name, values in self._per_token().items()}
         return replace(self, lengths=self.lengths[sequences], **per_token)
+
+    def to(self, device: torch.device) -> RaggedBatch:
+        """Copy the per-token values to ``device``; lengths stay on the host."""
+        return replace(self, **{name: values.to(device) for name, values in self._per_token().items()})
+
+    def _per_token(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor) and name != "lengths"}
 
 
 def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:

@@ -1,0 +1,181 @@
+"""The Megatron-Core training engine: one rank of it."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from anytron.errors import EngineError
+from anytron.hooks.types import LogProbSpec, PatchContext
+from anytron.patches import Phase
+from anytron.trainer.batch import TokenScores
+from anytron.trainer.roles import WeightManifest
+from anytron_megatron import parallel
+from anytron_megatron.head import TokenScoreHead
+from anytron_megatron.microbatch import BatchPreparer
+from anytron_megatron.optimizer import build_optimizer, wrap_for_training
+from anytron_megatron.passes import ModelChunk, run_micro_batches
+from anytron_megatron.weights import WeightBridge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.algorithms.losses import PolicyLoss
+    from anytron.trainer.batch import RaggedBatch, Topology
+    from anytron.trainer.roles import EngineContext, TrainedRole
+
+
+class MegatronEngine:
+    """Train one policy, and score tokens with it and with its reference.
+
+    Implements :class:`anytron.trainer.roles.TrainingEngine`.
+
+    Args:
+        context: Configuration, hooks, platform, ledger and rank.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        config = context.config
+        self._context = context
+        self._sizes = config.parallel.sizes()
+        self._runtime = context.platform.runtime()
+        self._apply_patches(Phase.BEFORE_PARALLEL_INIT)
+        parallel.initialize(
+            self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
+        )
+        self._apply_patches(Phase.BEFORE_BUILD)
+        dtype = getattr(torch, config.model.dtype)
+        assert config.model.path is not None, "the driver turns model.config into a directory before workers start"
+        self._bridge = WeightBridge(
+            context.base_dir / config.model.path,
+            dtype=dtype,
+            sizes=self._sizes,
+            recompute=config.engine.recompute,
+            deterministic=config.engine.deterministic,
+            options=config.engine.options,
+        )
+        self._preparer = BatchPreparer(
+            context.hooks,
+            sequence_format=config.engine.sequence_format,
+            traits=self._bridge.traits,
+            accepted=self._bridge.accepted_masks(config.engine.sequence_format),
+            sizes=self._sizes,
+            shard=parallel.context_shard(),
+            device=self._runtime.current_device(),
+        )
+        self._policy = self._build()
+        self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
+        trained = wrap_for_training(
+            [chunk.module for chunk in self._policy], distributed_optimizer=config.engine.distributed_optimizer
+        )
+        self._trained = [
+            ModelChunk(module, chunk.head) for module, chunk in zip(trained, self._policy, strict=True)
+        ]
+        algorithm = config.algorithm
+        self._optimizer, self._scheduler = build_optimizer(
+            config.optimizer,
+            trained,
+            dtype=dtype,
+            distributed_optimizer=config.engine.distributed_optimizer,
+            updates=config.trainer.total_steps * algorithm.epochs * algorithm.mini_batches,
+        )
+        self._updates = 0
+        self._apply_patches(Phase.AFTER_BUILD)
+
+    def topology(self) -> Topology:
+        """Where this rank stands."""
+        return parallel.topology()
+
+    @torch.no_grad()
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+        """Compute log-probs and entropies of a model's tokens, without gradients."""
+        chunks = self._policy if role == "policy" else self._reference
+        if chunks is None:
+            raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
+        for chunk in chunks:
+            chunk.module.eval()
+
+        def collect(log_probs: Tensor, entropy: Tensor, _: RaggedBatch) -> tuple[Tensor, TokenScores]:
+            return log_probs.new_zeros(()), TokenScores(log_probs.cpu(), entropy.cpu())
+
+        scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True)
+        return scores if parallel.topology().reports else None
+
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update on this copy's share of a mini-batch."""
+        for chunk in self._trained:
+            chunk.module.train()
+            chunk.module.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        # Megatron divides by the number of micro-batches and averages over data-parallel ranks; the
+        # loss is normalised over the whole mini-batch already (RaggedBatch.loss_weights).
+        factor = len(micro_batches) * self._sizes.data
+
+        def weigh(log_probs: Tensor, entropy: Tensor, batch: RaggedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+            outputs = loss(log_probs, entropy, batch.to(log_probs.device))
+            return outputs.loss * factor, outputs.metrics
+
+        parts = run_micro_batches(self._trained, micro_batches, self._preparer, weigh, forward_only=False)
+        successful, grad_norm, _ = self._optimizer.step()
+        if not successful:
+            raise EngineError("The optimizer refused the gradients.", where="update", why="they are not finite")
+        lr = self._scheduler.get_lr(self._optimizer.param_groups[0])
+        self._scheduler.step(increment=1)
+        self._updates += 1
+        if not parallel.topology().reports:
+            return None
+        names = parts[0].keys()
+        sums = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts]).sum(0)
+        return {**dict(zip(names, sums.tolist(), strict=True)), "grad_norm": float(grad_norm), "lr": float(lr)}
+
+    def export_weights(self, path: str) -> WeightManifest | None:
+        """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
+        weights = {
+            name: tensor.contiguous() for name, tensor in self._bridge.export([chunk.module for chunk in self._policy])
+        }
+        if torch.distributed.get_rank() != 0:
+            return None
+        save_file(weights, path)
+        checksums = {name: zlib.crc32(tensor.view(torch.uint8).numpy()) for name, tensor in weights.items()}
+        return WeightManifest(path, self._updates, checksums)
+
+    def save_hf(self, path: str) -> None:
+        """Write a complete Hugging Face model directory (without tokenizer)."""
+        self._bridge.save([chunk.module for chunk in self._policy], Path(path))
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records."""
+        return {
+            "rank": torch.distributed.get_rank(),
+            "device": self._runtime.device_name(),
+            "attention_mask": {"kind": self._preparer.mask_kind.kind.value, "mode": self._preparer.mask_kind.kernel_mode},
+            "patches": self._context.ledger.report(),
+        }
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        parallel.destroy()
+
+    def _apply_patches(self, phase: Phase) -> None:
+        context = self._context
+        patch_context = PatchContext(context.platform, context.process.role, context.hooks)
+        context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
+
+    def _build(self) -> list[ModelChunk]:
+        spec = LogProbSpec(
+            vocab_size=self._bridge.vocab_size,
+            tensor_parallel=self._sizes.tensor,
+            chunk_tokens=self._context.config.engine.log_prob_chunk_tokens,
+            device_type=self._runtime.device_type,
+        )
+        kernel = self._context.hooks.log_prob_kernel(spec)
+        return [
+            ModelChunk(module, TokenScoreHead(module.output_layer, kernel) if module.post_process else None)
+            for module in self._bridge.build()
+        ]

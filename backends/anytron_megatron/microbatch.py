@@ -1,0 +1,127 @@
+"""From a ragged micro-batch to what the model is called with, through the hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from anytron.hooks.types import LayoutRequest
+from anytron.masks import AttnMask, MaskRequest
+from anytron.sequences import ModelInputs, plan_layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.hooks.facade import Hooks
+    from anytron.masks import MaskKind, ModelTraits, ParallelSizes
+    from anytron.sequences import ContextShard, SequenceLayout
+    from anytron.sequences.layout import Format
+    from anytron.trainer.batch import RaggedBatch
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """One micro-batch, ready for a model.
+
+    Attributes:
+        inputs: What the model is called with.
+        mask: The platform's answer; kind and mode as at engine build.
+        packed: Megatron's description of packed sequences; None in bshd.
+        batch: Where it came from (host tensors).
+    """
+
+    inputs: ModelInputs
+    mask: AttnMask
+    packed: PackedSeqParams | None
+    batch: RaggedBatch
+
+
+class BatchPreparer:
+    """Plan, pack and mask micro-batches for one model.
+
+    Args:
+        hooks: The facade over all plugins.
+        sequence_format: ``thd`` or ``bshd``.
+        traits: What about the model matters.
+        accepted: Mask kinds that its forward takes.
+        sizes: The parallel sizes.
+        shard: This rank's context-parallel shard.
+        device: Where the tensors go.
+    """
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        *,
+        sequence_format: Format,
+        traits: ModelTraits,
+        accepted: frozenset[MaskKind],
+        sizes: ParallelSizes,
+        shard: ContextShard,
+        device: torch.device,
+    ) -> None:
+        self._hooks = hooks
+        self._format = sequence_format
+        self._sizes = sizes
+        self._shard = shard
+        self._device = device
+        self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
+        self._request = MaskRequest(sequence_format, traits, sizes, accepted)
+        self.mask_kind = hooks.build_attn_mask(self._request)
+
+    def prepare(self, batch: RaggedBatch) -> PreparedBatch:
+        """Turn a micro-batch into model inputs. Called once for each forward pass."""
+        layout = plan_layout(
+            batch.lengths,
+            format=self._format,
+            tensor_parallel=self._sizes.tensor,
+            shard=self._shard,
+            constraints=self._constraints,
+            device=self._device,
+        )
+        tokens = batch.tokens.to(self._device, non_blocking=True)
+        inputs = self._hooks.preprocess_sequences(
+            ModelInputs(
+                layout=layout,
+                input_ids=layout.pack(tokens),
+                position_ids=layout.position_ids,
+                labels=layout.next_tokens(tokens),
+            )
+        )
+        request = MaskRequest(
+            self._request.format, self._request.traits, self._request.parallel, self._request.accepted, layout
+        )
+        mask = self._hooks.build_attn_mask(request, self.mask_kind)
+        return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch)
+
+    def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, Tensor]:
+        """Bring a model's scores back to the micro-batch's tokens.
+
+        Args:
+            output: float32 ``[R, C, 2]``; each position scores the token after it.
+            prepared: The micro-batch it belongs to.
+
+        Returns:
+            Log-probs and entropies, float32 ``[T]``, in token coordinates: 0 for the first token of
+            each sequence.
+        """
+        layout = prepared.inputs.layout
+        scores = self._hooks.postprocess_output(output, layout)
+        # A sequence's last position scores nothing and holds 0 (its label is ignored), so that a plain
+        # roll gives every sequence's first token a 0 and every other one the score made before it.
+        return tuple(torch.roll(scores, 1, dims=0).unbind(-1))
+
+    @staticmethod
+    def _packed(layout: SequenceLayout) -> PackedSeqParams:
+        return PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=layout.cu_seqlens,
+            cu_seqlens_kv=layout.cu_seqlens,
+            cu_seqlens_q_padded=layout.cu_seqlens_padded,
+            cu_seqlens_kv_padded=layout.cu_seqlens_padded,
+            max_seqlen_q=layout.max_seqlen,
+            max_seqlen_kv=layout.max_seqlen,
+        )

@@ -1,0 +1,80 @@
+"""Megatron's optimizer and learning-rate schedule, from the run's configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+if TYPE_CHECKING:
+    from anytron.config.schema import OptimizerSection
+
+
+def wrap_for_training(
+    chunks: list[torch.nn.Module], *, distributed_optimizer: bool
+) -> list[DistributedDataParallel]:
+    """Give model chunks float32 gradient buffers that are reduced over data-parallel ranks."""
+    config = chunks[0].config
+    config.finalize_model_grads_func = finalize_model_grads
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=distributed_optimizer,
+        # Stops before the optimizer would spread a NaN over all weights.
+        check_for_nan_in_grad=True,
+    )
+    return [
+        DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)
+    ]
+
+
+def build_optimizer(
+    section: OptimizerSection,
+    chunks: list[DistributedDataParallel],
+    *,
+    dtype: torch.dtype,
+    distributed_optimizer: bool,
+    updates: int,
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """Build the optimizer and its schedule.
+
+    Args:
+        section: The configuration.
+        chunks: What :func:`wrap_for_training` returned.
+        dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
+        distributed_optimizer: Share the optimizer's state between data-parallel ranks.
+        updates: Optimizer updates of the whole run, the length of the decay.
+    """
+    config = OptimizerConfig(
+        optimizer=section.name,
+        lr=section.lr,
+        min_lr=section.min_lr,
+        weight_decay=section.weight_decay,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        adam_beta1=section.beta1,
+        adam_beta2=section.beta2,
+        adam_eps=section.eps,
+        sgd_momentum=0.0,
+        use_distributed_optimizer=distributed_optimizer,
+        # 0 would skip the computation of the norm, which is reported at every step.
+        clip_grad=section.clip_grad or float("inf"),
+    )
+    # Gloo groups of its own would only serve optimizer checkpoints on the host.
+    optimizer = get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=section.lr,
+        min_lr=section.min_lr if section.schedule != "constant" else section.lr,
+        lr_warmup_steps=section.warmup_steps,
+        lr_decay_steps=max(updates, section.warmup_steps + 1),
+        lr_decay_style=section.schedule,
+        start_wd=section.weight_decay,
+        end_wd=section.weight_decay,
+        wd_incr_steps=max(updates, 1),
+        wd_incr_style="constant",
+    )
+    return optimizer, scheduler

@@ -1,0 +1,97 @@
+"""Run micro-batches through Megatron's pipeline schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from anytron.sequences import scopes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from anytron.trainer.batch import RaggedBatch
+    from anytron_megatron.head import TokenScoreHead
+    from anytron_megatron.microbatch import BatchPreparer, PreparedBatch
+
+    Consumer = Callable[[Tensor, Tensor, RaggedBatch], tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class ModelChunk:
+    """One pipeline stage's part of a model on this rank.
+
+    Attributes:
+        module: What runs: the model, or its data-parallel wrapper.
+        head: Scores tokens, on the last stage; None elsewhere.
+    """
+
+    module: torch.nn.Module
+    head: TokenScoreHead | None
+
+
+def run_micro_batches(
+    chunks: Sequence[ModelChunk],
+    micro_batches: Sequence[RaggedBatch],
+    preparer: BatchPreparer,
+    consume: Consumer,
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Run forward, and unless ``forward_only`` backward, over all micro-batches.
+
+    Args:
+        chunks: The model on this rank, in order.
+        micro_batches: The same number on every rank.
+        preparer: Makes model inputs of a micro-batch.
+        consume: Called on the last stage with log-probs and entropies, float32 ``[T]``, token
+            coordinates, and the micro-batch; returns the loss (scalar, what Megatron averages over
+            micro-batches and data-parallel ranks) and whatever is to be collected.
+        forward_only: Compute no gradients.
+
+    Returns:
+        What ``consume`` collected for each micro-batch, in order; empty except on the last stage.
+    """
+    heads = {id(chunk.module): chunk.head for chunk in chunks}
+
+    def finish(output: Tensor, *, prepared: PreparedBatch) -> tuple[Tensor, Any]:
+        return consume(*preparer.flatten(output, prepared), prepared.batch)
+
+    def forward_step(
+        batches: Iterator[RaggedBatch], module: torch.nn.Module
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Any]]]:
+        prepared = preparer.prepare(next(batches))
+        inputs, head = prepared.inputs, heads[id(module)]
+        arguments = {
+            "input_ids": inputs.input_ids,
+            "position_ids": inputs.position_ids,
+            "attention_mask": prepared.mask.tensor,
+            "packed_seq_params": prepared.packed,
+            **inputs.extra,
+        }
+        with scopes.enter(inputs.scope):
+            if head is None:
+                output = module(**arguments)
+            else:
+                with head.scoring(inputs.labels, prepared.batch.temperature):
+                    output = module(**arguments)
+        return output, partial(finish, prepared=prepared)
+
+    collected: list[Any] = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[iter(micro_batches) for _ in chunks],
+        model=[chunk.module for chunk in chunks],
+        num_microbatches=len(micro_batches),
+        # Shapes vary from micro-batch to micro-batch: pipeline stages tell each other the real ones
+        # (variable_seq_lengths), and these two are not used.
+        seq_length=1,
+        micro_batch_size=1,
+        forward_only=forward_only,
+    )
+    return collected

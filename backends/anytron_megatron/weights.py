@@ -1,0 +1,163 @@
+"""Hugging Face on one side, Megatron on the other: a small adapter over mcore-bridge.
+
+mcore-bridge patches Megatron, transformers and peft when it is imported, so it is imported only
+inside the patch phase that records this (see :mod:`anytron_megatron.patches`); the imports below
+find it loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.errors import ConfigError, EngineError
+from anytron.masks import MaskKind, ModelTraits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from anytron.masks import ParallelSizes
+
+_RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+class WeightBridge:
+    """One Hugging Face model directory, seen as a Megatron model.
+
+    Args:
+        model_dir: Directory with ``config.json`` and safetensors.
+        dtype: Element type of parameters and activations.
+        sizes: The parallel sizes; process groups must exist.
+        recompute: ``none``, ``selective`` or ``full``.
+        deterministic: Sets Megatron's ``deterministic_mode``.
+        options: Fields of Megatron's transformer config to override.
+
+    Raises:
+        EngineError: mcore-bridge does not know the model type.
+        ConfigError: ``options`` names a field that does not exist.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        dtype: torch.dtype,
+        sizes: ParallelSizes,
+        recompute: str,
+        deterministic: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        from mcore_bridge import MLAModelConfig, hf_to_mcore_config
+        from mcore_bridge.model import get_mcore_model_type, get_model_meta
+        from transformers import AutoConfig
+
+        self.model_dir = model_dir
+        self.hf_config = AutoConfig.from_pretrained(model_dir)
+        family = get_mcore_model_type(self.hf_config.model_type)
+        if family is None:
+            raise EngineError(
+                "This model family cannot be trained.",
+                where=str(model_dir / "config.json"),
+                why=f"mcore-bridge does not know model_type '{self.hf_config.model_type}'",
+                fix="use a model of a family in docs/reference/models.md",
+            )
+        converted = hf_to_mcore_config(self.hf_config)
+        config_class = get_model_meta(family).config_cls
+        if converted.get("multi_latent_attention"):
+            config_class = MLAModelConfig
+        fields = {
+            **converted,
+            **_RECOMPUTE[recompute],
+            "params_dtype": dtype,
+            "bf16": dtype is torch.bfloat16,
+            "tensor_model_parallel_size": sizes.tensor,
+            "pipeline_model_parallel_size": sizes.pipeline,
+            "context_parallel_size": sizes.context,
+            "sequence_parallel": sizes.sequence_parallel,
+            "deterministic_mode": deterministic,
+            # Without it embedding and output weights lack tensor_model_parallel, the gradient norm of
+            # TP > 1 comes out too small (1.757 for 2.032) and clipping differs.
+            "perform_initialization": True,
+            # Megatron requires True for interleaved pipelines and False otherwise.
+            "overlap_p2p_comm": sizes.virtual_pipeline > 1,
+            # Needs Apex or Transformer Engine's fused weight gradient.
+            "gradient_accumulation_fusion": False,
+        }
+        known = {field.name for field in dataclasses.fields(config_class)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    "Unknown field of Megatron's transformer config.", where=f"engine.options.{name}", why="no such field"
+                )
+        self.config = config_class(**{**fields, **options})
+        self._bridge = self.config.bridge
+
+    @property
+    def vocab_size(self) -> int:
+        """Real entries of the vocabulary; Megatron pads it to a multiple of the tensor-parallel size."""
+        return int(self.config.padded_vocab_size)
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What about the model decides the mask it needs."""
+        window = getattr(self.config, "window_size", None)
+        return ModelTraits(
+            causal=True,
+            vision=bool(self.config.is_multimodal),
+            latent_attention=bool(self.config.multi_latent_attention),
+            linear_attention=self.config.experimental_attention_variant == "gated_delta_net"
+            or self.config.linear_num_value_heads is not None,
+            window=None if window is None else (int(window[0]), int(window[1])),
+        )
+
+    def accepted_masks(self, sequence_format: str) -> frozenset[MaskKind]:
+        """The forms of mask that the model's forward takes.
+
+        mcore-bridge's GPT asserts that packed sequences come without a mask, and reads a given mask
+        as ``[B, 1, S, S]``, True = masked (``mcore_bridge/model/gpt_model.py``, forward).
+        """
+        if sequence_format == "thd":
+            return frozenset({MaskKind.NONE})
+        return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
+
+    def build(self) -> list[torch.nn.Module]:
+        """Build this rank's model chunks and load their weights.
+
+        Raises:
+            EngineError: A tensor is missing from the directory, or has another shape.
+        """
+        from mcore_bridge import get_mcore_model
+
+        chunks: list[torch.nn.Module] = get_mcore_model(self.config)
+        try:
+            self._bridge.load_weights(chunks, str(self.model_dir))
+        except (KeyError, AssertionError, RuntimeError, ValueError) as error:
+            raise EngineError(
+                "The weights do not fit the model.",
+                where=str(self.model_dir),
+                why=f"{type(error).__name__}: {error}",
+                fix="use the weights that belong to this config.json",
+            ) from error
+        return chunks
+
+    def export(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights under their Hugging Face names, on the host, on rank 0.
+
+        A collective: every rank must exhaust the iterator; the others yield nothing.
+        """
+        for name, tensor in self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True):
+            if tensor is not None:
+                yield name, tensor
+
+    def save(self, chunks: list[torch.nn.Module], path: Path) -> None:
+        """Write a Hugging Face model directory: sharded safetensors and config. A collective."""
+        self._bridge.save_weights(chunks, str(path))
+        if torch.distributed.get_rank() == 0:
+            self.hf_config.save_pretrained(path)
