@@ -226,6 +226,8 @@ class TrainerSection(Section):
     """Everything random follows from it."""
     output_dir: str = "runs/default"
     """Where the run leaves its files; relative to the current directory."""
+    overwrite: bool = False
+    """Delete what an earlier run left in ``output_dir``; otherwise that is an error."""
     log_samples: int = Field(4, ge=0)
     """Samples written to ``samples.jsonl`` at each step."""
     save_hf: bool = True

@@ -139,3 +139,6 @@ class RolloutEngine(Protocol):
         Raises:
             EngineError: A tensor is missing, unknown, of another shape, or fails its checksum.
         """
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: device, patches of this process, versions."""

@@ -1,0 +1,58 @@
+"""Estimate advantages from the rewards of groups of responses to the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+AdvantageEstimator = Callable[[Tensor, bool], Tensor]
+"""(rewards float32 ``[P, G]``, normalize_std) -> advantages float32 ``[P, G]``: P prompts, G samples of each."""
+
+STD_EPSILON = 1e-4
+"""Added to a group's standard deviation; TRL's value (trl/trainer/grpo_trainer.py)."""
+
+
+def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
+    """Compare each response with its group (GRPO, arXiv:2402.03300, section 4.1.2).
+
+    The advantage is the reward minus the group's mean, divided by the group's standard deviation
+    (unbiased, as TRL and verl take it). A group whose rewards are all equal, so also a group of
+    one, has exactly zero advantages, never NaN.
+
+    Args:
+        rewards: ``[P, G]``.
+        normalize_std: Divide by the standard deviation; off is Dr. GRPO (arXiv:2503.20783), which
+            does not favour prompts whose rewards hardly vary.
+
+    Returns:
+        ``[P, G]``, same dtype.
+    """
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    varies = rewards.amax(dim=1, keepdim=True) > rewards.amin(dim=1, keepdim=True)
+    # The mean of equal numbers can differ from them in the last bit.
+    centred = torch.where(varies, centred, torch.zeros_like(centred))
+    if not normalize_std:
+        return centred
+    deviation = (centred.square().sum(dim=1, keepdim=True) / max(rewards.shape[1] - 1, 1)).sqrt()
+    return centred / (deviation + STD_EPSILON)
+
+
+ADVANTAGES: Mapping[str, AdvantageEstimator] = MappingProxyType({"grpo": grpo})
+"""By their name in ``algorithm.advantage``."""
+
+
+def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
+    """Give every response token its sequence's value.
+
+    Args:
+        per_sequence: float32 ``[B]``.
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included.
+        response_mask: bool ``[T]``, True = the token was generated.
+
+    Returns:
+        float32 ``[T]``, 0 outside of responses.
+    """
+    return torch.repeat_interleave(per_sequence, lengths) * response_mask

@@ -1,0 +1,60 @@
+"""Decide how much each token weighs in the loss of one optimizer update."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from anytron.errors import DataError
+
+Aggregation = Literal["token-mean", "sequence-mean"]
+
+
+def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregation) -> Tensor:
+    """Weigh the tokens of one mini-batch, so that the weighted sum of losses is the wanted mean.
+
+    The weights are known before the mini-batch is split, so the loss and its gradient do not depend
+    on the number of micro-batches or ranks: each computes its part of one sum. (Averaging
+    per-micro-batch averages instead weighs tokens by the company they keep.)
+
+    Args:
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included.
+        response_mask: bool ``[T]``, True = the token was generated.
+        aggregation: ``token-mean`` weighs all response tokens alike; ``sequence-mean`` weighs all
+            sequences alike, and a sequence's response tokens alike. Empty responses weigh nothing.
+
+    Returns:
+        float32 ``[T]``, 0 outside of responses, adding up to 1.
+
+    Raises:
+        DataError: No sequence has a response.
+    """
+    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    per_sequence = torch.zeros_like(lengths).index_add_(0, sequence, response_mask.to(lengths.dtype))
+    total = int(per_sequence.sum())
+    if total == 0:
+        raise DataError(
+            "Nothing to learn from: every response of the mini-batch is empty.",
+            where="loss_weights",
+            why=f"{lengths.numel()} sequences without a generated token",
+            fix="check rollout.stop and the model's end token; rollout.min_new_tokens=1 forces a first token",
+        )
+    if aggregation == "token-mean":
+        return response_mask.float() / total
+    non_empty = int((per_sequence > 0).sum())
+    share = 1.0 / (per_sequence.clamp(min=1) * non_empty).float()
+    return share[sequence] * response_mask
+
+
+def token_shares(response_mask: Tensor) -> Tensor:
+    """Weigh the response tokens of a mini-batch alike, for metrics.
+
+    Args:
+        response_mask: bool ``[T]``.
+
+    Returns:
+        float32 ``[T]``, 0 outside of responses, adding up to 1 if there is any response token.
+    """
+    return response_mask.float() / response_mask.sum().clamp(min=1)

@@ -1,0 +1,104 @@
+"""Find the function that a configuration names: registered, in a module, or in a file."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from anytron.errors import ConfigError
+
+NOTHING_REGISTERED: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+
+
+def resolve(
+    reference: str,
+    base_dir: Path,
+    *,
+    key: str,
+    registered: Mapping[str, Callable[..., Any]] = NOTHING_REGISTERED,
+) -> Callable[..., Any]:
+    """Return the function behind a reference.
+
+    Args:
+        reference: A registered name, ``module:function``, or ``path/to/file.py:function``. A file is
+            run once per process, however many references name it.
+        base_dir: Directory that a relative file is relative to.
+        key: The configuration key that holds the reference, for error messages.
+        registered: Functions by registered name.
+
+    Raises:
+        ConfigError: There is no such name, file, module or function, it is not callable, or the
+            module fails to import (the original error is chained).
+    """
+    location, colon, attribute = reference.rpartition(":")
+    if not colon:
+        if reference in registered:
+            return registered[reference]
+        near = difflib.get_close_matches(reference, registered, n=1)
+        raise ConfigError(
+            f"{reference!r} is not registered.",
+            where=key,
+            why=f"registered: {', '.join(sorted(registered)) or 'nothing'}",
+            fix=f"did you mean {near[0]!r}?" if near else "use a registered name, 'module:function' or 'file.py:function'",
+        )
+    module = _from_file(location, base_dir, key) if location.endswith(".py") else _from_module(location, key)
+    try:
+        function = getattr(module, attribute)
+    except AttributeError as error:
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        raise ConfigError(
+            f"{location} has no {attribute!r}.",
+            where=key,
+            why=f"looked in {module.__file__}",
+            fix=f"did you mean {near[0]!r}?" if near else "name a function of that module",
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"{reference} is not a function.", where=key, why=f"it is a {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
+def _from_module(name: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise ConfigError(
+                f"There is no module {name!r}.",
+                where=key,
+                why=str(error),
+                fix="install it, or name a file: 'path/to/file.py:function', relative to the configuration file",
+            ) from error
+        raise ConfigError(f"Module {name} fails to import.", where=key, why=str(error)) from error
+    except Exception as error:
+        raise ConfigError(f"Module {name} fails to import.", where=key, why=f"{type(error).__name__}: {error}") from error
+
+
+def _from_file(location: str, base_dir: Path, key: str) -> ModuleType:
+    path = (base_dir / location).resolve()
+    if not path.is_file():
+        raise ConfigError(
+            f"There is no file {location}.", where=key, why=f"looked for {path}", fix="paths are relative to the YAML file"
+        )
+    # Registered under a name that no package has, so that dataclasses and pickles of the file work
+    # and a second reference to it finds the same module.
+    name = f"anytron_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{location} fails to run.", where=key, why=f"{type(error).__name__}: {error}") from error
+    return module

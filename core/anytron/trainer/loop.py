@@ -1,0 +1,119 @@
+"""The RL loop."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.algorithms.losses import PolicyLoss
+from anytron.errors import DataError
+from anytron.tracking.clock import Clock
+from anytron.tracking.run_directory import RunDirectory
+from anytron.trainer.metrics import check_agreement, step_metrics
+from anytron.trainer.preparation import prepare
+from anytron.trainer.seeds import derive_seed
+from anytron.trainer.trajectories import assemble, make_samples, with_advantages
+from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.workers import RolloutWorkers, TrainingWorkers
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+    from anytron.executor.protocol import Executor
+    from anytron.tracking.progress import Progress
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a finished run says of itself.
+
+    Attributes:
+        output_dir: Where its files lie.
+        steps: Training steps done.
+        metrics: Those of the last step.
+        seconds: Wall-clock time of the training steps, without start-up and saving.
+    """
+
+    output_dir: Path
+    steps: int
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progress) -> RunSummary:
+    """Train a policy by reinforcement learning.
+
+    Everything that can be wrong with configuration and data is found before a worker starts.
+    Metrics and samples are on disk as soon as they are known; an error loses nothing of them.
+
+    Args:
+        config: The run, complete (edits of plugins applied).
+        base_dir: Directory that relative paths in the configuration refer to.
+        executor: Starts the workers; the caller closes it.
+        progress: Is told of every step.
+
+    Raises:
+        ConfigError: The configuration names something impossible or missing.
+        DataError: Prompts, responses or rewards are not usable.
+        EngineError: An engine cannot do what was asked, or the two engines disagree.
+        WorkerError: A worker process failed.
+    """
+    task = prepare(config, base_dir)
+    updates = UpdatePlan.from_config(config)
+    loss = PolicyLoss.from_config(config.algorithm)
+    seed, steps = config.trainer.seed, config.trainer.total_steps
+
+    with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
+        trainer = TrainingWorkers.start(executor, config)
+        rollout = RolloutWorkers.start(executor, config)
+        run.write_patches({"trainer": trainer.describe(), "rollout": rollout.describe()})
+        progress.start(steps)
+        began = time.perf_counter()
+
+        for step in range(1, steps + 1):
+            clock = Clock()
+            with clock.measure("sync"):
+                rollout.load_weights(trainer.export_weights(str(Path(exchange) / "policy.safetensors")))
+
+            with clock.measure("rollout"):
+                prompts = task.sampler.draw(config.data.prompts_per_step)
+                responses = rollout.generate(
+                    [prompt.tokens for prompt in prompts], task.sampling, derive_seed(seed, "rollout", step)
+                )
+            samples = make_samples(prompts, responses, task.tokenizer)
+
+            with clock.measure("reward"):
+                try:
+                    rewards = task.rewards(samples)
+                except DataError:
+                    run.write_samples(step, samples, rewards=None)
+                    raise
+            run.write_samples(step, samples, rewards.total)
+
+            with clock.measure("score"):
+                batch = assemble(samples, config.rollout.temperature)
+                batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, config.algorithm)
+                batch = trainer.with_scores(batch, updates, loss)
+
+            with clock.measure("update"):
+                outcomes = [
+                    trainer.update(mini_batch, updates, loss)
+                    for mini_batch in updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
+                ]
+
+            metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, outcomes, clock)
+            run.write_metrics(metrics)
+            progress.step(metrics)
+            check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
+
+        seconds = time.perf_counter() - began
+        progress.finish()
+        if config.trainer.save_hf:
+            trainer.save_hf(str(run.hf_path))
+            task.tokenizer.save_pretrained(str(run.hf_path))
+        if config.tracking.plot:
+            run.plot()
+        return RunSummary(run.path, steps, metrics, seconds)
