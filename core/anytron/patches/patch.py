@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Phase(str, Enum):
@@ -47,6 +49,10 @@ class Patch:
         required: If it cannot be applied, the run stops; otherwise the failure is reported.
         upstream: Link or reference to the upstream issue, or where the fault stands.
         remove_when: What makes it superfluous.
+        before: ``before_import`` only: the package that must not be imported yet; empty = the
+            target's module. For changes of one package (``torch.cuda``) on behalf of another.
+        after: Id of the patch of the same target, of another owner, that this one deliberately
+            builds upon; without it two owners of one target are a conflict.
         replacement: Receives the original object, returns the one that takes its place.
         install: Makes a change that is not one attribute (a module alias, a set of wrappers) and
             returns the function that undoes it.
@@ -62,12 +68,28 @@ class Patch:
     required: bool = True
     upstream: str = ""
     remove_when: str = ""
+    before: str = ""
+    after: str = ""
     replacement: Callable[[Any], Any] | None = None
     install: Callable[[], Callable[[], None]] | None = None
 
     def __post_init__(self) -> None:
         if (self.replacement is None) == (self.install is None):
             raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
+        if self.replacement is not None and not self.attribute:
+            raise ValueError(f"patch {self.id}: a replacement needs a target of the form module:attribute")
+        if self.requires and not self.package:
+            raise ValueError(f"patch {self.id}: requires={self.requires!r} needs package")
+
+    @property
+    def module(self) -> str:
+        """The module part of the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """The attribute part of the target, dotted; empty if the target is a whole module."""
+        return self.target.partition(":")[2]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,89 @@
+"""Find modules that hold an object by name (``from m import f``) and give them another one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+@dataclass(frozen=True)
+class Rebinding:
+    """One name of one module that was given another object."""
+
+    module: ModuleType
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.module.__name__}.{self.name}"
+
+    def undo(self) -> None:
+        """Restore the name, if it still holds what it was given."""
+        if vars(self.module).get(self.name) is self.after:
+            vars(self.module)[self.name] = self.before
+
+
+def can_be_found(value: Any) -> bool:
+    """Whether identity tells who holds ``value``: true of functions and classes, not of plain values."""
+    return isinstance(value, FunctionType | BuiltinFunctionType | type) or callable(value)
+
+
+def rebind(
+    replaced: Iterable[tuple[Any, Any]], concerns: Callable[[str], bool] = lambda _module: True
+) -> list[Rebinding]:
+    """Replace objects wherever a loaded module holds them as a global name.
+
+    What it cannot see: default arguments, closures, class attributes and containers.
+
+    Args:
+        replaced: Pairs (old object, new object); olds that are plain values are ignored.
+        concerns: Says by name which modules may be changed.
+
+    Returns:
+        What was changed, in the order of ``sys.modules``.
+    """
+    by_identity = {id(old): (old, new) for old, new in replaced if old is not new and can_be_found(old)}
+    changed: list[Rebinding] = []
+    for module_name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or not concerns(module_name):
+            continue
+        # The dictionary itself: getattr would wake lazy modules (transformers has hundreds).
+        for name, value in list(vars(module).items()):
+            pair = by_identity.get(id(value))
+            if pair is not None:
+                vars(module)[name] = pair[1]
+                changed.append(Rebinding(module, name, *pair))
+    return changed
+
+
+def holders(package: str, limit: int = 5) -> list[str]:
+    """Name loaded modules outside of ``package`` that hold it or something defined in it."""
+    prefix = package + "."
+
+    def belongs(name: object) -> bool:
+        return isinstance(name, str) and (name == package or name.startswith(prefix))
+
+    found: list[str] = []
+    for module_name, module in list(sys.modules.items()):
+        if len(found) == limit:
+            break
+        if not isinstance(module, ModuleType) or belongs(module_name):
+            continue
+        for value in list(vars(module).values()):
+            if isinstance(value, ModuleType):
+                origin: object = value.__name__
+            elif isinstance(value, FunctionType | type):
+                origin = value.__module__
+            else:
+                continue
+            # A namespace package's own submodule entry (megatron -> megatron.core) imports nothing.
+            if belongs(origin) and not package.startswith(module_name + "."):
+                found.append(module_name)
+                break
+    return found
