@@ -12,11 +12,15 @@ constructed with ``(config, base_dir, session)``). What every implementation pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from anytron.hooks.types import Role
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from anytron.hooks.types import Role
 
 
 class WorkerGroup(Protocol):
@@ -83,7 +87,7 @@ class Executor(Protocol):
     def close(self) -> None:
         """Close every engine and end every process; may be called more than once."""
 
-    def __enter__(self) -> Executor: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,61 @@
+"""What a worker is told before it imports or unpickles anything of ours: plain JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anytron.hooks.types import Role
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """The first message to a worker.
+
+    Attributes:
+        role: What the process is.
+        rank: Rank among the ``world_size`` processes of its group.
+        local_rank: Rank among those of the group on this machine.
+        world_size: Processes in the group.
+        master_address: Where rank 0 listens for ``torch.distributed``.
+        master_port: The port there.
+        num_threads: Processor threads to use.
+        platform: Name of the platform that the driver chose; the worker does not choose again.
+        platform_options: ``platform.options`` of the configuration.
+        config: The run's configuration, resolved, as JSON values.
+        base_dir: Directory that relative paths in the configuration refer to.
+        engine_group: Entry-point group of the engine.
+        engine_name: Name of the engine in that group.
+        sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
+    """
+
+    role: Role
+    rank: int
+    local_rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+    num_threads: int
+    platform: str
+    platform_options: dict[str, Any]
+    config: dict[str, Any]
+    base_dir: str
+    engine_group: str
+    engine_name: str
+    sys_path: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON values; the constructor takes them back."""
+        return asdict(self)
+
+    def distributed_env(self) -> dict[str, str]:
+        """The variables from which ``torch.distributed`` initialises itself (``env://``)."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
+        }

@@ -1,0 +1,134 @@
+"""A worker process: ``python -m anytron.executor.worker FD``, started by an executor.
+
+The order is the point. Plain JSON comes first; from it follow the environment, the plugins, and the
+patches that must be in place before an engine is imported; then the engine; and only then does this
+process unpickle anything, because unpickling imports whatever the message names.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from anytron.executor.bootstrap import Bootstrap
+from anytron.executor.channel import Call, Failure, Result, decode, encode, receive_json
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
+
+
+def main(descriptor: int) -> int:
+    """Bootstrap, build the engine, and answer calls until told to stop.
+
+    Args:
+        descriptor: This process's end of the socket pair.
+
+    Returns:
+        Exit status: 0 after an orderly stop.
+    """
+    os.set_inheritable(descriptor, False)  # a process started by the engine must not keep the channel open
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    connection = Connection(descriptor)
+    bootstrap = Bootstrap(**receive_json(connection))
+    threading.Thread(target=_end_with_driver, args=(descriptor,), name="anytron-driver-watch", daemon=True).start()
+    try:
+        engine = build_engine(bootstrap)
+    except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
+        connection.send_bytes(encode(_failure(error)))
+        return 1
+    connection.send_bytes(encode(Result(None)))
+    return _serve(connection, engine)
+
+
+def build_engine(bootstrap: Bootstrap) -> Any:
+    """Do everything that must happen before the first unpickling; return the engine."""
+    # With torch_npu installed and no CANN, `import torch` itself raises unless this is set; the
+    # active platform loads its own device.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    os.environ.update(bootstrap.distributed_env())
+    sys.path[:] = bootstrap.sys_path
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import PatchContext, ProcessInfo
+    from anytron.patches import Ledger, Phase
+    from anytron.plugins import open_session
+
+    config = RunConfig.model_validate(bootstrap.config)
+    session = open_session(platform=bootstrap.platform, options=bootstrap.platform_options)
+    ledger = Ledger()
+    context = PatchContext(platform=session.platform, role=bootstrap.role, hooks=session.hooks)
+    ledger.apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT, context))
+
+    import torch
+
+    from anytron.components import load_component
+    from anytron.trainer.roles import EngineContext
+
+    torch.set_num_threads(bootstrap.num_threads)
+    engine_class = load_component(bootstrap.engine_group, bootstrap.engine_name, "engine")
+    process = ProcessInfo(
+        role=bootstrap.role,
+        rank=bootstrap.rank,
+        local_rank=bootstrap.local_rank,
+        world_size=bootstrap.world_size,
+    )
+    return engine_class(
+        EngineContext(
+            config=config,
+            base_dir=Path(bootstrap.base_dir),
+            hooks=session.hooks,
+            platform=session.platform,
+            ledger=ledger,
+            process=process,
+        )
+    )
+
+
+def _serve(connection: Connection, engine: Any) -> int:
+    while True:
+        frame = connection.recv_bytes()
+        try:
+            message = decode(frame)
+            if not isinstance(message, Call):
+                close = getattr(engine, "close", None)
+                if close is not None:
+                    close()
+                connection.send_bytes(encode(Result(None)))
+                return 0
+            reply = encode(Result(getattr(engine, message.method)(*message.args, **message.kwargs)))
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
+            reply = encode(_failure(error))
+        connection.send_bytes(reply)
+
+
+def _failure(error: Exception) -> Failure:
+    text = traceback.format_exc()
+    sys.stderr.write(text)
+    return Failure.of(error, text)
+
+
+def _end_with_driver(descriptor: int) -> None:
+    """End this process and all that it started when the driver's end of the channel is gone.
+
+    A thread, because the main one may be in a collective that waits for a rank that has gone too.
+    PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
+    """
+    poller = select.poll()
+    poller.register(descriptor, select.POLLRDHUP)
+    poller.poll()
+    os.killpg(os.getpid(), signal.SIGKILL)  # executors start workers as leaders of their own group
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
