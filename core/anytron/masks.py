@@ -51,6 +51,7 @@ class ModelTraits:
         vision: The model merges image tokens itself.
         latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
         linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
+        mixture_of_experts: Some layers route tokens to experts; padding must not be routed.
         window: Sliding window ``(left, right)`` in tokens, -1 = unlimited; None = no window.
     """
 
@@ -58,6 +59,7 @@ class ModelTraits:
     vision: bool = False
     latent_attention: bool = False
     linear_attention: bool = False
+    mixture_of_experts: bool = False
     window: tuple[int, int] | None = None
 
 

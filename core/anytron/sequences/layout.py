@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from anytron.errors import DataError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Format = Literal["thd", "bshd"]
 Partition = Literal["zigzag", "contiguous"]
@@ -35,11 +38,15 @@ class ContextShard:
     ``r`` and ``2 * size - 1 - r``, so that causal attention costs every rank the same.
     ``contiguous`` gives rank ``r`` the ``r``-th of ``size`` equal slices (of the packed buffer in
     thd, of every row in bshd).
+
+    ``group`` holds the context-parallel ranks; whoever unpacks gathers over it. It is None where a
+    layout is only planned, as in tests that simulate all ranks in one process.
     """
 
     size: int = 1
     rank: int = 0
     partition: Partition = "zigzag"
+    group: ProcessGroup | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
