@@ -1,0 +1,55 @@
+"""A scope is fresh at each entry, known inside, and gone outside."""
+
+import contextlib
+import threading
+
+from anytron.sequences import scopes
+
+
+def recording(log, name):
+    @contextlib.contextmanager
+    def scope():
+        log.append(f"enter {name}")
+        try:
+            yield
+        finally:
+            log.append(f"leave {name}")
+
+    return scope
+
+
+def test_combined_scopes_open_in_order_and_close_in_reverse():
+    log = []
+    with scopes.enter(scopes.combine(recording(log, "a"), None, recording(log, "b"))):
+        log.append("body")
+    assert log == ["enter a", "enter b", "body", "leave b", "leave a"]
+
+
+def test_nothing_to_combine_is_no_scope():
+    assert scopes.combine(None, None) is None
+
+
+def test_a_captured_factory_opens_again_on_another_thread():
+    log = []
+    captured = []
+    with scopes.enter(recording(log, "first")):
+        captured.append(scopes.current())
+    assert scopes.current() is None
+
+    def recompute():
+        assert scopes.current() is None
+        with scopes.enter(captured[0]):
+            log.append(f"recompute knows its scope: {scopes.current() is captured[0]}")
+
+    thread = threading.Thread(target=recompute)
+    thread.start()
+    thread.join()
+    assert log == ["enter first", "leave first", "enter first", "recompute knows its scope: True", "leave first"]
+
+
+def test_the_scope_ends_when_the_body_fails():
+    log = []
+    with contextlib.suppress(RuntimeError), scopes.enter(recording(log, "s")):
+        raise RuntimeError
+    assert log == ["enter s", "leave s"]
+    assert scopes.current() is None

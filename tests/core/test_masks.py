@@ -1,0 +1,53 @@
+"""A mask that breaks its contract is refused, and the refusal names the plugin and the rule."""
+
+import pytest
+import torch
+
+from anytron.errors import HookContractError
+from anytron.masks import AttnMask, MaskKind, MaskRequest, ModelTraits, ParallelSizes, Polarity, check_mask
+from anytron.sequences import plan_layout
+
+LAYOUT = plan_layout([3, 2], format="bshd")
+REQUEST = MaskRequest(
+    "bshd", ModelTraits(), ParallelSizes(), frozenset({MaskKind.NONE, MaskKind.FULL_4D, MaskKind.PADDING_2D}), LAYOUT
+)
+
+
+def full(shape=(2, 1, 3, 3), dtype=torch.bool):
+    return AttnMask(MaskKind.FULL_4D, "arbitrary", torch.zeros(shape, dtype=dtype), Polarity.MASKED)
+
+
+def test_fitting_masks_pass():
+    check_mask(full(), REQUEST, None, "toy")
+    check_mask(AttnMask(MaskKind.NONE, "causal"), REQUEST, None, "toy")
+    check_mask(AttnMask(MaskKind.PADDING_2D, "padding", LAYOUT.valid, Polarity.KEEP), REQUEST, None, "toy")
+
+
+@pytest.mark.parametrize(
+    ("mask", "rule"),
+    [
+        (full((2, 3, 3)), "shape follows from the kind"),
+        (full(dtype=torch.int64), "masks are bool"),
+        (AttnMask(MaskKind.FULL_4D, "arbitrary"), "needs its tensor"),
+        (AttnMask(MaskKind.COMPRESSED_CAUSAL, "sparse_mode=2"), "one that the model accepts"),
+    ],
+)
+def test_a_broken_answer_names_plugin_and_rule(mask, rule):
+    with pytest.raises(HookContractError, match=rule) as caught:
+        check_mask(mask, REQUEST, None, "toy")
+    assert caught.value.where == "plugin toy"
+
+
+def test_an_answer_of_another_kind_than_at_build_is_refused():
+    built = AttnMask(MaskKind.NONE, "causal")
+    with pytest.raises(HookContractError, match="fixed at engine build"):
+        check_mask(full(), REQUEST, built, "toy")
+    with pytest.raises(HookContractError, match="fixed at engine build"):
+        check_mask(AttnMask(MaskKind.NONE, "padding_causal"), REQUEST, built, "toy")
+
+
+def test_a_tensor_without_polarity_cannot_be_written():
+    with pytest.raises(HookContractError, match="polarity"):
+        AttnMask(MaskKind.FULL_4D, "arbitrary", torch.zeros(1, 1, 3, 3, dtype=torch.bool))
+    with pytest.raises(HookContractError, match="carries no tensor"):
+        AttnMask(MaskKind.NONE, "causal", torch.zeros(1), Polarity.KEEP)
