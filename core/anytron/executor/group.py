@@ -125,7 +125,7 @@ class LocalWorkerGroup:
             if not ready and not gone and time.monotonic() >= deadline:
                 break
             for connection in [*ready, *(connection for connection in gone if connection not in ready)]:
-                rank = pending.pop(connection)  # type: ignore[call-overload, index]
+                rank = pending.pop(connection)  # type: ignore[call-overload]
                 answer = _receive(self._processes[rank])
                 if answer is None or isinstance(answer, Failure):
                     if not failures:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from anytron.executor.process import WorkerProcess, end_all
 from anytron.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -124,23 +122,11 @@ class LocalExecutor:
             world_size=bootstrap.world_size,
         )
         return {
-            **_with_user(self._session.hooks.runtime_env(process), bootstrap),
+            **os.environ,
+            **self._session.hooks.runtime_env(process),
             "OMP_NUM_THREADS": str(bootstrap.num_threads),
             "PYTHONUNBUFFERED": "1",  # a process that is killed leaves all it wrote in its log
         }
-
-
-def _with_user(wanted: Mapping[str, str], bootstrap: Bootstrap) -> dict[str, str]:
-    """Add what plugins want to the user's environment; the user's own settings are kept, and said."""
-    env = dict(os.environ)
-    for name, value in wanted.items():
-        if env.setdefault(name, value) != value and bootstrap.rank == 0:
-            warnings.warn(
-                f"{name}={env[name]} is set in the environment and kept; a plugin wanted {value!r} for the "
-                f"{bootstrap.role} processes",
-                stacklevel=2,
-            )
-    return env
 
 
 def _free_port() -> int:

@@ -50,7 +50,7 @@ class WorkerProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.connection = Connection(ours.detach())
-        with theirs, log.open("ab") as output:
+        with theirs, log.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-m", "anytron.executor.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,

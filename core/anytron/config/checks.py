@@ -1,0 +1,165 @@
+"""Hold a valid configuration against this machine, before any model is built or process started."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.components import require_component
+from anytron.config.mistakes import Mistake, refuse
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.schema import RunConfig
+    from anytron.platform import Platform, Probe
+
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+"""What the weights of a Hugging Face model directory are called."""
+
+
+def check_config(config: RunConfig, base_dir: Path, platform: Platform, probe: Probe) -> list[str]:
+    """Find what cannot work on this machine.
+
+    Args:
+        config: The configuration, with the edits of plugins.
+        base_dir: Directory that relative paths in it refer to.
+        platform: The active platform.
+        probe: What it found.
+
+    Returns:
+        Warnings: what works, but hardly as it was meant.
+
+    Raises:
+        ConfigError: All mistakes at once: components that nothing offers, impossible parallel sizes,
+            more ranks than devices, a model directory without config or weights, files and modules
+            that do not exist, an output directory that cannot be written.
+    """
+    refuse(
+        [
+            *_components(config),
+            *_sizes(config),
+            *_devices(config, platform, probe),
+            *_model(config, base_dir),
+            *_references(config, base_dir),
+            *_output(config),
+        ]
+    )
+    return list(_warnings(config, platform))
+
+
+def _components(config: RunConfig) -> Iterator[Mistake]:
+    for group, name, key in (
+        ("anytron.executors", config.executor.kind, "executor.kind"),
+        ("anytron.training_engines", config.engine.name, "engine.name"),
+        ("anytron.rollout_engines", config.rollout.engine, "rollout.engine"),
+    ):
+        try:
+            require_component(group, name, key)
+        except ConfigError as error:  # noqa: PERF203 - collected with the other mistakes
+            yield Mistake(key, f"{error.what}; {error.why}", error.fix)
+
+
+def _sizes(config: RunConfig) -> Iterator[Mistake]:
+    prompts, copies = config.data.prompts_per_step, config.parallel.data_parallel_size
+    updates = config.algorithm.mini_batches
+    if updates > prompts:
+        yield Mistake(
+            "algorithm.mini_batches",
+            f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
+            f"at most {prompts}, or raise data.prompts_per_step",
+        )
+    elif (smallest := prompts // updates * config.rollout.samples_per_prompt) < copies:
+        yield Mistake(
+            "parallel.data_parallel_size",
+            f"a mini-batch has {smallest} sequences for {copies} copies of the model",
+            "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
+        )
+    if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
+        yield Mistake(
+            "parallel.sequence_parallel",
+            "there is nothing to share: parallel.tensor_model_parallel_size is 1",
+            "leave it out: the default follows the tensor-parallel size",
+        )
+    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
+        yield Mistake(
+            "rollout.min_new_tokens",
+            f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
+        )
+    if config.optimizer.min_lr > config.optimizer.lr:
+        yield Mistake(
+            "optimizer.min_lr", f"{config.optimizer.min_lr:g} is more than optimizer.lr, {config.optimizer.lr:g}"
+        )
+
+
+def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mistake]:
+    ranks = config.parallel.world_size
+    if platform.accelerator and ranks > probe.devices:
+        sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
+        product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
+        yield Mistake(
+            "parallel",
+            f"{product} = {ranks} ranks, but {platform.name} has {probe.devices} devices here ({probe.reason})",
+            "lower one of the sizes",
+        )
+
+
+def _model(config: RunConfig, base_dir: Path) -> Iterator[Mistake]:
+    if config.model.path is None:
+        return
+    directory = base_dir / config.model.path
+    if not directory.is_dir():
+        yield Mistake(
+            "model.path",
+            f"there is no directory {directory}",
+            "give the directory of a Hugging Face model; a relative path is relative to the YAML file",
+        )
+        return
+    if not (directory / "config.json").is_file():
+        yield Mistake("model.path", f"{directory} has no config.json", "give the directory of a Hugging Face model")
+    if not any(path for pattern in WEIGHT_FILES for path in directory.glob(pattern)):
+        yield Mistake(
+            "model.path",
+            f"{directory} has no weights ({' or '.join(WEIGHT_FILES)})",
+            "complete the download, or set model.config instead to start from random weights",
+        )
+    if config.model.tokenizer is None and not any(directory.glob("tokenizer*")):
+        yield Mistake("model.path", f"{directory} has no tokenizer", "set model.tokenizer")
+
+
+def _references(config: RunConfig, base_dir: Path) -> Iterator[Mistake]:
+    named = {"data.source": config.data.source}
+    named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    tokenizer = config.model.tokenizer
+    if tokenizer is not None and ":" in tokenizer:
+        named["model.tokenizer"] = tokenizer
+    elif tokenizer is not None and not (base_dir / tokenizer).is_dir():
+        yield Mistake("model.tokenizer", f"there is no directory {base_dir / tokenizer}")
+    for key, reference in named.items():
+        location, colon, _ = reference.rpartition(":")
+        if not colon:
+            continue  # a registered name: whoever keeps the registry knows
+        if location.endswith(".py"):
+            if not (base_dir / location).is_file():
+                yield Mistake(key, f"there is no file {base_dir / location}", "paths are relative to the YAML file")
+        elif not location or find_spec(location.partition(".")[0]) is None:
+            yield Mistake(key, f"there is no module {location!r}", "write module:function or path/to/file.py:function")
+
+
+def _output(config: RunConfig) -> Iterator[Mistake]:
+    path = Path(config.trainer.output_dir).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        yield Mistake("trainer.output_dir", f"{existing} is not a directory", "choose another directory")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Mistake("trainer.output_dir", f"{existing} may not be written to", "choose another directory")
+
+
+def _warnings(config: RunConfig, platform: Platform) -> Iterator[str]:
+    processors = len(os.sched_getaffinity(0))
+    ranks = config.parallel.world_size
+    if not platform.accelerator and ranks > processors:
+        yield f"{ranks} training ranks share {processors} processors: the run works and is slow"

@@ -1,0 +1,186 @@
+"""Read a run's YAML file, apply overrides, and validate: every mistake at once, each with its place."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, get_args
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from anytron.config.mistakes import Mistake, refuse
+from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration.
+
+    Args:
+        path: YAML file. ``${section.key}`` refers to another key (OmegaConf's interpolation).
+        overrides: ``section.key=value``; the value is YAML, ``section.list[0].key`` reaches into
+            lists, and a later override wins.
+
+    Returns:
+        The configuration, valid in itself; :mod:`anytron.config.checks` holds it against the machine.
+
+    Raises:
+        ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
+            (with the nearest known one), or a value is not what the schema wants. All mistakes of
+            the schema are in one error, each with file and line, or the override it came from.
+    """
+    text = _read(path)
+    tree = _parse(path, text)
+    places = _lines(path, text)
+    for override in overrides:
+        key = _apply(tree, override)
+        places[key] = f"command line: {override}"
+    try:
+        values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = _dotted(str(error.full_key or ""))
+        raise ConfigError(
+            f"{key or 'the configuration'} cannot be resolved",
+            where=_place(places, path, key),
+            why=str(error.msg or error).splitlines()[0],
+            fix="give the key a value, or refer to one that exists: ${section.key}",
+        ) from error
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        refuse([_mistake(detail, places, path) for detail in error.errors()])
+        raise  # an invalid configuration without a mistake does not exist
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
+        raise ConfigError(
+            f"there is no configuration file {path}",
+            where=str(path.parent.resolve()),
+            why="no such file" if path.parent.is_dir() else "no such directory",
+            fix=f"did you mean {path.parent / near[0]}?" if near else "give the path of a YAML file",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read", where=str(path), why=str(error)) from error
+
+
+def _parse(path: Path, text: str) -> Any:
+    try:
+        tree = OmegaConf.create(text)  # YAML in which 1e-5 is a number and a key may stand only once
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError("the configuration is not valid YAML", where=where, why=str(error.problem)) from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError("the configuration is not valid YAML", where=str(path), why=str(error)) from error
+    if not OmegaConf.is_dict(tree):
+        raise ConfigError(
+            "the configuration is not a mapping of sections",
+            where=str(path),
+            why=f"its top level is a {type(OmegaConf.to_container(tree)).__name__}",
+            fix="start with sections: " + ", ".join(RunConfig.model_fields),
+        )
+    return tree
+
+
+def _apply(tree: Any, override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(
+            f"override {override!r} is not key=value",
+            where="command line",
+            fix="for example: trainer.total_steps=10",
+        )
+    try:
+        parsed = OmegaConf.from_dotlist([f"value={value}"])
+        OmegaConf.update(tree, key, OmegaConf.to_container(parsed, resolve=False)["value"], merge=False)  # type: ignore[index, call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"override {override!r} cannot be applied",
+            where="command line",
+            why=str(error).splitlines()[0],
+            fix="the key is section.key, or section.list[0].key, and the value is YAML",
+        ) from error
+    return _dotted(key)
+
+
+def _dotted(key: str) -> str:
+    """``rewards[0].weight`` as ``rewards.0.weight``."""
+    return key.replace("[", ".").replace("]", "")
+
+
+def _lines(path: Path, text: str) -> dict[str, str]:
+    """Where each key stands: dotted key -> ``file:line``."""
+    places: dict[str, str] = {}
+
+    def visit(node: yaml.Node | None, prefix: str) -> None:
+        pairs: Iterable[tuple[str, int, yaml.Node]] = ()
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(str(key.value), key.start_mark.line, value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            pairs = [(str(index), value.start_mark.line, value) for index, value in enumerate(node.value)]
+        for name, line, value in pairs:
+            key = f"{prefix}{name}"
+            places[key] = f"{path}:{line + 1}"
+            visit(value, f"{key}.")
+
+    visit(yaml.compose(text, Loader=yaml.SafeLoader), "")
+    return places
+
+
+def _place(places: dict[str, str], path: Path, key: str) -> str:
+    """Where ``key`` stands, or the nearest section around it that does."""
+    while key:
+        if key in places:
+            return places[key]
+        key = key.rpartition(".")[0]
+    return str(path)
+
+
+def _mistake(detail: ErrorDetails, places: dict[str, str], path: Path) -> Mistake:
+    key = ".".join(map(str, detail["loc"]))
+    place = _place(places, path, key)
+    where = f"{key} ({place})" if key else place
+    kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        *section, name = (str(part) for part in detail["loc"])
+        known = known_keys(section)
+        near = difflib.get_close_matches(str(name), known, n=1)
+        prefix = ".".join(section)
+        fix = f"did you mean {'.'.join([*section, near[0]])}?" if near else f"known keys: {', '.join(known)}"
+        return Mistake(where, f"unknown key {name!r}" + (f" in {prefix}" if prefix else ""), fix)
+    if kind == "missing":
+        return Mistake(where, "this key is required")
+    if isinstance(detail["input"], dict | list) or kind == "value_error":
+        return Mistake(where, message)
+    return Mistake(where, f"{message}; it is {detail['input']!r}")
+
+
+def known_keys(section: Sequence[str]) -> list[str]:
+    """List the keys of a section of the schema.
+
+    Args:
+        section: Names from the top, list positions included; empty = the top.
+    """
+    model: type[BaseModel] = RunConfig
+    for name in section:
+        if name in model.model_fields:
+            inner = model.model_fields[name].annotation
+            models = [
+                kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, BaseModel)
+            ]
+            if not models:
+                return []
+            model = models[0]
+    return list(model.model_fields)
