@@ -13,6 +13,7 @@ from anytron.errors import EngineError
 from anytron.hooks.types import LogProbSpec, PatchContext
 from anytron.patches import Phase
 from anytron.trainer.batch import TokenScores
+from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
 from anytron_megatron.head import TokenScoreHead
@@ -51,9 +52,8 @@ class MegatronEngine:
         )
         self._apply_patches(Phase.BEFORE_BUILD)
         dtype = getattr(torch, config.model.dtype)
-        assert config.model.path is not None, "the driver turns model.config into a directory before workers start"
         self._bridge = WeightBridge(
-            context.base_dir / config.model.path,
+            model_directory(config, context.base_dir),
             dtype=dtype,
             sizes=self._sizes,
             recompute=config.engine.recompute,

@@ -1,0 +1,74 @@
+"""The model directory that both engines start from, so that neither has to invent weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from anytron.config.schema import RunConfig
+
+INITIAL_MODEL = "initial_model"
+"""Name, in the run's directory, of a model that was made from ``model.config``."""
+
+
+def model_directory(config: RunConfig, base_dir: Path) -> Path:
+    """Find the Hugging Face directory that the run's model starts from.
+
+    Args:
+        config: The run.
+        base_dir: Directory that a relative ``model.path`` refers to.
+
+    Returns:
+        ``model.path``, or what :func:`write_random_model` has written for ``model.config``.
+    """
+    if config.model.path is not None:
+        return base_dir / config.model.path
+    return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
+
+
+def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make the model of ``model.config`` with random weights; do nothing if the run has ``model.path``.
+
+    The weights follow from ``trainer.seed`` alone, so that every parallel layout and every platform
+    starts from the same ones.
+
+    Args:
+        config: The run.
+        tokenizer: Written beside the weights.
+
+    Raises:
+        ConfigError: transformers refuses the configuration, or the tokenizer has more entries than
+            the model.
+    """
+    if config.model.config is None:
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        hf_config = AutoConfig.for_model(**config.model.config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.trainer.seed)
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=getattr(torch, config.model.dtype))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            "The model cannot be made.",
+            where="model.config",
+            why=f"{type(error).__name__}: {error}",
+            fix="give the fields of this model_type's Hugging Face config",
+        ) from error
+    if len(tokenizer) > hf_config.vocab_size:
+        raise ConfigError(
+            "The tokenizer has more entries than the model.",
+            where="model.config.vocab_size",
+            why=f"{len(tokenizer)} tokens, vocab_size {hf_config.vocab_size}",
+            fix=f"set vocab_size to {len(tokenizer)} or more",
+        )
+    directory = model_directory(config, Path())
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
