@@ -121,8 +121,19 @@ class DeviceRuntime(abc.ABC):
         """Whether host memory can be pinned for this device."""
         return False
 
+    def reset_peak_memory_stats(self) -> None:  # noqa: B027 - optional to override
+        """Start ``memory_stats().peak_allocated`` anew; nothing where the device cannot."""
+
     def new_stream(self) -> Any:
-        """A new stream; None where the device runs everything in order."""
+        """A new stream; None where the device runs everything in order.
+
+        Streams have the interface of ``torch.Stream``: ``wait_stream``, ``wait_event``,
+        ``record_event``, ``query``, ``synchronize``, and a ``with`` block that makes one current.
+        """
+        return None
+
+    def current_stream(self) -> Any:
+        """The stream in use; None exactly where :meth:`new_stream` gives None."""
         return None
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:

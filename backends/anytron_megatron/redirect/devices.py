@@ -1,0 +1,181 @@
+"""Devices: what ``cuda``, ``cuda:1`` and ``0`` mean, and the questions asked about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.utils import _device as device_mode
+
+from anytron_megatron.redirect.substitution import Substitution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anytron.platform import DeviceRuntime
+
+
+class DeviceTranslator:
+    """Turn every way of naming a CUDA device into the runtime's device; leave all others alone.
+
+    ``torch.device("cuda")``, ``"cuda"`` and ``"cuda:1"`` are CUDA devices. So are plain integers:
+    that is what ``torch.cuda.current_device()`` returns and what ``device=`` accepts.
+    """
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+
+    def __call__(self, device: Any) -> Any:
+        """Return the runtime's device for a CUDA device, and anything else unchanged.
+
+        Called for every tensor that is made: type comparisons instead of ``isinstance`` chains.
+        """
+        kind = type(device)
+        if kind is torch.device:
+            return self.indexed(device.index) if device.type == "cuda" else device
+        if kind is str:
+            return self(torch.device(device)) if device.startswith("cuda") else device
+        if kind is int:
+            return self.indexed(device)
+        return device
+
+    def indexed(self, index: int | None) -> torch.device:
+        """Return the runtime's device ``index``; the current one for None or -1.
+
+        A device type without indices (the processor) has one device for all of them.
+        """
+        current = self._runtime.current_device()
+        if index is None or index < 0 or current.index is None:
+            return current
+        return torch.device(current.type, index)
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """The part of ``torch.cuda.get_device_properties`` that has a meaning on any device."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int = 1
+
+
+class DeviceCalls:
+    """The functions of ``torch.cuda`` about devices, under their own names.
+
+    ``is_available()`` answers False. It means "CUDA itself is here", and libraries that ask it before
+    they act (transformers, peft, accelerate, torch's checkpointing, Megatron's straggler detector and
+    FP8 checkpoint support) have a device-neutral path, which is the right one: True makes them launch
+    CUDA kernels, pin memory or read NVML. The code that the redirection is for does not ask; it calls.
+    ``device_count()`` is the runtime's, because launchers compute ranks from it.
+    """
+
+    def __init__(self, runtime: DeviceRuntime, translate: DeviceTranslator) -> None:
+        self._runtime = runtime
+        self._translate = translate
+
+    def is_available(self) -> bool:
+        """CUDA itself is not available; see the class."""
+        return False
+
+    def device_count(self) -> int:
+        """Return the number of devices that this process can use."""
+        return self._runtime.device_count()
+
+    def current_device(self) -> int:
+        """Return the current device's index, 0 if it has none.
+
+        An integer as in torch, not a ``torch.device``: ``f"cuda:{current_device()}"`` and indexing
+        ``default_generators`` must work too. Factories translate it.
+        """
+        return self._runtime.current_device().index or 0
+
+    def set_device(self, device: Any) -> None:
+        """Make ``device`` the current one."""
+        self._runtime.set_device(self._translate(device).index or 0)
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for everything queued on the current device."""
+        del device
+        self._runtime.synchronize()
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        """Return the runtime's compute capability, (0, 0) if it has none."""
+        del device
+        return self._runtime.compute_capability()
+
+    def get_device_name(self, device: Any = None) -> str:
+        """Return the current device's name."""
+        del device
+        return self._runtime.device_name()
+
+    def get_device_properties(self, device: Any = None) -> DeviceProperties:
+        """Return the current device's properties."""
+        major, minor = self.get_device_capability(device)
+        return DeviceProperties(self.get_device_name(device), major, minor, self._runtime.memory_stats().total)
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        """Whether the device computes in bfloat16."""
+        del including_emulation
+        return self._runtime.supports_dtype(torch.bfloat16)
+
+    def init(self) -> None:
+        """There is no CUDA to initialise; the platform has loaded its device."""
+
+    def _lazy_init(self) -> None:
+        """As :meth:`init`."""
+
+    def _lazy_call(self, call: Callable[[], None], **_: Any) -> None:
+        """Call at once what torch would queue until CUDA is initialised."""
+        call()
+
+
+class DeviceScope:
+    """Takes the place of ``torch.cuda.device``: a ``with`` block in which a device is current."""
+
+    runtime: ClassVar[DeviceRuntime]
+    translate: ClassVar[DeviceTranslator]
+
+    def __init__(self, device: Any) -> None:
+        self._inside = None if device is None or device == -1 else type(self).translate(device).index
+
+    def __enter__(self) -> None:
+        self._before = self.runtime.current_device().index
+        if self._inside is not None:
+            self.runtime.set_device(self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        if self._inside is not None and self._before is not None:
+            self.runtime.set_device(self._before)
+
+
+def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
+    """Devices, their properties, and torch's own device scopes."""
+    calls = DeviceCalls(runtime, translate)
+    for name in (name for name, value in vars(DeviceCalls).items() if callable(value) and name != "__init__"):
+        yield Substitution(torch.cuda, name, getattr(calls, name))
+    bound = {"runtime": runtime, "translate": translate}
+    yield Substitution(torch.cuda, "device", type("device", (DeviceScope,), bound))
+    # `with torch.device("cuda")` and set_default_device: C++ makes a DeviceContext of it.
+    yield Substitution(device_mode.DeviceContext, "__init__", _device_context(translate))
+    yield Substitution(torch.autocast, "__init__", _autocast(runtime))
+
+
+def _device_context(translate: DeviceTranslator) -> Callable[..., None]:
+    original = device_mode.DeviceContext.__init__
+
+    def __init__(self: Any, device: Any) -> None:  # noqa: N807 - becomes a constructor
+        original(self, translate(device))
+
+    return __init__
+
+
+def _autocast(runtime: DeviceRuntime) -> Callable[..., None]:
+    original = torch.autocast.__init__
+
+    def __init__(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, runtime.device_type if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return __init__

@@ -1,0 +1,66 @@
+"""Functions that make tensors: ``device=`` is translated and ``pin_memory=`` obeyed where possible."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _device as device_mode
+
+from anytron_megatron.redirect.substitution import Substitution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anytron.platform import DeviceRuntime
+
+    from anytron_megatron.redirect.devices import DeviceTranslator
+
+# Everything in torch's own list of device constructors that engine code calls, and the *_like family.
+TORCH_FACTORIES = (
+    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like",
+    "empty_permuted", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window",
+    "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint",
+    "randint_like", "randn", "randn_like", "randperm", "scalar_tensor", "sparse_coo_tensor", "tensor",
+    "tril_indices", "triu_indices", "zeros", "zeros_like",
+)  # fmt: skip
+TENSOR_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+
+def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
+    """Factories of ``torch`` and of tensors, and ``torch.load``."""
+    # `with torch.device("meta")` recognises factories by identity in a set that torch fills at its
+    # first use. Filled after the wrapping it would hold the wrappers, the originals would miss it, and
+    # from_pretrained would leave buffers such as inv_freq uninitialised, in silence.
+    device_mode._device_constructors()
+    can_pin = runtime.can_pin_memory()
+    for name in TORCH_FACTORIES:
+        yield Substitution(torch, name, _factory(getattr(torch, name), translate, can_pin))
+    for name in TENSOR_FACTORIES:
+        yield Substitution(torch.Tensor, name, _factory(getattr(torch.Tensor, name), translate, can_pin))
+    yield Substitution(torch, "load", _load(torch.load, translate))
+
+
+def _factory(original: Callable[..., Any], translate: DeviceTranslator, can_pin: bool) -> Callable[..., Any]:
+    """Wrap a factory as thinly as possible: it is on the hot path."""
+
+    @functools.wraps(original)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None:
+                kwargs["device"] = translate(device)
+            if not can_pin and "pin_memory" in kwargs:
+                del kwargs["pin_memory"]
+        return original(*args, **kwargs)
+
+    return factory
+
+
+def _load(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(f, translate(map_location), *args, **kwargs)
+
+    return load

@@ -1,0 +1,108 @@
+"""Random numbers: ``torch.cuda``'s generators are the runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron_megatron.redirect.substitution import Substitution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.platform import DeviceRuntime
+    from torch import Tensor
+
+    from anytron_megatron.redirect.devices import DeviceTranslator
+
+
+class RuntimeGenerators(Sequence[torch.Generator]):
+    """Takes the place of ``torch.cuda.default_generators``, which Megatron's RNG tracker indexes."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+
+    def __len__(self) -> int:
+        return self._runtime.device_count()
+
+    def __getitem__(self, index: Any) -> Any:
+        # One process drives one device: every index that it can name is the current one.
+        return self._runtime.default_generator()
+
+
+class RandomCalls:
+    """The functions of ``torch.cuda.random``, under their own names.
+
+    Seeding goes to the generator and not through ``runtime.manual_seed``: torch.manual_seed calls
+    torch.cuda.manual_seed_all, and a runtime may be written with torch.manual_seed.
+    """
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+
+    def get_rng_state(self, device: Any = "cuda") -> Tensor:
+        """Return the generator's state, uint8, on the host."""
+        del device
+        return self._runtime.get_rng_state()
+
+    def set_rng_state(self, new_state: Tensor, device: Any = "cuda") -> None:
+        """Restore what :meth:`get_rng_state` gave."""
+        del device
+        self._runtime.set_rng_state(new_state)
+
+    def get_rng_state_all(self) -> list[Tensor]:
+        """Return the state of the one device that this process drives."""
+        return [self._runtime.get_rng_state()]
+
+    def set_rng_state_all(self, new_states: Sequence[Tensor]) -> None:
+        """Restore what :meth:`get_rng_state_all` gave."""
+        (state,) = new_states
+        self._runtime.set_rng_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the device's generator."""
+        self._runtime.default_generator().manual_seed(int(seed))
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed the device's generator."""
+        self.manual_seed(seed)
+
+    def seed(self) -> None:
+        """Seed the device's generator at random."""
+        self._runtime.default_generator().seed()
+
+    def seed_all(self) -> None:
+        """Seed the device's generator at random."""
+        self.seed()
+
+    def initial_seed(self) -> int:
+        """Return the seed of the device's generator."""
+        return self._runtime.default_generator().initial_seed()
+
+
+def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
+    """Seeds and states in ``torch.cuda`` and ``torch.cuda.random``, and ``torch.Generator``."""
+    calls = RandomCalls(runtime)
+    for name in (name for name, value in vars(RandomCalls).items() if callable(value) and name != "__init__"):
+        call = getattr(calls, name)
+        yield Substitution(torch.cuda, name, call)
+        yield Substitution(torch.cuda.random, name, call)
+    yield Substitution(torch.cuda, "default_generators", RuntimeGenerators(runtime))
+    yield Substitution(torch, "Generator", _generator_class(translate))
+
+
+def _generator_class(translate: DeviceTranslator) -> type:
+    """A class that makes real generators on the translated device and recognises all of them."""
+    original = torch.Generator
+
+    class AnyGenerator(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    class Generator(original, metaclass=AnyGenerator):  # type: ignore[misc,valid-type]
+        def __new__(cls, device: Any = "cpu") -> torch.Generator:
+            return original(device=translate(device))
+
+    return Generator

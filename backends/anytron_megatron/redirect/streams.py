@@ -1,0 +1,177 @@
+"""Streams and events.
+
+They must be classes: others annotate with them and ask ``isinstance``. Where the runtime gives no
+streams everything runs in order, and waiting has nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from anytron_megatron.redirect.substitution import Substitution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.platform import DeviceRuntime
+
+
+class Scheduler:
+    """The functions of ``torch.cuda`` about streams; as there, each thread has its current stream."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self.runtime = runtime
+        self.stream_class = type("Stream", (Stream,), {"scheduler": self})
+        self.event_class = type("Event", (Event,), {"scheduler": self})
+        self._default = self.stream_class.wrap(runtime.current_stream())
+        self._thread = threading.local()
+
+    def default_stream(self, device: Any = None) -> Stream:
+        """Return the stream that was current when the redirection began."""
+        del device
+        return self._default
+
+    def current_stream(self, device: Any = None) -> Stream:
+        """Return this thread's current stream."""
+        del device
+        return getattr(self._thread, "stream", self._default)
+
+    def set_stream(self, stream: Stream | None) -> None:
+        """Make ``stream`` current in this thread; None changes nothing."""
+        if stream is None:
+            return
+        if stream.native is not None:
+            stream.native.__enter__()
+        self._thread.stream = stream
+
+    def leave_stream(self, stream: Stream, before: Stream) -> None:
+        """Make ``before`` current again after ``stream``."""
+        self._thread.stream = before
+        if stream.native is not None:
+            stream.native.__exit__(None, None, None)
+
+    def stream(self, stream: Stream | None) -> StreamContext:
+        """Return a context in which ``stream`` is current."""
+        return StreamContext(stream)
+
+    def is_current_stream_capturing(self) -> bool:
+        """No graphs are captured."""
+        return False
+
+
+class Stream:
+    """Takes the place of ``torch.cuda.Stream``; ``native`` is the runtime's stream or None."""
+
+    scheduler: ClassVar[Scheduler]
+    native: Any
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        del device, priority
+        self.native = self.scheduler.runtime.new_stream()
+
+    @classmethod
+    def wrap(cls, native: Any) -> Stream:
+        """Return a stream object for an existing native stream."""
+        stream = cls.__new__(cls)
+        stream.native = native
+        return stream
+
+    def synchronize(self) -> None:
+        """Wait until everything queued here is done."""
+        if self.native is None:
+            self.scheduler.runtime.synchronize()
+        else:
+            self.native.synchronize()
+
+    def query(self) -> bool:
+        """Whether everything queued here is done."""
+        return True if self.native is None else self.native.query()
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Let what follows here wait for what is queued in ``stream``."""
+        if self.native is not None:
+            self.native.wait_stream(stream.native)
+
+    def wait_event(self, event: Event) -> None:
+        """Let what follows here wait for ``event``."""
+        if self.native is not None and event.native is not None:
+            self.native.wait_event(event.native)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record ``event``, or a new one, here."""
+        event = event or self.scheduler.event_class()
+        event.record(self)
+        return event
+
+    @property
+    def cuda_stream(self) -> int:
+        """The stream's handle; 0, CUDA's default stream, where the runtime has none."""
+        return int(getattr(self.native, "stream_id", 0))
+
+
+class Event:
+    """Takes the place of ``torch.cuda.Event``; in-order devices time it with the host's clock."""
+
+    scheduler: ClassVar[Scheduler]
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        del enable_timing, blocking, interprocess
+        self.native: Any = None
+        self._recorded_s: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Record the point that ``stream`` (default: the current one) has reached."""
+        native = (stream or self.scheduler.current_stream()).native
+        self.native = None if native is None else native.record_event()
+        self._recorded_s = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let ``stream`` (default: the current one) wait for this event."""
+        (stream or self.scheduler.current_stream()).wait_event(self)
+
+    def query(self) -> bool:
+        """Whether the recorded point is passed."""
+        return True if self.native is None else self.native.query()
+
+    def synchronize(self) -> None:
+        """Wait until the recorded point is passed."""
+        if self.native is not None:
+            self.native.synchronize()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return the milliseconds between two recorded events."""
+        if self.native is not None:
+            return self.native.elapsed_time(end_event.native)
+        if self._recorded_s is None or end_event._recorded_s is None:
+            raise ValueError("both events must be recorded before the elapsed time is asked for")
+        return (end_event._recorded_s - self._recorded_s) * 1e3
+
+
+class StreamContext:
+    """Takes the place of ``torch.cuda.StreamContext``; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self._before = self.stream.scheduler.current_stream()
+            self.stream.scheduler.set_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is not None:
+            self.stream.scheduler.leave_stream(self.stream, self._before)
+
+
+def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
+    """``Stream``, ``Event``, ``StreamContext`` and the functions about the current stream."""
+    scheduler = Scheduler(runtime)
+    yield Substitution(torch.cuda, "Stream", scheduler.stream_class)
+    yield Substitution(torch.cuda, "Event", scheduler.event_class)
+    yield Substitution(torch.cuda, "StreamContext", StreamContext)
+    for name in ("current_stream", "default_stream", "is_current_stream_capturing", "set_stream", "stream"):
+        yield Substitution(torch.cuda, name, getattr(scheduler, name))

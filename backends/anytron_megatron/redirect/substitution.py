@@ -1,0 +1,58 @@
+"""Replace attributes of modules and classes, and restore every one of them by identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from anytron.patches.rebind import rebind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_INHERITED = object()
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """``owner.name`` becomes ``new``."""
+
+    owner: Any
+    name: str
+    new: Any
+
+
+def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
+    """Make all substitutions; return the function that undoes them in reverse.
+
+    Attributes that the owner only inherited (``Tensor.to`` stands in ``TensorBase``) are deleted
+    again, not set. Loaded modules that hold an old object by name (``from torch.cuda import
+    _lazy_call``) are given the new one, and the other way round at the end, so that a module that was
+    imported in between keeps nothing. torch's own modules outside of ``torch.cuda`` are left alone:
+    they implement the originals.
+    """
+    table = list(substitutions)
+    originals = [vars(entry.owner).get(entry.name, _INHERITED) for entry in table]
+    pairs = [
+        (original, entry.new)
+        for original, entry in zip(originals, table, strict=True)
+        if isinstance(entry.owner, ModuleType) and original is not _INHERITED
+    ]
+    for entry in table:
+        setattr(entry.owner, entry.name, entry.new)
+    rebind(pairs, _may_be_rebound)
+
+    def undo() -> None:
+        for original, entry in zip(reversed(originals), reversed(table), strict=True):
+            if original is _INHERITED:
+                delattr(entry.owner, entry.name)
+            else:
+                setattr(entry.owner, entry.name, original)
+        rebind([(new, original) for original, new in pairs], _may_be_rebound)
+
+    return undo
+
+
+def _may_be_rebound(module: str) -> bool:
+    return not module.startswith(("torch.", "anytron_megatron.redirect")) or module.startswith("torch.cuda.")
