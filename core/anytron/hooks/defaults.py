@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anytron.errors import HookContractError
@@ -10,6 +9,8 @@ from anytron.hooks.markers import hookimpl
 from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from anytron.hooks.types import AttentionKernel, AttentionSpec, KernelName, KernelSpec, LogProbKernel, LogProbSpec
@@ -37,16 +38,17 @@ class NeutralDefaults:
         layout = request.layout
         if layout is None:
             return AttnMask(kind, mode)
-        tensor = {
-            MaskKind.NONE: lambda: None,
-            MaskKind.PADDING_2D: lambda: real_token_map(layout),
-            MaskKind.FULL_4D: lambda: _full_mask(layout, request),
-        }[kind]()
+        tensor: Tensor | None = None
+        polarity: Polarity | None = None
+        if kind is MaskKind.PADDING_2D:
+            tensor, polarity = real_token_map(layout), Polarity.KEEP
+        elif kind is MaskKind.FULL_4D:
+            tensor, polarity = _full_mask(layout, request), Polarity.MASKED
         return AttnMask(
             kind=kind,
             kernel_mode=mode,
             tensor=tensor,
-            polarity={MaskKind.PADDING_2D: Polarity.KEEP, MaskKind.FULL_4D: Polarity.MASKED}.get(kind),
+            polarity=polarity,
             padding_mask=~layout.valid if request.traits.mixture_of_experts else None,
             linear_attn_mask=real_token_map(layout) if request.traits.linear_attention else None,
         )
@@ -82,7 +84,7 @@ class NeutralDefaults:
 
 
 def real_token_map(layout: SequenceLayout) -> Tensor:
-    """bool ``[B, S]`` on the layout's device, True = KEEP, over all context-parallel shards.
+    """Mark real tokens: bool ``[B, S]`` on the layout's device, True = KEEP, over all context-parallel shards.
 
     ``S`` is the longest real length in thd (what a model that packs inside is given, as verl does
     for vision models) and the padded row length in bshd.
@@ -125,7 +127,10 @@ def _kernel_mode(kind: MaskKind, request: MaskRequest) -> str:
 
 
 def _full_mask(layout: SequenceLayout, request: MaskRequest) -> Tensor:
-    """bool ``[B, 1, S, S]``, True = MASKED: not causal, out of the window, or padding (rows and columns)."""
+    """Mark forbidden pairs: bool ``[B, 1, S, S]``, True = MASKED.
+
+    Forbidden are later keys (causal), keys out of the window, and padding, both as row and as column.
+    """
     query, key = layout.position_ids[:, :, None], layout.position_ids[:, None, :]
     keep = layout.valid[:, :, None] & layout.valid[:, None, :]
     if request.traits.causal:

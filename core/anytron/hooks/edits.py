@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from anytron.errors import ConfigError
-from anytron.hooks.types import ConfigEdit, Diagnostic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from anytron.config.schema import RunConfig
+    from anytron.hooks.types import ConfigEdit, Diagnostic
 
 
 def refuse_errors(diagnostics: Iterable[tuple[str, Diagnostic]]) -> None:

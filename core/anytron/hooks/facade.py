@@ -233,7 +233,7 @@ class Hooks:
             if mask is not None:
                 check_mask(mask, request, built, plugin)
                 return mask
-        _unanswered("build_attn_mask")
+        raise _unanswered("build_attn_mask")
 
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
         """Flat values ``[T, ...]`` from the model's output ``[R, C, ...]``.
@@ -248,7 +248,7 @@ class Hooks:
                     why = f"{flat.shape[0]} values for {layout.num_tokens} tokens"
                     _break("postprocess_output", plugin, "the answer has one entry per real token", why)
                 return flat
-        _unanswered("postprocess_output")
+        raise _unanswered("postprocess_output")
 
     def rollout_options(self, engine: str) -> dict[str, Any]:
         """Options for the engine that generates, by name.
@@ -267,13 +267,16 @@ class Hooks:
                 if not callable(kernel):
                     _break(hook, plugin, "a kernel is callable", f"answered {kernel!r}")
                 return kernel
-        _unanswered(hook)
+        raise _unanswered(hook)
 
     def _merge(self, hook: str, argument: Any) -> dict[str, tuple[str, Any]]:
         """Union of mappings, each value with the plugin that gave it first."""
         merged: dict[str, tuple[str, Any]] = {}
         for plugin, call in self._answers[hook]:
-            for name, value in _instance(hook, plugin, call(argument) or {}, Mapping).items():
+            answer = call(argument) or {}
+            if not isinstance(answer, Mapping):
+                _break(hook, plugin, "the answer is a mapping", f"it is {type(answer).__name__}")
+            for name, value in answer.items():
                 owner, present = merged.setdefault(name, (plugin, value))
                 if present != value:
                     raise PluginError(
@@ -319,8 +322,8 @@ def _break(hook: str, plugin: str, rule: str, why: str) -> NoReturn:
     )
 
 
-def _unanswered(hook: str) -> NoReturn:
-    raise HookContractError(
+def _unanswered(hook: str) -> HookContractError:
+    return HookContractError(
         f"No plugin answered {hook}.",
         why="every plugin left it to the next one and there is no neutral default among them",
         fix="make the facade with anytron.plugins.open_session or Hooks.of, which add the neutral default",

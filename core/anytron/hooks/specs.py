@@ -7,17 +7,18 @@ errors. Implementations may take any subset of the arguments, by name.
 Three ways of calling exist. *All*: every plugin answers and the answers are collected or merged.
 *First answer*: the active platform, then extensions, then the neutral default; the first that is
 not None counts. *Chain*: extensions in order of name, then the platform, each receiving what the
-one before returned.
+one before returned. None always means "nothing to say".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anytron.hooks.markers import hookspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @hookspec
-def requirements() -> Iterable[Requirement]:  # type: ignore[empty-body]
+def requirements() -> Iterable[Requirement] | None:
     """Name the packages that the plugin needs.
 
     Called: all plugins, once per process, before anything heavy is imported, and by
@@ -52,7 +53,7 @@ def requirements() -> Iterable[Requirement]:  # type: ignore[empty-body]
 
 
 @hookspec
-def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic]:  # type: ignore[empty-body]
+def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
     """Check the run's configuration and adapt it to the device.
 
     Called: all plugins, once, in the driver, after the configuration was read and validated and
@@ -67,18 +68,19 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic]:  # type: 
 
 
 @hookspec
-def runtime_env(process: ProcessInfo) -> Mapping[str, str]:  # type: ignore[empty-body]
+def runtime_env(process: ProcessInfo) -> Mapping[str, str] | None:
     """Give environment variables to a process that is about to start.
 
     Called: all plugins, in the driver, once for each worker process.
 
     Returns: variables. They are merged; two plugins that give one variable different values is an
-    error. What the user has set already is kept if equal and reported if not.
+    error. A variable that the user has set already keeps the user's value; a different wish is
+    reported as a warning.
     """
 
 
 @hookspec
-def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch]:  # type: ignore[empty-body]
+def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
     """Name the patches that the plugin needs in third-party code.
 
     Called: all plugins, once for each phase, in every worker process: ``before_import`` (nothing of
@@ -90,7 +92,7 @@ def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch]:  # type
 
 
 @hookspec
-def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:  # type: ignore[empty-body]
+def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:
     """Say what the device asks of every sequence layout.
 
     Called: all plugins, once, when the engine is built, on every training rank.
@@ -101,7 +103,7 @@ def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:  # t
 
 
 @hookspec
-def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:  # type: ignore[empty-body]
+def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
     """Adapt a finished micro-batch to the device.
 
     Called: as a chain, exactly once per micro-batch and forward pass, on every training rank, after
@@ -115,7 +117,7 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:  # type: ig
 
 
 @hookspec(firstresult=True)
-def build_attn_mask(request: MaskRequest) -> AttnMask | None:  # type: ignore[empty-body]
+def build_attn_mask(request: MaskRequest) -> AttnMask | None:
     """Give the attention mask in the form that the device's kernels read.
 
     Called: first answer. Once when the engine is built (``request.layout`` is None: answer kind and
@@ -128,7 +130,7 @@ def build_attn_mask(request: MaskRequest) -> AttnMask | None:  # type: ignore[em
 
 
 @hookspec(firstresult=True)
-def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:  # type: ignore[empty-body]
+def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
     """Turn the model's per-token output into flat values.
 
     Called: first answer, once per micro-batch and output tensor, on ranks of the last pipeline stage.
@@ -143,7 +145,7 @@ def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
 
 
 @hookspec(firstresult=True)
-def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:  # type: ignore[empty-body]
+def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:
     """Supply the attention kernel of a layer.
 
     Called: first answer, once per attention layer when the model is built; the kernel is then called
@@ -154,7 +156,7 @@ def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:  # type: ig
 
 
 @hookspec(firstresult=True)
-def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:  # type: ignore[empty-body]
+def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
     """Supply a fused kernel.
 
     Called: first answer, once per name and module when the model or the optimizer is built.
@@ -165,7 +167,7 @@ def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | Non
 
 
 @hookspec(firstresult=True)
-def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:  # type: ignore[empty-body]
+def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
     """Supply the kernel that computes token log-probs and entropies.
 
     Called: first answer, once per model when the engine is built.
@@ -175,7 +177,7 @@ def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:  # type: ignore[
 
 
 @hookspec
-def rollout_options(engine: str) -> Mapping[str, Any]:  # type: ignore[empty-body]
+def rollout_options(engine: str) -> Mapping[str, Any] | None:
     """Give options to the engine that generates.
 
     Called: all plugins, once, in the driver, before the rollout process starts.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from anytron.masks import ModelTraits, ParallelSizes
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
     from anytron.hooks.facade import Hooks
+    from anytron.masks import ModelTraits, ParallelSizes
     from anytron.platform import Platform
 
 Role = Literal["driver", "trainer", "rollout"]
@@ -158,12 +158,15 @@ class AttentionKernel(Protocol):
     and fully masked rows give zeros and no gradient, never NaN.
     """
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor: ...
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Attend."""
 
 
 class KernelName(str, Enum):
-    """The fused kernels that a platform may supply, each with the signature of its neutral default
-    in :mod:`anytron.kernels`."""
+    """The fused kernels that a platform may supply.
+
+    Each has the signature of its neutral default in :mod:`anytron.kernels`.
+    """
 
     RMS_NORM = "rms_norm"
     LAYER_NORM = "layer_norm"
@@ -217,4 +220,5 @@ class LogProbKernel(Protocol):
 
     def __call__(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor]:
+        """Give (log-probs, entropies)."""

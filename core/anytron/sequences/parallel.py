@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import ProcessGroup
 
 

@@ -1,0 +1,23 @@
+"""Find plugins by entry point, report on each, choose the one active platform.
+
+Two entry-point groups exist: ``anytron.platforms`` (exactly one is active) and ``anytron.plugins``
+(all are). Nothing here imports torch or an engine; a plugin's module and probe may.
+"""
+
+from anytron.plugins.known import disable_device_autoload
+from anytron.plugins.report import PluginReport, State
+from anytron.plugins.requirements import Unmet, check_requirements
+from anytron.plugins.session import Session, Survey, list_plugins, open_session, survey_plugins
+
+__all__ = [
+    "PluginReport",
+    "Session",
+    "State",
+    "Survey",
+    "Unmet",
+    "check_requirements",
+    "disable_device_autoload",
+    "list_plugins",
+    "open_session",
+    "survey_plugins",
+]

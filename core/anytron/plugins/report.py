@@ -1,0 +1,66 @@
+"""What became of each installed plugin, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+Kind = Literal["platform", "extension"]
+
+
+class State(str, Enum):
+    """What became of a plugin."""
+
+    ACTIVE = "active"
+    """Its hooks are called: an extension, or the one chosen platform."""
+    AVAILABLE = "available"
+    """A platform that could be chosen and was not."""
+    UNAVAILABLE = "unavailable"
+    """A platform whose device is not on this machine."""
+    BROKEN = "broken"
+    """It cannot be imported, breaks the contract, or its device is there and cannot be used."""
+    BLOCKED = "blocked"
+    """The user excluded it: ``ANYTRON_PLUGINS`` or ``ANYTRON_DISABLE_PLUGINS``."""
+    INCOMPATIBLE = "incompatible"
+    """It was written for another version of the contract, or a package that it needs is missing or unfitting."""
+    DUPLICATE = "duplicate"
+    """Several distributions offer this name; none of them is used."""
+
+
+@dataclass(frozen=True)
+class PluginReport:
+    """One line of ``anytron plugins list``.
+
+    Attributes:
+        name: The entry point's name.
+        kind: ``platform`` or ``extension``.
+        distribution: The distribution that offers it.
+        version: That distribution's version.
+        state: What became of it.
+        reason: Why, one sentence.
+        hooks: Hooks that it implements, in order of the specifications.
+        remedy: What to do about it; empty if nothing is wrong.
+    """
+
+    name: str
+    kind: Kind
+    distribution: str
+    version: str
+    state: State
+    reason: str
+    hooks: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values; ``remedy`` only where there is one."""
+        values = {
+            "name": self.name,
+            "kind": self.kind,
+            "distribution": self.distribution,
+            "version": self.version,
+            "state": self.state.value,
+            "reason": self.reason,
+            "hooks": list(self.hooks),
+        }
+        return {**values, "remedy": self.remedy} if self.remedy else values

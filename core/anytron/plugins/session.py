@@ -1,0 +1,134 @@
+"""Open a session: all plugins loaded, one platform active, the hooks ready to be called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import PlatformError, PluginError
+from anytron.hooks.defaults import NeutralDefaults
+from anytron.hooks.facade import Hooks
+from anytron.hooks.registry import Member, Standing, read_member
+from anytron.plugins.choice import Choice, asked_platform, choose_platform, probe_platforms, settled_reports
+from anytron.plugins.discovery import DISABLE, Found, find_plugins
+from anytron.plugins.known import disable_device_autoload
+from anytron.plugins.options import validated_options
+from anytron.plugins.report import PluginReport, State
+from anytron.plugins.requirements import unmet_requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.platform import Platform, Probe
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a process needs to know of its plugins.
+
+    Attributes:
+        hooks: The facade over the active platform, the extensions and the neutral default.
+        platform: The active platform, its options set.
+        probe: What its probe said.
+        choice_reason: Why it is the active one, for the first line of output.
+        reports: All installed plugins.
+    """
+
+    hooks: Hooks
+    platform: Platform
+    probe: Probe
+    choice_reason: str
+    reports: tuple[PluginReport, ...]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All installed plugins, and why no platform is active if none is."""
+
+    reports: tuple[PluginReport, ...]
+    error: PlatformError | None
+
+
+def open_session(platform: str | None = None, options: Mapping[str, Any] | None = None) -> Session:
+    """Load the plugins and choose the platform.
+
+    Worker processes call this again with the name that the driver chose, so that they cannot choose
+    differently.
+
+    Args:
+        platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
+        options: ``platform.options``.
+
+    Raises:
+        PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
+        PluginError: An extension cannot be loaded; it is never left out in silence.
+        ConfigError: ``options`` do not fit the platform.
+    """
+    disable_device_autoload()
+    found = find_plugins()
+    asked = asked_platform(platform)
+    probes = probe_platforms(found, only=asked.name if asked else None)
+    choice = choose_platform(found, probes, asked)
+    _refuse_broken_extensions(found)
+    hooks = _facade(found, choice)
+    choice.platform.configure_options(validated_options(choice.platform, options or {}))
+    reports = settled_reports(found, probes, choice.platform.name)
+    return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports))
+
+
+def survey_plugins() -> Survey:
+    """Report on all installed plugins, whatever state they are in. Every platform is probed.
+
+    Raises:
+        PluginError: ``ANYTRON_PLUGINS`` names something that is not installed.
+    """
+    disable_device_autoload()
+    found = find_plugins()
+    probes = probe_platforms(found)
+    active: str | None = None
+    error: PlatformError | None = None
+    try:
+        active = choose_platform(found, probes, asked_platform(None)).platform.name
+    except PlatformError as refused:
+        error = refused
+    reports = settled_reports(found, probes, active)
+    checked = [_held_to_requirements(report, one.member) for report, one in zip(reports, found, strict=True)]
+    return Survey(tuple(checked), error)
+
+
+def list_plugins() -> list[PluginReport]:
+    """The reports of :func:`survey_plugins`."""
+    return list(survey_plugins().reports)
+
+
+def _facade(found: Sequence[Found], choice: Choice) -> Hooks:
+    members = [candidate.member for candidate in found if candidate.member and candidate.platform is None]
+    defaults = NeutralDefaults()
+    return Hooks([choice.member, *members, read_member(defaults, defaults.name, Standing.DEFAULT)])
+
+
+def _refuse_broken_extensions(found: Sequence[Found]) -> None:
+    reports = [one.report for one in found if one.report.kind == "extension" and one.member is None]
+    refused = [report for report in reports if report.state is not State.BLOCKED]
+    if refused:
+        names = ",".join(sorted({report.name for report in refused}))
+        raise PluginError(
+            f"Installed plugins cannot be used: {names}.",
+            where=", ".join(sorted({f"{report.distribution} {report.version}" for report in refused})),
+            why="; ".join(report.reason for report in refused),
+            fix="; ".join([*dict.fromkeys(report.remedy for report in refused), f"or leave it out: {DISABLE}={names}"]),
+        )
+
+
+def _held_to_requirements(report: PluginReport, member: Member | None) -> PluginReport:
+    """Mark an active plugin whose packages are missing or unfitting; each on its own, so that none hides another."""
+    if member is None or report.state is not State.ACTIVE:
+        return report
+    try:
+        unmet = [one for one in unmet_requirements(Hooks([member]).requirements()) if not one.requirement.optional]
+    except Exception as error:  # noqa: BLE001 - whatever a plugin raises becomes its report
+        return replace(report, state=State.BROKEN, reason=f"its hook requirements failed: {error}")
+    if not unmet:
+        return report
+    reason, remedy = "; ".join(one.reason for one in unmet), "; ".join(one.remedy for one in unmet)
+    return replace(report, state=State.INCOMPATIBLE, reason=reason, remedy=remedy)

@@ -1,0 +1,39 @@
+"""The processor as a platform."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from anytron import Platform
+from anytron.platform import Availability, Probe
+
+if TYPE_CHECKING:
+    from anytron.platform import DeviceRuntime
+
+
+class CpuPlatform(Platform):
+    """Real Megatron over gloo, its building blocks in plain torch.
+
+    It implements no hook: the neutral defaults are its kernels.
+    """
+
+    name = "cpu"
+    accelerator = False
+    redirects_torch_cuda = True
+    portable_modules = True
+
+    def probe(self) -> Probe:
+        """There is always a processor."""
+        return Probe(Availability.USABLE, "the processor is always there", devices=1)
+
+    def runtime(self) -> DeviceRuntime:
+        """The processor of this process."""
+        return _runtime()
+
+
+@functools.cache
+def _runtime() -> DeviceRuntime:
+    from anytron_cpu.runtime import CpuRuntime
+
+    return CpuRuntime()

@@ -1,0 +1,78 @@
+"""The processor as the engines use it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from anytron.errors import EngineError
+from anytron.platform import DeviceRuntime, MemoryStats
+
+
+class CpuRuntime(DeviceRuntime):
+    """One device, shared by all processes of the machine; everything runs in order, nothing is queued."""
+
+    device_type: ClassVar[str] = "cpu"
+    communication_backend: ClassVar[str] = "gloo"
+    visible_devices_variable: ClassVar[str | None] = None
+
+    def device_count(self) -> int:
+        """1: ranks share the processor."""
+        return 1
+
+    def current_device(self) -> torch.device:
+        """``cpu``, without an index, as tensors on it report themselves."""
+        return torch.device("cpu")
+
+    def set_device(self, index: int) -> None:
+        """Accept any rank's index: each stands for the one processor.
+
+        Raises:
+            EngineError: A negative index.
+        """
+        if index < 0:
+            raise EngineError("Impossible device index.", where="CpuRuntime.set_device", why=f"{index} is negative")
+
+    def synchronize(self) -> None:
+        """Do nothing: operations are done when they return."""
+
+    def empty_cache(self) -> None:
+        """Do nothing: torch keeps no cache of host memory."""
+
+    def memory_stats(self) -> MemoryStats:
+        """Resident memory of this process against the machine's.
+
+        ``allocated`` and ``reserved`` are the resident set (``/proc/self/statm``, in pages),
+        ``peak_allocated`` its maximum so far (``getrusage``, in KiB on Linux).
+        """
+        page = os.sysconf("SC_PAGE_SIZE")
+        resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
+        # The kernel updates the maximum lazily, so that it can lag behind the current value.
+        peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return MemoryStats(
+            allocated=resident, peak_allocated=peak, reserved=resident, total=os.sysconf("SC_PHYS_PAGES") * page
+        )
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's generator of the processor."""
+        torch.default_generator.manual_seed(seed)
+
+    def get_rng_state(self) -> torch.Tensor:
+        """uint8 state of torch's generator of the processor."""
+        return torch.default_generator.get_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore what :meth:`get_rng_state` gave."""
+        torch.default_generator.set_state(state)
+
+    def default_generator(self) -> torch.Generator:
+        """The generator of the processor in torch."""
+        return torch.default_generator
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Whether matrix products and gloo run in ``dtype``: no 8-bit floating point."""
+        return not (dtype.is_floating_point and dtype.itemsize < 2)

@@ -1,0 +1,69 @@
+"""NVIDIA GPUs as a platform."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron import Platform, hookimpl
+from anytron.hooks.types import Requirement
+from anytron.platform import Availability, Probe
+
+if TYPE_CHECKING:
+    from anytron.platform import DeviceRuntime
+
+# The kernel driver's interface, and the GPU of Windows' Linux subsystem.
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+
+
+class CudaPlatform(Platform):
+    """Megatron as its authors run it: ``torch.cuda`` is the device, Transformer Engine computes."""
+
+    name = "cuda"
+    redirects_torch_cuda = False
+    portable_modules = False
+
+    def probe(self) -> Probe:
+        """Tell apart: torch without CUDA, no GPU, a GPU that torch cannot use, usable."""
+        driver = any(path.exists() for path in DRIVER_FILES)
+        missing = Availability.BROKEN if driver else Availability.ABSENT
+        seen = "an NVIDIA driver is running" if driver else "no NVIDIA driver is running"
+        try:
+            import torch
+        except (ImportError, OSError) as error:
+            # OSError: a shared library of the CUDA build is missing.
+            return Probe(Availability.BROKEN, f"torch cannot be imported: {error}", "reinstall torch")
+        if torch.version.cuda is None:
+            return Probe(
+                missing,
+                f"torch {torch.__version__} is built without CUDA, and {seen}",
+                "install a torch built with CUDA (see pytorch.org), or name another platform",
+            )
+        # Counts through NVML where it can: does not create a CUDA context, so that the process may still fork.
+        devices = torch.cuda.device_count()
+        if devices == 0:
+            return Probe(
+                missing,
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU, and {seen}",
+                "check nvidia-smi, CUDA_VISIBLE_DEVICES and that the driver is new enough for this CUDA",
+            )
+        return Probe(Availability.USABLE, f"{devices} GPU(s), CUDA {torch.version.cuda}", devices=devices)
+
+    def runtime(self) -> DeviceRuntime:
+        """The GPUs of this process."""
+        return _runtime()
+
+    @hookimpl
+    def requirements(self) -> list[Requirement]:
+        """Megatron's modules on CUDA are Transformer Engine's."""
+        return [
+            Requirement("transformer-engine", ">=2.0", "pip install --no-build-isolation 'transformer_engine[pytorch]'")
+        ]
+
+
+@functools.cache
+def _runtime() -> DeviceRuntime:
+    from anytron_cuda.runtime import CudaRuntime
+
+    return CudaRuntime()
