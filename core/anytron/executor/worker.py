@@ -52,9 +52,6 @@ def main(descriptor: int) -> int:
 
 def build_engine(bootstrap: Bootstrap) -> Any:
     """Do everything that must happen before the first unpickling; return the engine."""
-    # With torch_npu installed and no CANN, `import torch` itself raises unless this is set; the
-    # active platform loads its own device.
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     os.environ.update(bootstrap.distributed_env())
     sys.path[:] = bootstrap.sys_path
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -62,8 +59,9 @@ def build_engine(bootstrap: Bootstrap) -> Any:
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import PatchContext, ProcessInfo
     from anytron.patches import Ledger, Phase
-    from anytron.plugins import open_session
+    from anytron.plugins import disable_device_autoload, open_session
 
+    disable_device_autoload()
     config = RunConfig.model_validate(bootstrap.config)
     session = open_session(platform=bootstrap.platform, options=bootstrap.platform_options)
     ledger = Ledger()

@@ -1,0 +1,165 @@
+"""``anytron doctor``: what is here, where it comes from, and what would stop a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as machine
+import sys
+from collections import defaultdict
+from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions, requires
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import typer
+from packaging.requirements import Requirement as Dependency
+from packaging.utils import canonicalize_name
+
+import anytron
+from anytron.errors import AnytronError
+from anytron.hooks.types import PatchContext, ProcessInfo
+from anytron.plugins import check_requirements, open_session, survey_plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from anytron.plugins import Session
+
+VARIABLES = ("ANYTRON_", "HF_", "MASTER_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
+"""Beginnings of environment variables that change how a run behaves, besides those of the platform."""
+
+Findings = dict[str, Any]
+
+
+def examine() -> Findings:
+    """Look at this machine; nothing is changed, and of heavy packages only torch is imported.
+
+    Returns:
+        JSON values: ``anytron``, ``python``, ``system``, ``platform`` (None if none can be used),
+        ``packages``, ``plugins``, ``patches`` (planned for a training process), ``environment`` and
+        ``problems`` (what would stop a run; empty if nothing would).
+    """
+    findings: Findings = {
+        "anytron": anytron.__version__,
+        "python": f"{machine.python_version()} ({sys.executable})",
+        "system": machine.platform(),
+        "platform": None,
+        "patches": [],
+        "problems": [],
+    }
+    needed = {Dependency(line).name for line in requires("anytron") or () if "extra ==" not in line}
+    variables: set[str] = set()
+    try:
+        findings["plugins"] = [report.as_json() for report in survey_plugins().reports]
+        session = open_session()
+        runtime = session.platform.runtime()
+        findings["platform"] = {
+            "name": session.platform.name,
+            "reason": session.choice_reason,
+            "device": runtime.device_name(),
+            "devices": session.probe.devices,
+        }
+        needed |= {requirement.package for _, requirement in session.hooks.requirements()}
+        variables |= {runtime.visible_devices_variable or ""} | set(session.hooks.runtime_env(ProcessInfo("trainer")))
+        check_requirements(session.hooks)
+        findings["patches"] = _planned_patches(session)
+    except AnytronError as error:
+        findings["problems"].append(str(error))
+    findings["packages"] = _packages(needed)
+    findings["problems"] += [
+        f"{package['name']} is installed more than once: {', '.join(package['locations'])}"
+        for package in findings["packages"]
+        if len(package["locations"]) > 1
+    ]
+    findings["environment"] = {
+        name: value for name, value in sorted(os.environ.items()) if name in variables or name.startswith(VARIABLES)
+    }
+    return findings
+
+
+def _planned_patches(session: Session) -> list[dict[str, str]]:
+    from anytron.patches import Phase
+    from anytron.patches.versions import in_range, installed_version
+
+    context = PatchContext(platform=session.platform, role="trainer", hooks=session.hooks)
+    rows = []
+    for phase in Phase:
+        for patch in session.hooks.patch_model(phase, context):
+            version = installed_version(patch.package) if patch.package else ""
+            if patch.package and not version:
+                verdict = f"skipped: {patch.package} is not installed"
+            elif patch.requires and not in_range(version, patch.requires):
+                verdict = f"skipped: {patch.package} {version} is outside of {patch.requires}"
+            else:
+                verdict = "applies"
+            rows.append(
+                {
+                    "id": patch.id,
+                    "owner": patch.owner,
+                    "phase": phase.value,
+                    "target": patch.target,
+                    "verdict": verdict,
+                    "reason": patch.reason,
+                }
+            )
+    return rows
+
+
+def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Where each package lies, by its metadata and by the import system; none is imported."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for module, owners in packages_distributions().items():
+        for owner in set(owners):
+            modules[canonicalize_name(owner)].append(module)
+    rows = []
+    for name in sorted({canonicalize_name(name) for name in names} | {"anytron"}):
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            rows.append({"name": name, "version": None, "locations": [], "modules": {}})
+            continue
+        # A directory that stands twice on sys.path is one place.
+        locations = {str(other.locate_file("")) for other in distributions(name=name)}
+        origins = {module: _origin(module) for module in sorted(modules[name]) if module.isidentifier()}
+        rows.append({"name": name, "version": found.version, "locations": sorted(locations), "modules": origins})
+    return rows
+
+
+def _origin(module: str) -> str | None:
+    """What ``import module`` would load; None if nothing."""
+    try:
+        spec = find_spec(module)
+    except ValueError:  # it is imported already, and has no spec
+        return getattr(sys.modules[module], "__file__", None)
+    if spec is None:
+        return None
+    return spec.origin or ", ".join(spec.submodule_search_locations or ())
+
+
+def print_findings(findings: Findings, *, as_json: bool) -> None:
+    """Print what was found, as JSON or for a person."""
+    if as_json:
+        typer.echo(json.dumps(findings, indent=2))
+        return
+    active = findings["platform"]
+    lines = [f"{name:<9} {findings[name]}" for name in ("anytron", "python", "system")]
+    if active is None:
+        lines.append("platform  none")
+    else:
+        lines.append(f"platform  {active['name']} ({active['reason']})")
+        lines.append(f"device    {active['device']}, {active['devices']} usable")
+    lines.append("\npackages")
+    for package in findings["packages"]:
+        where = ", ".join(package["locations"]) or "-"
+        lines.append(f"  {package['name']:<20} {package['version'] or 'not installed':<16} {where}")
+    lines.append("\nplugins")
+    lines += [
+        f"  {plugin['name']:<20} {plugin['state']:<16} {plugin['reason']}" for plugin in findings.get("plugins", ())
+    ]
+    lines.append("\npatches of a training process")
+    lines += [f"  {patch['id']}: {patch['verdict']}\n    {patch['reason']}" for patch in findings["patches"]]
+    lines.append("\nenvironment")
+    lines += [f"  {name}={value}" for name, value in findings["environment"].items()]
+    lines.append("\nproblems")
+    lines += [f"  {problem}" for problem in findings["problems"]] or ["  none"]
+    typer.echo("\n".join(lines))

@@ -1,0 +1,135 @@
+"""The ``anytron`` command. Importing this is light: each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import anytron
+from anytron.cli.plugins import app as plugins_app
+from anytron.errors import AnytronError
+from anytron.plugins import disable_device_autoload
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells give it: 128 + SIGINT."""
+
+app = typer.Typer(
+    name="anytron",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Train language models with reinforcement learning, on whatever accelerator is under them.
+
+    Start with `anytron doctor` (what is here) and `anytron train examples/grpo_sort.yaml`.
+    The platform is `platform.name` of the configuration, else the variable ANYTRON_PLATFORM, else the
+    one whose device is found; the first line of a run says which and why.""",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
+app.add_typer(config_app, name="config")
+app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; its keys: docs/reference/config.md.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Keys to set, for example trainer.total_steps=10. Values are YAML.",
+        show_default=False,
+    ),
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"anytron {anytron.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def train(config: ConfigPath, overrides: Overrides = None) -> None:
+    r"""Train a model as CONFIG says.
+
+    Everything that can be wrong with the configuration, the data or the machine is found before a
+    process starts. What the run leaves lies in trainer.output_dir: metrics.jsonl, samples.jsonl,
+    config.yaml, patches.json, plots/, hf/ (the trained model), logs/ (what each process wrote).
+    Ctrl-C ends all processes and keeps what is there.
+
+    \b
+    anytron train examples/grpo_sort.yaml
+    anytron train examples/grpo_sort.yaml trainer.total_steps=10 parallel.tensor_model_parallel_size=2
+    """
+    from anytron.cli.train import run_training
+
+    try:
+        run_training(config, overrides or [])
+    except KeyboardInterrupt:
+        typer.echo("interrupted: all processes have ended; what was written so far is kept", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@config_app.command("show")
+def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Print CONFIG as a run would use it: overrides, defaults and the plugins' edits applied.
+
+    Edits of plugins, with their reasons, and their warnings go to the error output.
+    """
+    from anytron.cli.show_config import show_config
+
+    show_config(config, overrides or [])
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for programs and for reports of faults.")
+    ] = False,
+) -> None:
+    """Say what is here: platform and why, device, packages and where they lie, plugins, patches, environment.
+
+    The exit status is 1 if no run could start.
+    """
+    from anytron.cli.doctor import examine, print_findings
+
+    findings = examine()
+    print_findings(findings, as_json=as_json)
+    if findings["problems"]:
+        raise typer.Exit(1)
+
+
+def run() -> None:
+    """Run the command line.
+
+    Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without
+    traceback), 2 after wrong usage, 130 after Ctrl-C. Any other exception is a bug of ours and keeps
+    its traceback.
+    """
+    disable_device_autoload()
+    try:
+        app()
+    except AnytronError as error:
+        print_error(error)
+        sys.exit(1)
+
+
+def print_error(error: AnytronError) -> None:
+    """Print an error's four parts to the error output."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), (error.what, "bold")))
+    for label, text in (("where", error.where), ("why", error.why), ("fix", error.fix)):
+        if text:
+            console.print(Text.assemble((f"  {label}: ", "bold"), text))

@@ -1,0 +1,54 @@
+"""What ``train`` and ``config show`` have in common: from a path to a configuration that plugins have seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anytron.config.load import load_config
+from anytron.plugins import Session, check_requirements, open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anytron.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration, and the plugins that it will run with.
+
+    Attributes:
+        config: Overrides and the plugins' edits applied.
+        base_dir: Directory of the YAML file: relative paths refer to it.
+        session: The plugins and the active platform.
+        platform_line: Which platform was chosen, and why.
+        remarks: Edits of plugins with their reasons, warnings, optional packages that are missing.
+    """
+
+    config: RunConfig
+    base_dir: Path
+    session: Session
+    platform_line: str
+    remarks: list[str]
+
+
+def prepare_run(path: Path, overrides: Sequence[str]) -> Prepared:
+    """Read the configuration, choose the platform, and let the plugins check and adapt the configuration.
+
+    Raises:
+        ConfigError: The configuration is not valid, or a plugin refuses it.
+        PlatformError: No platform can be used, or not the one asked for.
+        PluginError: A plugin is broken, or what it needs is not installed.
+    """
+    config = load_config(path, overrides)
+    session = open_session(platform=config.platform.name, options=config.platform.options)
+    remarks = [f"optional: {unmet.reason} - {unmet.remedy}" for unmet in check_requirements(session.hooks)]
+    config, edits, diagnostics = session.hooks.configure(config)
+    remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
+    for plugin, remark in diagnostics:
+        fix = f" - {remark.fix}" if remark.fix else ""
+        remarks.append(f"{remark.severity} of {plugin}: {remark.key}: {remark.message}{fix}")
+    line = f"platform: {session.platform.name} ({session.choice_reason})"
+    return Prepared(config, path.resolve().parent, session, line, remarks)

@@ -1,0 +1,103 @@
+"""How a run is shown: a bar on a terminal, one line per step elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from rich.console import Console
+    from typing_extensions import Self
+
+
+class SilentProgress:
+    """Shows nothing; the base of those that do. A context manager: leaving clears up, after errors too."""
+
+    def start(self, total_steps: int) -> None:
+        """The workers are up."""
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """A step is done."""
+
+    def finish(self) -> None:
+        """The last step is done."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+
+class PlainProgress(SilentProgress):
+    """One line per step, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._total = 0
+
+    def start(self, total_steps: int) -> None:
+        """Remember the number of steps."""
+        self._total = total_steps
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Print a line."""
+        self._console.print(f"step {metrics['step']:.0f}/{self._total}  {_facts(metrics)}", markup=False)
+
+
+class BarProgress(SilentProgress):
+    """A bar with reward and throughput, redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("train", total=None, facts="starting the workers")
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def start(self, total_steps: int) -> None:
+        """Show the empty bar."""
+        self._bar.update(self._task, total=total_steps, facts=f"started in {time.monotonic() - self._began:.0f} s")
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=metrics["step"], facts=_facts(metrics))
+
+    def finish(self) -> None:
+        """Leave the bar as it is and give the terminal back."""
+        self._bar.stop()
+
+
+def make_progress(console: Console, *, shown: bool) -> SilentProgress:
+    """Choose how to show a run.
+
+    Args:
+        console: Where to.
+        shown: ``tracking.progress`` of the configuration.
+    """
+    if not shown:
+        return SilentProgress()
+    return BarProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+def _facts(metrics: Mapping[str, float]) -> str:
+    return (
+        f"reward {metrics['reward/mean']:.3f}  {metrics['throughput/tokens_per_s']:,.0f} tokens/s  "
+        f"{metrics['time/step_s']:.2f} s/step"
+    )

@@ -1,0 +1,22 @@
+"""``anytron config show``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+import yaml
+
+from anytron.cli.prepare import prepare_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def show_config(path: Path, overrides: Sequence[str]) -> None:
+    """Print the configuration as YAML, and to the error output what plugins did to it and why."""
+    prepared = prepare_run(path, overrides)
+    for line in (prepared.platform_line, *prepared.remarks):
+        typer.echo(line, err=True)
+    typer.echo(yaml.safe_dump(prepared.config.model_dump(mode="json"), sort_keys=False), nl=False)

@@ -1,0 +1,52 @@
+"""``anytron train``: everything is checked, then the loop runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anytron.cli.prepare import prepare_run
+from anytron.cli.progress import make_progress
+from anytron.components import load_component
+from anytron.config.checks import check_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def run_training(path: Path, overrides: Sequence[str]) -> None:
+    """Train as the configuration says; the first line of output is the platform and why it was chosen.
+
+    Raises:
+        AnytronError: Something is wrong; no process is left.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    prepared = prepare_run(path, overrides)
+    config, base_dir, session = prepared.config, prepared.base_dir, prepared.session
+    console.print(prepared.platform_line, markup=False)
+    for remark in prepared.remarks:
+        console.print(remark, markup=False)
+    for warning in check_config(config, base_dir, session.platform, session.probe):
+        console.print(f"warning: {warning}", markup=False)
+    executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
+
+    from anytron.trainer.loop import train  # torch: only when nothing has been found wrong so far
+
+    ranks = config.parallel.world_size
+    console.print(
+        f"training on {ranks} rank{'s' if ranks > 1 else ''} ({config.engine.name}), "
+        f"generating with {config.rollout.engine}; files go to {config.trainer.output_dir}",
+        markup=False,
+    )
+    with (
+        executor_class(config, base_dir, session) as executor,
+        make_progress(console, shown=config.tracking.progress) as progress,
+    ):
+        summary = train(config, base_dir, executor, progress)
+    console.print(
+        f"{summary.steps} steps in {summary.seconds:.1f} s, "
+        f"last reward {summary.metrics['reward/mean']:.3f}; see {summary.output_dir}",
+        markup=False,
+    )
