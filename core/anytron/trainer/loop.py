@@ -18,7 +18,7 @@ from anytron.trainer.preparation import prepare
 from anytron.trainer.seeds import derive_seed
 from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import RolloutWorkers, TrainingWorkers
+from anytron.trainer.workers import start_workers
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
@@ -67,8 +67,7 @@ def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progr
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
-        trainer = TrainingWorkers.start(executor, config)
-        rollout = RolloutWorkers.start(executor, config)
+        trainer, rollout = start_workers(executor, config)
         run.write_patches({"trainer": trainer.describe(), "rollout": rollout.describe()})
         progress.start(steps)
         began = time.perf_counter()

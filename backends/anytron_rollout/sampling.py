@@ -1,0 +1,112 @@
+"""Sample tokens inside ``transformers.generate`` and keep their log-probs.
+
+Legend: B rows, V vocabulary, W generated columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria, TopKLogitsWarper, TopPLogitsWarper
+
+from anytron.trainer.roles import Response, SamplingParams
+
+
+class TokenSampler(LogitsProcessor):  # type: ignore[misc]
+    """Turn logits into the distribution that is sampled, and remember what the draws were worth.
+
+    Log-probs are those of the model at the sampling temperature, before end tokens are suppressed and
+    before top-k and top-p: exactly what a training engine computes for the same tokens. One ``[B, V]``
+    tensor is alive at a time (``output_logits=True`` would keep W of them).
+
+    Args:
+        sampling: How to sample.
+        prompt_width: Columns of the prompt.
+        tokenizer: Needed with stop strings only.
+    """
+
+    def __init__(self, sampling: SamplingParams, *, prompt_width: int, tokenizer: Any) -> None:
+        self.stopping = _Stopping(self, sampling, tokenizer)
+        self.prompt_width = prompt_width
+        self._sampling = sampling
+        self._warpers: list[LogitsProcessor] = []
+        if sampling.top_k > 0:
+            self._warpers.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1.0:
+            self._warpers.append(TopPLogitsWarper(sampling.top_p))
+        self._distribution: Tensor | None = None
+        self._log_probs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Called by transformers before each draw.
+
+        Args:
+            input_ids: int64 ``[B, prompt_width + tokens so far]``.
+            scores: float32 ``[B, V]`` logits.
+
+        Returns:
+            float32 ``[B, V]``, whose softmax is sampled.
+        """
+        sampling = self._sampling
+        self._distribution = torch.log_softmax(scores / sampling.temperature, dim=-1)
+        allowed = self._distribution
+        if sampling.end_token_ids and input_ids.shape[1] - self.prompt_width < sampling.min_new_tokens:
+            allowed = allowed.clone()
+            allowed[:, list(sampling.end_token_ids)] = -torch.inf
+        for warper in self._warpers:
+            allowed = warper(input_ids, allowed)
+        return allowed
+
+    def record(self, drawn: Tensor) -> None:
+        """Keep the log-probs of the tokens just drawn, int64 ``[B]``."""
+        assert self._distribution is not None
+        self._log_probs.append(self._distribution.gather(-1, drawn[:, None])[:, 0])
+        self._distribution = None
+
+    def responses(self, sequences: Tensor) -> list[Response]:
+        """Cut each row at its end.
+
+        Args:
+            sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; rows that ended
+                early go on with tokens of no meaning.
+        """
+        tokens = sequences[:, self.prompt_width :].tolist()
+        log_probs = torch.stack(self._log_probs, dim=1).tolist()
+        return [
+            Response(
+                tokens=tuple(row[: end or len(row)]), log_probs=tuple(values[: end or len(row)]), finished=end > 0
+            )
+            for row, values, end in zip(tokens, log_probs, self.stopping.ends.tolist(), strict=True)
+        ]
+
+
+class _Stopping(StoppingCriteria):  # type: ignore[misc]
+    """Say which rows have ended, and remember after how many tokens each did.
+
+    transformers pads rows that have ended, but a pad token may be a real draw as well: only the
+    count tells them apart.
+    """
+
+    def __init__(self, sampler: TokenSampler, sampling: SamplingParams, tokenizer: Any) -> None:
+        self.ends: Tensor = torch.empty(0)
+        self._sampler = sampler
+        self._minimum = sampling.min_new_tokens
+        self._end_tokens = torch.tensor(sampling.end_token_ids, dtype=torch.int64)
+        self._stop_strings = StopStringCriteria(tokenizer, list(sampling.stop)) if sampling.stop else None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        """Called by transformers after each draw; returns bool ``[B]``, True = ended."""
+        drawn = input_ids[:, -1]
+        self._sampler.record(drawn)
+        count = input_ids.shape[1] - self._sampler.prompt_width
+        if count == 1:
+            self._end_tokens = self._end_tokens.to(drawn.device)
+            self.ends = torch.zeros_like(drawn)
+        if count >= self._minimum:
+            ended = torch.isin(drawn, self._end_tokens)
+            if self._stop_strings is not None:
+                ended |= self._stop_strings(input_ids[:, self._sampler.prompt_width :], scores)
+            self.ends = torch.where((self.ends == 0) & ended, count, self.ends)
+        return self.ends > 0

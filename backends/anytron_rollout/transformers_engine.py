@@ -1,0 +1,149 @@
+"""Generate with Hugging Face ``transformers``, in a process that nothing of a training engine touches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from anytron.data.pretrained import load_hf_config, load_tokenizer
+from anytron.errors import ConfigError, EngineError
+from anytron.trainer.roles import Response, SamplingParams
+from anytron_rollout.sampling import TokenSampler
+from anytron_rollout.weights import load_verified
+
+if TYPE_CHECKING:
+    from anytron.trainer.roles import EngineContext, WeightManifest
+
+OPTIONS = ("attn_implementation",)
+"""What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...)."""
+
+
+class TransformersEngine:
+    """A rollout engine (:class:`anytron.trainer.roles.RolloutEngine`).
+
+    The model is built from its config alone; its weights come from the training engine, which is
+    the only source of truth, before the first rollout as after every update.
+
+    Args:
+        context: This process and its run.
+
+    Raises:
+        ConfigError: The model's config or ``rollout.options`` are not usable.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        rollout = context.config.rollout
+        unknown = sorted(set(rollout.options) - set(OPTIONS))
+        if unknown:
+            raise ConfigError(
+                f"The transformers rollout engine has no option {unknown[0]!r}.",
+                where="rollout.options",
+                why=f"it has {', '.join(OPTIONS)}",
+            )
+        self._context = context
+        self._max_batch_size = rollout.max_batch_size
+        self._runtime = context.platform.runtime()
+        self._tokenizer: Any = None
+        self._version: int | None = None
+        config = load_hf_config(context.config.model, context.base_dir)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, context.config.model.dtype), **rollout.options
+        )
+        # A checkpoint's own sampling defaults (temperature, repetition penalty) must not leak in.
+        model.generation_config = GenerationConfig()
+        self._model = model.to(self._runtime.current_device()).eval().requires_grad_(requires_grad=False)
+
+    def load_weights(self, manifest: WeightManifest) -> int:
+        """Take new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
+        self._version = None  # half-loaded weights must never generate
+        load_verified(self._model, manifest)
+        self._version = manifest.version
+        return manifest.version
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> list[list[Response]]:
+        """Sample ``sampling.samples_per_prompt`` responses for each prompt.
+
+        The rows (prompts times samples) are generated in batches of ``rollout.max_batch_size``, longest
+        prompts first, so that a batch pads little. The result depends on the seed and on nothing that
+        was generated before.
+
+        Args:
+            prompts: Token ids, at least one each.
+            sampling: How to sample.
+            seed: Of this call.
+
+        Returns:
+            For each prompt, in order, its responses.
+
+        Raises:
+            EngineError: No weights have been loaded.
+        """
+        if self._version is None:
+            raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before generate")
+        torch.manual_seed(seed)
+        self._runtime.manual_seed(seed)
+        rows = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
+        rows.sort(key=lambda index: -len(prompts[index]))
+        responses: list[list[Response]] = [[] for _ in prompts]
+        for start in range(0, len(rows), self._max_batch_size):
+            batch = rows[start : start + self._max_batch_size]
+            for index, response in zip(batch, self._generate([prompts[i] for i in batch], sampling), strict=True):
+                responses[index].append(response)
+        return responses
+
+    def describe(self) -> Mapping[str, Any]:
+        """Name the engine, its versions, the device, and what was patched in this process."""
+        return {
+            "engine": "transformers",
+            "model": type(self._model).__name__,
+            "device": str(self._runtime.current_device()),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "patches": self._context.ledger.report(),
+        }
+
+    @torch.inference_mode()
+    def _generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Response]:
+        input_ids, attention_mask = left_pad(prompts, sampling.pad_token_id)
+        device = self._runtime.current_device()
+        sampler = TokenSampler(sampling, prompt_width=input_ids.shape[1], tokenizer=self._stop_tokenizer(sampling))
+        output = self._model.generate(
+            input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            # Sampling is the sampler's business, down to the end tokens: what transformers adds of
+            # its own accord would come in an order that this code cannot see.
+            generation_config=GenerationConfig(
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=sampling.max_new_tokens,
+                pad_token_id=sampling.pad_token_id,
+            ),
+            logits_processor=LogitsProcessorList([sampler]),
+            stopping_criteria=StoppingCriteriaList([sampler.stopping]),
+        )
+        return sampler.responses(output)
+
+    def _stop_tokenizer(self, sampling: SamplingParams) -> Any:
+        if sampling.stop and self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._context.config.model, self._context.base_dir)
+        return self._tokenizer
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """Arrange prompts of different lengths so that they all end in the last column.
+
+    Returns:
+        ``input_ids`` and ``attention_mask`` (1 = real token), both int64 ``[B, S]``.
+    """
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    width = int(lengths.max())
+    real = torch.arange(width) >= (width - lengths)[:, None]
+    input_ids = torch.full((len(prompts), width), pad_token_id)
+    input_ids[real] = torch.tensor([token for prompt in prompts for token in prompt])
+    return input_ids, real.long()

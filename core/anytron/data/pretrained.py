@@ -1,0 +1,121 @@
+"""Read what stands in a Hugging Face model directory, without a model and without the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.imports import resolve
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from anytron.config.schema import ModelSection
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+
+def model_directory(model: ModelSection, base_dir: Path) -> Path:
+    """Find ``model.path`` and make sure that it can be loaded, before anything is.
+
+    Raises:
+        ConfigError: There is no such directory, or it lacks ``config.json`` or weights.
+    """
+    assert model.path is not None
+    directory = (base_dir / model.path).resolve()
+    if not directory.is_dir():
+        raise ConfigError(
+            "There is no such model directory.",
+            where=f"model.path = {model.path}",
+            why=f"looked for {directory}",
+            fix="give a local directory (relative to the YAML file), for example made by 'hf download'",
+        )
+    if not (directory / "config.json").is_file():
+        raise ConfigError("The model directory has no config.json.", where=f"model.path = {directory}")
+    if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
+        raise ConfigError(
+            "The model directory has no weights.",
+            where=f"model.path = {directory}",
+            why=f"looked for {', '.join(WEIGHT_FILES)}",
+            fix="download the weights, or set model.config instead of model.path to start from random ones",
+        )
+    return directory
+
+
+def load_hf_config(model: ModelSection, base_dir: Path) -> Any:
+    """Build the model's ``transformers.PretrainedConfig``.
+
+    Raises:
+        ConfigError: The directory is not usable, or transformers does not know the model or refuses
+            its config.
+    """
+    from transformers import AutoConfig
+
+    directory = None if model.path is None else model_directory(model, base_dir)
+    try:
+        if directory is not None:
+            return AutoConfig.from_pretrained(directory, local_files_only=True)
+        fields = dict(model.config or {})
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    except Exception as error:
+        raise ConfigError(
+            "The model's config is not usable.",
+            where="model.config" if directory is None else str(directory / "config.json"),
+            why=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def load_tokenizer(model: ModelSection, base_dir: Path) -> Any:
+    """Load the tokenizer: a directory, a function that returns one, or the one in ``model.path``.
+
+    Returns:
+        A ``transformers.PreTrainedTokenizerBase``.
+
+    Raises:
+        ConfigError: There is none, or it cannot be loaded.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    reference = model.tokenizer
+    if reference is not None and ":" in reference:
+        tokenizer = resolve(reference, base_dir, key="model.tokenizer")()
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ConfigError(
+                "The function returns no tokenizer.",
+                where=f"model.tokenizer = {reference}",
+                why=f"it returned {type(tokenizer).__name__}",
+                fix="return a transformers tokenizer",
+            )
+        return tokenizer
+    directory = model_directory(model, base_dir) if reference is None else (base_dir / reference).resolve()
+    if not directory.is_dir():
+        raise ConfigError(
+            "There is no such tokenizer directory.",
+            where=f"model.tokenizer = {reference}",
+            why=f"looked for {directory}",
+            fix="give a local directory (relative to the YAML file) or 'file.py:function'",
+        )
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:
+        raise ConfigError(
+            "The tokenizer cannot be loaded.",
+            where=str(directory),
+            why=f"{type(error).__name__}: {error}",
+            fix="set model.tokenizer to a directory that has one",
+        ) from error
+
+
+def end_token_ids(model: ModelSection, base_dir: Path, tokenizer: Any) -> tuple[int, ...]:
+    """Collect the tokens that end a response: the tokenizer's, and those of ``generation_config.json``.
+
+    Instruction-tuned checkpoints often name several (end of turn, end of text) there only.
+    """
+    from transformers import GenerationConfig
+
+    ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    if model.path is not None:
+        directory = model_directory(model, base_dir)
+        if (directory / "generation_config.json").is_file():
+            named = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
+            ends.update([named] if isinstance(named, int) else named or [])
+    return tuple(sorted(ends))

@@ -1,0 +1,61 @@
+"""Draw prompts epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+import torch
+
+from anytron.trainer.seeds import derive_seed
+
+Item = TypeVar("Item")
+
+
+class EpochSampler(Generic[Item]):
+    """Give every item once per epoch, in an order of its own for each epoch.
+
+    The state is two numbers, so a run can be continued exactly where it stood. A draw that reaches
+    the end of an epoch goes on in the next one.
+
+    Args:
+        items: What is drawn from, at least one.
+        seed: The order of every epoch follows from it.
+        shuffle: False = the items' own order in every epoch.
+    """
+
+    def __init__(self, items: Sequence[Item], *, seed: int, shuffle: bool) -> None:
+        self._items = items
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epoch = 0
+        self._position = 0
+        self._order = self._order_of(0)
+
+    def draw(self, count: int) -> list[Item]:
+        """Take the next ``count`` items."""
+        drawn: list[Item] = []
+        while len(drawn) < count:
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._order_of(self._epoch)
+            taken = self._order[self._position : self._position + count - len(drawn)]
+            self._position += len(taken)
+            drawn.extend(self._items[index] for index in taken)
+        return drawn
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the sampler stands: ``epoch`` and ``position`` in it."""
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Stand where another sampler of the same items and seed stood."""
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._order = self._order_of(self._epoch)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._items)))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "data", epoch))
+        order: list[int] = torch.randperm(len(self._items), generator=generator).tolist()
+        return order

@@ -1,0 +1,108 @@
+"""Where prompts come from: registered sources and functions of the user."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.imports import resolve
+from anytron.data.prompts import Prompt
+from anytron.errors import DataError
+
+if TYPE_CHECKING:
+    from anytron.config.schema import DataSection
+
+PromptSource = Callable[..., Iterable[Prompt]]
+"""(**options) -> prompts. Registered sources get ``base_dir`` besides."""
+
+
+def jsonl(*, base_dir: Path, path: str, prompt_key: str = "prompt", id_key: str = "id") -> list[Prompt]:
+    """Read prompts from a file with one JSON object per line.
+
+    Args:
+        base_dir: Directory that a relative ``path`` is relative to.
+        path: The file, UTF-8. Empty lines are skipped.
+        prompt_key: The entry that holds the prompt: a string, or a list of token ids.
+        id_key: The entry that names the prompt; without it the name is ``line N``.
+
+    Returns:
+        Prompts in the file's order; all other entries of a line are the prompt's data.
+
+    Raises:
+        DataError: The file is missing, or a line is not such an object.
+    """
+    file = base_dir / path
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            "The prompts cannot be read.", where=str(file), why=str(error), fix="check data.options.path"
+        ) from error
+    return [
+        _from_line(line, f"{file}:{number}", number, prompt_key, id_key)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+
+
+def _from_line(line: str, where: str, number: int, prompt_key: str, id_key: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError("A line of the prompts is not JSON.", where=where, why=str(error)) from error
+    if not isinstance(record, dict) or prompt_key not in record:
+        raise DataError(
+            f"A line of the prompts has no entry {prompt_key!r}.",
+            where=where,
+            why=f"it has {', '.join(map(repr, record)) if isinstance(record, dict) else type(record).__name__}",
+            fix="set data.options.prompt_key",
+        )
+    value = record.pop(prompt_key)
+    name = str(record.get(id_key, f"line {number}"))
+    if isinstance(value, str):
+        return Prompt(name, text=value, data=record)
+    if isinstance(value, list) and all(type(token) is int for token in value):
+        return Prompt(name, tokens=tuple(value), data=record)
+    raise DataError(
+        "A prompt is neither a string nor a list of token ids.", where=where, why=f"it is {type(value).__name__}"
+    )
+
+
+SOURCES: Mapping[str, PromptSource] = MappingProxyType({"jsonl": jsonl})
+"""By their name in ``data.source``."""
+
+
+def load_prompts(data: DataSection, base_dir: Path) -> list[Prompt]:
+    """Get all prompts of a run.
+
+    Raises:
+        ConfigError: The source does not exist.
+        DataError: It fails, or gives something else than prompts.
+    """
+    source: Callable[..., Any] = resolve(data.source, base_dir, key="data.source", registered=SOURCES)
+    if data.source in SOURCES:
+        source = partial(source, base_dir=base_dir)
+    try:
+        prompts = list(source(**data.options))
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            "The source of prompts failed.",
+            where=f"data.source = {data.source}",
+            why=f"{type(error).__name__}: {error}",
+            fix="correct the function or data.options",
+        ) from error
+    for position, prompt in enumerate(prompts):
+        if not isinstance(prompt, Prompt):
+            raise DataError(
+                "The source gives something else than prompts.",
+                where=f"data.source = {data.source}",
+                why=f"entry {position} is {type(prompt).__name__}",
+                fix="return anytron.data.Prompt objects",
+            )
+    return prompts

@@ -1,0 +1,19 @@
+"""Who is told how a run goes while it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Shows a run to a person. Called by the loop in the driver."""
+
+    def start(self, total_steps: int) -> None:
+        """The workers are up; the first of ``total_steps`` begins."""
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """A step is done; ``metrics`` are those of ``metrics.jsonl``."""
+
+    def finish(self) -> None:
+        """The last step is done; the model is about to be saved. Not called if the run fails."""

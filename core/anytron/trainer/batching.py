@@ -1,0 +1,93 @@
+"""Divide sequences into micro-batches of balanced token counts, equally many for each data-parallel rank."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from anytron.errors import ConfigError
+
+Partition = list[list[int]]
+"""Indices of sequences, part by part."""
+
+
+def karmarkar_karp(sizes: Sequence[int], parts: int) -> Partition:
+    """Divide numbers into parts of nearly equal sums by the largest differencing method.
+
+    N. Karmarkar, R. Karp, "The differencing method of set partitioning" (1982): every number starts
+    as a partition of its own, and the two partitions of the largest spread are merged, the largest
+    part of one with the smallest of the other, until one is left. Deterministic: ties are broken by
+    index.
+
+    Args:
+        sizes: The numbers.
+        parts: How many parts.
+
+    Returns:
+        ``parts`` lists of indices, each ascending, the parts in descending order of their sums. With
+        fewer numbers than parts the last ones are empty.
+    """
+    if parts == 1:
+        return [list(range(len(sizes)))]
+    # A state is (-spread, tie-breaker, sums in descending order, members in the same order).
+    states: list[tuple[int, int, list[int], Partition]] = []
+    for index, size in enumerate(sizes):
+        members: Partition = [[index], *([] for _ in range(parts - 1))]
+        heapq.heappush(states, (-size, index, [size] + [0] * (parts - 1), members))
+    while len(states) > 1:
+        _, tie, sums, members = heapq.heappop(states)
+        _, other_tie, other_sums, other_members = heapq.heappop(states)
+        merged = sorted(
+            (
+                (a + b, left + right)
+                for a, left, b, right in zip(
+                    sums, members, reversed(other_sums), reversed(other_members), strict=True
+                )
+            ),
+            key=lambda part: -part[0],
+        )
+        sums, members = [part[0] for part in merged], [part[1] for part in merged]
+        heapq.heappush(states, (sums[-1] - sums[0], min(tie, other_tie), sums, members))
+    if not states:
+        return [[] for _ in range(parts)]
+    return [sorted(part) for part in states[0][3]]
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int, copies: int) -> list[Partition]:
+    """Plan one pass over some sequences.
+
+    Args:
+        lengths: Tokens of each sequence, each at least 1.
+        max_tokens: Tokens of a micro-batch at most; a longer sequence gets a micro-batch of its own.
+        copies: Data-parallel ranks that share the work.
+
+    Returns:
+        ``[copies][micro-batches]`` lists of indices: every index once, every copy equally many
+        micro-batches, as few as the limit allows. Where there are fewer sequences than micro-batches
+        some are empty: the engine must be given something of no weight there, because ranks wait for
+        each other in every micro-batch.
+
+    Raises:
+        ConfigError: There are fewer sequences than copies.
+    """
+    if len(lengths) < copies:
+        raise ConfigError(
+            "There are fewer sequences than copies of the model.",
+            where="parallel.data_parallel_size",
+            why=f"{len(lengths)} sequences in a mini-batch for {copies} copies",
+            fix="raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
+        )
+    count = max(1, -(-sum(lengths) // (max_tokens * copies)))
+    while not _fits(parts := karmarkar_karp(lengths, count * copies), lengths, max_tokens):
+        count += 1
+    # Parts come in descending order: dealing them forth and back gives every copy about the same work.
+    shares: list[Partition] = [[] for _ in range(copies)]
+    for start in range(0, len(parts), copies):
+        row = parts[start : start + copies]
+        for copy, part in enumerate(row if (start // copies) % 2 == 0 else reversed(row)):
+            shares[copy].append(part)
+    return shares
+
+
+def _fits(parts: Partition, lengths: Sequence[int], max_tokens: int) -> bool:
+    return all(len(part) <= 1 or sum(lengths[index] for index in part) <= max_tokens for part in parts)

@@ -1,0 +1,74 @@
+"""Compute a step's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.errors import EngineError
+
+if TYPE_CHECKING:
+    from anytron.rewards.scoring import RewardScores
+    from anytron.rewards.sample import Sample
+    from anytron.tracking.clock import Clock
+
+
+def step_metrics(
+    step: int,
+    samples: Sequence[Sample],
+    rewards: RewardScores,
+    group_size: int,
+    outcomes: Sequence[Mapping[str, float]],
+    clock: Clock,
+) -> dict[str, float]:
+    """Collect what ``metrics.jsonl`` says of a step.
+
+    Args:
+        step: Counted from 1.
+        samples: The step's samples, groups side by side.
+        rewards: Their rewards.
+        group_size: Samples of one prompt.
+        outcomes: Results of the step's updates; the metrics are their averages.
+        clock: The step's times, in seconds.
+    """
+    total = rewards.total
+    groups = total.view(-1, group_size)
+    lengths = torch.tensor([len(sample.response_tokens) for sample in samples], dtype=torch.float32)
+    truncated = sum(not sample.finished for sample in samples) / len(samples)
+    tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
+    seconds = clock.elapsed()
+    metrics: dict[str, float] = {
+        "step": step,
+        "reward/mean": total.mean().item(),
+        "reward/std": total.std(unbiased=False).item(),
+        "reward/group_std_zero_fraction": (groups.amax(1) == groups.amin(1)).float().mean().item(),
+    }
+    if len(rewards.parts) > 1:
+        metrics |= {f"reward/{name}/mean": part.mean().item() for name, part in rewards.parts.items()}
+    metrics |= {name: sum(outcome[name] for outcome in outcomes) / len(outcomes) for name in outcomes[0]}
+    metrics |= {
+        "response/length_mean": lengths.mean().item(),
+        "response/length_max": lengths.max().item(),
+        "response/truncated_fraction": truncated,
+        "response/empty_fraction": (lengths == 0).float().mean().item(),
+    }
+    metrics |= {f"time/{name}_s": spent for name, spent in clock.seconds.items()}
+    return metrics | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / seconds}
+
+
+def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> None:
+    """Stop when the rollout engine and the training engine have different opinions of one model.
+
+    Raises:
+        EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
+    """
+    difference = metrics["rollout/log_prob_abs_diff"]
+    if tolerance is not None and not difference <= tolerance:
+        raise EngineError(
+            "Rollout and training log-probs differ.",
+            where=f"step {metrics['step']:.0f}",
+            why=f"mean absolute difference {difference:.3g} nats, allowed {tolerance:.3g}",
+            fix="look for different dtypes, kernels or weights; raise trainer.rollout_log_prob_tolerance if it is expected",
+        )

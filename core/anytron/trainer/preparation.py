@@ -1,0 +1,105 @@
+"""Prepare a run: find everything that can be wrong before a worker starts."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.algorithms.advantages import ADVANTAGES
+from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
+from anytron.data.prompts import TokenizedPrompt, tokenize
+from anytron.data.sampler import EpochSampler
+from anytron.data.sources import load_prompts
+from anytron.errors import ConfigError
+from anytron.rewards.scoring import RewardSum
+from anytron.trainer.roles import SamplingParams
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the driver holds of a run.
+
+    Attributes:
+        tokenizer: A Hugging Face tokenizer.
+        sampler: Draws prompts.
+        rewards: Scores samples.
+        sampling: How responses are sampled.
+    """
+
+    tokenizer: Any
+    sampler: EpochSampler[TokenizedPrompt]
+    rewards: RewardSum
+    sampling: SamplingParams
+
+
+def prepare(config: RunConfig, base_dir: Path) -> Task:
+    """Load tokenizer, prompts and rewards, and check them against the model.
+
+    Args:
+        config: The run.
+        base_dir: Directory that relative paths refer to.
+
+    Raises:
+        ConfigError: Something named in the configuration is missing or impossible.
+        DataError: Prompts are not usable.
+    """
+    _check_algorithm(config)
+    rewards = RewardSum.from_config(config.rewards, base_dir)
+    prompts = load_prompts(config.data, base_dir)
+    hf_config = load_hf_config(config.model, base_dir).get_text_config()
+    tokenizer = load_tokenizer(config.model, base_dir)
+    tokenized = tokenize(
+        prompts,
+        tokenizer,
+        context_length=getattr(hf_config, "max_position_embeddings", None),
+        vocab_size=hf_config.vocab_size,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+    ends = end_token_ids(config.model, base_dir, tokenizer)
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    return Task(
+        tokenizer=tokenizer,
+        sampler=EpochSampler(tokenized, seed=config.trainer.seed, shuffle=config.data.shuffle),
+        rewards=rewards,
+        sampling=SamplingParams(
+            samples_per_prompt=config.rollout.samples_per_prompt,
+            max_new_tokens=config.rollout.max_new_tokens,
+            min_new_tokens=config.rollout.min_new_tokens,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            stop=tuple(config.rollout.stop),
+            end_token_ids=ends,
+            pad_token_id=padding,
+        ),
+    )
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    name = config.algorithm.advantage
+    if name not in ADVANTAGES:
+        near = difflib.get_close_matches(name, ADVANTAGES, n=1)
+        raise ConfigError(
+            f"There is no advantage estimator {name!r}.",
+            where="algorithm.advantage",
+            why=f"known: {', '.join(ADVANTAGES)}",
+            fix=f"did you mean {near[0]!r}?" if near else "",
+        )
+    if config.rollout.samples_per_prompt < 2:
+        raise ConfigError(
+            "GRPO compares the responses to one prompt with each other: it needs at least two.",
+            where="rollout.samples_per_prompt",
+            why="with one, every advantage is 0 and nothing is learnt",
+            fix="set rollout.samples_per_prompt to 2 or more; 8 to 16 is usual",
+        )
+    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
+        raise ConfigError(
+            "The shortest response is longer than the longest.",
+            where="rollout.min_new_tokens",
+            why=f"{config.rollout.min_new_tokens} > rollout.max_new_tokens = {config.rollout.max_new_tokens}",
+        )

@@ -1,0 +1,20 @@
+"""Derive the seeds of a run's parts from its one seed."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive_seed(seed: int, purpose: str, index: int) -> int:
+    """Give a purpose its own seed, the same in every process and Python version.
+
+    Args:
+        seed: ``trainer.seed``.
+        purpose: What it is for, for example ``rollout``.
+        index: Step, epoch, or another count.
+
+    Returns:
+        A number in ``[0, 2**63)``, which every generator of torch accepts.
+    """
+    digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

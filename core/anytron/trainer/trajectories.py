@@ -1,0 +1,109 @@
+"""Turn generated responses into what rewards and training read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.algorithms.advantages import ADVANTAGES, broadcast_to_tokens
+from anytron.errors import EngineError
+from anytron.rewards.sample import Sample
+from anytron.trainer.batch import RaggedBatch
+
+if TYPE_CHECKING:
+    from anytron.config.schema import AlgorithmSection
+    from anytron.data.prompts import TokenizedPrompt
+    from anytron.trainer.roles import Response
+
+
+def make_samples(
+    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], tokenizer: Any
+) -> list[Sample]:
+    """Join each prompt with its responses, decoded without special tokens.
+
+    Args:
+        prompts: P prompts.
+        responses: G responses for each.
+        tokenizer: A Hugging Face tokenizer.
+
+    Returns:
+        ``P * G`` samples, those of one prompt side by side.
+
+    Raises:
+        EngineError: The rollout engine's answer has another number of responses, or of log-probs.
+    """
+    pairs = [
+        (prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group
+    ]
+    for prompt, response in pairs:
+        if len(response.tokens) != len(response.log_probs):
+            raise EngineError(
+                "The rollout engine's log-probs do not fit its tokens.",
+                where=f"prompt {prompt.id}",
+                why=f"{len(response.tokens)} tokens, {len(response.log_probs)} log-probs",
+            )
+    texts = tokenizer.batch_decode([list(response.tokens) for _, response in pairs], skip_special_tokens=True)
+    return [
+        Sample(
+            prompt_id=prompt.id,
+            prompt_text=prompt.text,
+            response_text=text,
+            prompt_tokens=prompt.tokens,
+            response_tokens=response.tokens,
+            log_probs=response.log_probs,
+            finished=response.finished,
+            data=prompt.data,
+        )
+        for (prompt, response), text in zip(pairs, texts, strict=True)
+    ]
+
+
+def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
+    """Concatenate samples into a batch; a response may be empty.
+
+    Args:
+        samples: B samples.
+        temperature: What they were sampled at.
+    """
+    prompt_lengths = torch.tensor([len(sample.prompt_tokens) for sample in samples])
+    response_lengths = torch.tensor([len(sample.response_tokens) for sample in samples])
+    lengths = prompt_lengths + response_lengths
+    tokens = torch.tensor(
+        list(chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)),
+        dtype=torch.int64,
+    )
+    starts = torch.cumsum(lengths, 0) - lengths
+    position = torch.arange(tokens.numel()) - torch.repeat_interleave(starts, lengths)
+    response_mask = position >= torch.repeat_interleave(prompt_lengths, lengths)
+    rollout_log_probs = torch.zeros(tokens.numel())
+    rollout_log_probs[response_mask] = torch.tensor(
+        list(chain.from_iterable(sample.log_probs for sample in samples)), dtype=torch.float32
+    )
+    return RaggedBatch(
+        lengths=lengths,
+        tokens=tokens,
+        response_mask=response_mask,
+        temperature=temperature,
+        rollout_log_probs=rollout_log_probs,
+    )
+
+
+def with_advantages(
+    batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection
+) -> RaggedBatch:
+    """Estimate advantages and give them to the batch's response tokens.
+
+    Args:
+        batch: B sequences, groups side by side.
+        rewards: float32 ``[B]``.
+        group_size: Samples of one prompt.
+        algorithm: Names the estimator.
+    """
+    estimate = ADVANTAGES[algorithm.advantage]
+    advantages = estimate(rewards.view(-1, group_size), algorithm.normalize_std).flatten()
+    return replace(batch, advantages=broadcast_to_tokens(advantages, batch.lengths, batch.response_mask))

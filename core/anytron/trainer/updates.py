@@ -1,0 +1,113 @@
+"""Plan a step's optimizer updates: mini-batches of whole groups, each divided over ranks and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
+from anytron.errors import ConfigError
+from anytron.trainer.batch import RaggedBatch
+from anytron.trainer.batching import micro_batches
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some sequences of a batch, ready for an engine.
+
+    Attributes:
+        sequences: Indices in the batch that they were taken from.
+        batch: Their data.
+    """
+
+    sequences: tuple[int, ...]
+    batch: RaggedBatch
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How a step's samples become optimizer updates.
+
+    Attributes:
+        epochs: Passes over the samples.
+        count: Mini-batches, hence updates, in each pass.
+        group_size: Consecutive sequences that stay together (samples of one prompt).
+        aggregation: How tokens are weighed in the loss.
+        max_tokens: Tokens of a micro-batch at most.
+    """
+
+    epochs: int
+    count: int
+    group_size: int
+    aggregation: Aggregation
+    max_tokens: int
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> UpdatePlan:
+        """Take the plan from the configuration.
+
+        Raises:
+            ConfigError: More mini-batches than groups.
+        """
+        groups = config.data.prompts_per_step
+        if config.algorithm.mini_batches > groups:
+            raise ConfigError(
+                "There are fewer groups than mini-batches.",
+                where="algorithm.mini_batches",
+                why=f"{groups} prompts for {config.algorithm.mini_batches} mini-batches; groups stay together",
+                fix=f"set algorithm.mini_batches to at most {groups}",
+            )
+        return cls(
+            epochs=config.algorithm.epochs,
+            count=config.algorithm.mini_batches,
+            group_size=config.rollout.samples_per_prompt,
+            aggregation=config.algorithm.aggregation,
+            max_tokens=config.engine.max_tokens_per_micro_batch,
+        )
+
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether some update sees a policy that has changed since the rollout."""
+        return self.epochs * self.count > 1
+
+    def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
+        """Give the mini-batches of all passes, with the weights of their tokens.
+
+        Groups are dealt in a random order, new in each pass; with one mini-batch they keep theirs.
+        """
+        groups = batch.num_sequences // self.group_size
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(self.epochs):
+            order = torch.randperm(groups, generator=generator) if self.count > 1 else torch.arange(groups)
+            for chosen in torch.tensor_split(order, self.count):
+                sequences = (chosen[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
+                mini_batch = batch if self.count == 1 else batch.select(sequences)
+                weights = loss_weights(mini_batch.lengths, mini_batch.response_mask, self.aggregation)
+                yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mini_batch.response_mask))
+
+    def micro_batches(self, batch: RaggedBatch, copies: int) -> list[list[MicroBatch]]:
+        """Divide a batch over copies of the model and micro-batches.
+
+        Returns:
+            ``[copies][micro-batches]``, equally many for each copy. Where there is no sequence left
+            for a micro-batch, it is the shortest sequence once more with weights of 0.
+        """
+        shares = micro_batches(batch.lengths.tolist(), self.max_tokens, copies)
+        return [[_take(batch, part) for part in share] for share in shares]
+
+
+def _take(batch: RaggedBatch, sequences: list[int]) -> MicroBatch:
+    if len(sequences) == batch.num_sequences:
+        return MicroBatch(tuple(sequences), batch)
+    if sequences:
+        return MicroBatch(tuple(sequences), batch.select(torch.tensor(sequences)))
+    shortest = int(batch.lengths.argmin())
+    filler = batch.select(torch.tensor([shortest]))
+    nothing = torch.zeros(filler.num_tokens)
+    return MicroBatch((shortest,), replace(filler, loss_weights=nothing, token_shares=nothing))

@@ -1,0 +1,127 @@
+"""The two groups of workers as the loop sees them: whole batches in, whole batches out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.algorithms.losses import PolicyLoss
+from anytron.trainer.batch import RaggedBatch, Topology, token_index
+from anytron.trainer.roles import Response, SamplingParams, TrainedRole, WeightManifest
+from anytron.trainer.updates import MicroBatch, UpdatePlan
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+    from anytron.executor.protocol import Executor, WorkerGroup
+
+RANK_VALUES = ("grad_norm", "lr")
+"""Results of an update that are the same on every rank; all others are sums, to be added over copies."""
+
+
+@dataclass(frozen=True)
+class TrainingWorkers:
+    """The training engine, all ranks of it.
+
+    Attributes:
+        group: The worker processes.
+        topology: Where each rank stands, in rank order.
+    """
+
+    group: WorkerGroup
+    topology: tuple[Topology, ...]
+
+    @classmethod
+    def of(cls, group: WorkerGroup) -> TrainingWorkers:
+        """Wait until the ranks are up and ask where they stand."""
+        return cls(group, tuple(group.call("topology")))
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model."""
+        return self.topology[0].data_size
+
+    def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> RaggedBatch:
+        """Add what the loss needs of models' log-probs: the old policy's and the reference's."""
+        if updates.needs_old_log_probs:
+            batch = replace(batch, old_log_probs=self.score(batch, updates, "policy"))
+        if loss.kl_coefficient > 0.0:
+            batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
+        return batch
+
+    def score(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> Tensor:
+        """Compute log-probs, float32 ``[T]``, without gradients."""
+        shares = updates.micro_batches(batch, self.copies)
+        results = self._scatter("score", shares, role)
+        log_probs = torch.zeros(batch.num_tokens)
+        for share, scores in zip(shares, results, strict=True):
+            for micro_batch, score in zip(share, scores, strict=True):
+                log_probs[token_index(batch.lengths, torch.tensor(micro_batch.sequences))] = score.log_probs
+        return log_probs
+
+    def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> dict[str, float]:
+        """Do one optimizer update; return its metrics over the whole mini-batch."""
+        shares = updates.micro_batches(mini_batch, self.copies)
+        results: list[Mapping[str, float]] = self._scatter("update", shares, loss)
+        metrics = {name: sum(result[name] for result in results) for name in results[0]}
+        return metrics | {name: results[0][name] for name in RANK_VALUES}
+
+    def export_weights(self, path: str) -> WeightManifest:
+        """Write the policy's weights to a safetensors file."""
+        manifest: WeightManifest = self.group.call("export_weights", path)[0]
+        return manifest
+
+    def save_hf(self, path: str) -> None:
+        """Write a Hugging Face model directory, without tokenizer."""
+        self.group.call("save_hf", path)
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Facts of each rank, for the run's records."""
+        return self.group.call("describe")
+
+    def _scatter(self, method: str, shares: list[list[MicroBatch]], argument: TrainedRole | PolicyLoss) -> list[Any]:
+        """Give each copy its share; return the result of each copy's reporting rank, copy by copy."""
+        batches = [[micro_batch.batch for micro_batch in share] for share in shares]
+        results = self.group.scatter(method, [(batches[place.data_rank], argument) for place in self.topology])
+        reported = {
+            place.data_rank: result for place, result in zip(self.topology, results, strict=True) if place.reports
+        }
+        return [reported[copy] for copy in range(self.copies)]
+
+
+@dataclass(frozen=True)
+class RolloutWorkers:
+    """The rollout engine."""
+
+    group: WorkerGroup
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int
+    ) -> list[list[Response]]:
+        """Sample responses for each prompt."""
+        responses: list[list[Response]] = self.group.call("generate", prompts, sampling, seed)[0]
+        return responses
+
+    def load_weights(self, manifest: WeightManifest) -> None:
+        """Take new weights; every checksum is verified by the engine."""
+        self.group.call("load_weights", manifest)
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Facts of each process, for the run's records."""
+        return self.group.call("describe")
+
+
+def start_workers(executor: Executor, config: RunConfig) -> tuple[TrainingWorkers, RolloutWorkers]:
+    """Start both engines at the same time and wait for them."""
+    training = executor.start(
+        "trainer",
+        "anytron.training_engines",
+        config.engine.name,
+        config.parallel.world_size,
+        config.executor.num_threads,
+    )
+    rollout = executor.start("rollout", "anytron.rollout_engines", config.rollout.engine, 1, config.rollout.num_threads)
+    return TrainingWorkers.of(training), RolloutWorkers(rollout)

@@ -1,0 +1,77 @@
+"""A tiny Qwen3 behind the real rollout engine, on the processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anytron.config.schema import RunConfig
+from anytron.hooks.types import ProcessInfo
+from anytron.patches import Ledger
+from anytron.trainer.roles import EngineContext, WeightManifest
+from anytron_cpu import CpuPlatform
+from anytron_rollout.transformers_engine import TransformersEngine
+from anytron_rollout.weights import checksum
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 11,
+}
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def run_config(model=None, **rollout) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"dtype": "float32", "tokenizer": "sort_digits.py:tokenizer"}
+            | ({"config": QWEN3} if model is None else model),
+            "data": {"source": "sort_digits.py:prompts"},
+            "rewards": [{"function": "exact_match"}],
+            "rollout": rollout,
+        }
+    )
+
+
+def engine_for(config: RunConfig) -> TransformersEngine:
+    platform = CpuPlatform()
+    context = EngineContext(config, EXAMPLES, SimpleNamespace(), platform, Ledger(), ProcessInfo("rollout"))
+    return TransformersEngine(context)
+
+
+def write_weights(path: Path, weights: dict[str, torch.Tensor], version: int = 1) -> WeightManifest:
+    weights = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
+    save_file(weights, path)
+    return WeightManifest(str(path), version, {name: checksum(tensor) for name, tensor in weights.items()})
+
+
+@pytest.fixture
+def reference():
+    """Plain Hugging Face model with clearly different token probabilities."""
+    torch.manual_seed(1)
+    fields = dict(QWEN3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture
+def engine(reference, tmp_path):
+    engine = engine_for(run_config(max_batch_size=64))
+    engine.load_weights(write_weights(tmp_path / "weights.safetensors", reference.state_dict()))
+    return engine

@@ -1,0 +1,195 @@
+"""The loop's surroundings, small and real: a plain PyTorch training engine and an executor without processes."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anytron.config.schema import RunConfig
+from anytron.data.pretrained import load_hf_config
+from anytron.hooks.types import ProcessInfo
+from anytron.patches import Ledger
+from anytron.trainer.batch import TokenScores, Topology
+from anytron.trainer.loop import train
+from anytron.trainer.roles import EngineContext, WeightManifest
+from anytron_cpu import CpuPlatform
+from safetensors.torch import save_file
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+class TorchEngine:
+    """A training engine of one rank: a Hugging Face model, right padding, plain Adam."""
+
+    def __init__(self, context):
+        config = context.config
+        torch.manual_seed(config.trainer.seed)
+        hf_config = load_hf_config(config.model, context.base_dir)
+        self.models = {"policy": AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)}
+        if config.algorithm.kl_coefficient > 0:
+            self.models["reference"] = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+            self.models["reference"].load_state_dict(self.models["policy"].state_dict())
+        self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
+        self.clip = config.optimizer.clip_grad
+        self.version = 0
+
+    def topology(self):
+        return Topology(data_rank=0, data_size=1, reports=True)
+
+    def forward(self, batch, role):
+        lengths = batch.lengths.tolist()
+        padded = pad_sequence(list(batch.tokens.split(lengths)), batch_first=True)
+        real = torch.arange(padded.shape[1]) < batch.lengths[:, None]
+        logits = self.models[role](padded, attention_mask=real.long()).logits / batch.temperature
+        full = logits.log_softmax(-1)
+        log_probs = full[:, :-1].gather(-1, padded[:, 1:, None])[..., 0]
+        entropy = -(full.exp() * full).sum(-1)[:, :-1]
+        first = torch.zeros(len(lengths), 1)
+        return torch.cat([first, log_probs], 1)[real], torch.cat([first, entropy], 1)[real]
+
+    @torch.no_grad()
+    def score(self, micro_batches, role="policy"):
+        return [TokenScores(*self.forward(batch, role)) for batch in micro_batches]
+
+    def update(self, micro_batches, loss):
+        self.optimizer.zero_grad()
+        totals = {}
+        for batch in micro_batches:
+            outputs = loss(*self.forward(batch, "policy"), batch)
+            outputs.loss.backward()
+            for name, value in outputs.metrics.items():
+                totals[name] = totals.get(name, 0.0) + value.item()
+        norm = clip_grad_norm_(self.models["policy"].parameters(), self.clip)
+        self.optimizer.step()
+        self.version += 1
+        return totals | {"grad_norm": norm.item(), "lr": self.optimizer.param_groups[0]["lr"]}
+
+    def export_weights(self, path):
+        weights = {name: tensor.clone() for name, tensor in self.models["policy"].state_dict().items()}
+        save_file(weights, path)
+        checksums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in weights.items()}
+        return WeightManifest(path, self.version, checksums)
+
+    def save_hf(self, path):
+        self.models["policy"].save_pretrained(path)
+
+    def describe(self):
+        return {"engine": "torch", "patches": []}
+
+
+@dataclass
+class InProcessGroup:
+    engine: object
+    size: int = 1
+
+    def call(self, method, *args, **kwargs):
+        return [getattr(self.engine, method)(*args, **kwargs)]
+
+    def scatter(self, method, per_rank_args):
+        (args,) = per_rank_args
+        return [getattr(self.engine, method)(*args)]
+
+
+@dataclass
+class InProcessExecutor:
+    """Runs engines in this process: the training engine above, the rollout engine by its entry point."""
+
+    config: RunConfig
+    base_dir: Path
+    started: list = field(default_factory=list)
+
+    def start(self, role, engine_group, engine_name, world_size, num_threads=None):
+        assert world_size == 1
+        context = EngineContext(
+            self.config, self.base_dir, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role)
+        )
+        self.started.append(role)
+        if role == "trainer":
+            return InProcessGroup(TorchEngine(context))
+        (found,) = entry_points(group=engine_group, name=engine_name)
+        return InProcessGroup(found.load()(context))
+
+
+@dataclass
+class RecordedProgress:
+    steps: list = field(default_factory=list)
+    total: int | None = None
+    finished: bool = False
+
+    def start(self, total_steps):
+        self.total = total_steps
+
+    def step(self, metrics):
+        self.steps.append(dict(metrics))
+
+    def finish(self):
+        self.finished = True
+
+
+@dataclass
+class Run:
+    """A run of the loop on a two-layer Qwen3 with a vocabulary of 16; sections are merged over small defaults."""
+
+    config: RunConfig
+    base_dir: Path
+    progress: RecordedProgress = field(default_factory=RecordedProgress)
+
+    def __post_init__(self):
+        self.executor = InProcessExecutor(self.config, self.base_dir)
+
+    def train(self):
+        return train(self.config, self.base_dir, self.executor, self.progress)
+
+
+@pytest.fixture
+def new_run(tmp_path):
+    """Make a run whose rewards come from functions written into a file of its own."""
+
+    def make(reward_code: str = "", **sections) -> Run:
+        base_dir = tmp_path / "config"
+        base_dir.mkdir(exist_ok=True)
+        code = (EXAMPLES / "sort_digits.py").read_text() + "\n\n" + reward_code
+        (base_dir / "task.py").write_text(code)
+        defaults = {
+            "model": {
+                "config": {
+                    "model_type": "qwen3",
+                    "vocab_size": 16,
+                    "hidden_size": 32,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 1,
+                    "head_dim": 16,
+                    "max_position_embeddings": 32,
+                    "tie_word_embeddings": False,
+                    "bos_token_id": None,
+                    "eos_token_id": 11,
+                },
+                "tokenizer": "task.py:tokenizer",
+                "dtype": "float32",
+            },
+            "data": {"source": "task.py:prompts", "options": {"count": 64, "digits": 3}, "prompts_per_step": 8},
+            "rewards": [{"function": "task.py:reward"}],
+            "rollout": {"samples_per_prompt": 8, "max_new_tokens": 3},
+            "optimizer": {"lr": 3e-3},
+            "trainer": {"total_steps": 2, "output_dir": str(tmp_path / "run")},
+            "tracking": {"plot": False},
+        }
+        merged = {
+            name: defaults.get(name, {}) | sections.get(name, {})
+            if isinstance(defaults.get(name, {}), dict)
+            else sections.get(name, defaults[name])
+            for name in defaults.keys() | sections.keys()
+        }
+        return Run(RunConfig.model_validate(merged), base_dir)
+
+    return make
