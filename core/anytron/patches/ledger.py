@@ -269,9 +269,10 @@ def _replace(patch: Patch) -> tuple[_Applied, str]:
 def _install(patch: Patch) -> tuple[_Applied, str]:
     """Run the patch's own installer; a target with an attribute must be another object afterwards."""
     assert patch.install is not None
+    describe = patch.describe or str  # str() is the empty string
     if not patch.attribute:
         undo = patch.install()
-        return _Applied(patch, undo, lambda: True), ""
+        return _Applied(patch, undo, lambda: True), describe()
     owner, name = _resolve(patch)
     before = _raw(owner, name)
     undo = patch.install()
@@ -279,4 +280,4 @@ def _install(patch: Patch) -> tuple[_Applied, str]:
     if after is before:
         undo()
         raise PatchError(f"{patch.target} is unchanged after its patch was installed")
-    return _Applied(patch, undo, lambda: _raw(owner, name) is after), ""
+    return _Applied(patch, undo, lambda: _raw(owner, name) is after), describe()

@@ -56,6 +56,7 @@ class Patch:
         replacement: Receives the original object, returns the one that takes its place.
         install: Makes a change that is not one attribute (a module alias, a set of wrappers) and
             returns the function that undoes it.
+        describe: With ``install``: asked after installing, says what was changed, for the record.
     """
 
     id: str
@@ -72,12 +73,15 @@ class Patch:
     after: str = ""
     replacement: Callable[[Any], Any] | None = None
     install: Callable[[], Callable[[], None]] | None = None
+    describe: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
         if (self.replacement is None) == (self.install is None):
             raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
         if self.replacement is not None and not self.attribute:
             raise ValueError(f"patch {self.id}: a replacement needs a target of the form module:attribute")
+        if self.describe is not None and self.install is None:
+            raise ValueError(f"patch {self.id}: describe belongs to install")
         if self.requires and not self.package:
             raise ValueError(f"patch {self.id}: requires={self.requires!r} needs package")
 

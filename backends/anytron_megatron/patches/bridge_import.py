@@ -1,0 +1,102 @@
+"""Import mcore-bridge once, and find out what the import changed in other packages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# What mcore_bridge/patcher.py and tuners/patcher.py import before they patch it. Imported first, so
+# that what they define counts as there before.
+PATCHED_MODULES = (
+    "megatron.core.extensions.transformer_engine",
+    "megatron.core.models.common.embeddings.rope_utils",
+    "megatron.core.models.common.embeddings.rotary_pos_embedding",
+    "megatron.core.transformer.moe.router",
+    "megatron.core.transformer.multi_token_prediction",
+    "peft.tuners.lora.model",
+    "peft.tuners.tuners_utils",
+    "peft.utils.other",
+    "transformers.modeling_rope_utils",
+    "transformer_engine.pytorch.attention",
+)
+WATCHED_PACKAGES = ("megatron.", "peft.", "transformers.", "transformer_engine.")
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Change:
+    """One attribute that was set to another object."""
+
+    owner: Any
+    name: str
+    before: Any
+
+    def __str__(self) -> str:
+        if isinstance(self.owner, ModuleType):
+            return f"{self.owner.__name__}:{self.name}"
+        return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.name}"
+
+    def undo(self) -> None:
+        """Restore the attribute."""
+        if self.before is _ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class BridgeImport:
+    """Import ``mcore_bridge`` and its models; afterwards :attr:`changes` says what that patched."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._imported_earlier = False
+
+    def install(self) -> Callable[[], None]:
+        """Import; return the function that restores what was patched. The modules stay imported."""
+        self._imported_earlier = "mcore_bridge" in sys.modules
+        for name in PATCHED_MODULES:
+            importlib.import_module(name)
+        before = {id(owner): (owner, dict(vars(owner))) for owner in _watched()}
+        importlib.import_module("mcore_bridge")
+        importlib.import_module("mcore_bridge.model")
+        self.changes = [change for owner, attributes in before.values() for change in _compare(owner, attributes)]
+
+        def undo() -> None:
+            for change in reversed(self.changes):
+                change.undo()
+
+        return undo
+
+    def describe(self) -> str:
+        """Say what was changed."""
+        if self._imported_earlier:
+            return "it was imported earlier in this process, so its changes cannot be told"
+        return "changed " + ", ".join(sorted(map(str, self.changes)))
+
+
+def _watched() -> Iterator[Any]:
+    """Yield the loaded modules of the watched packages and the classes that they define."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(WATCHED_PACKAGES) and isinstance(module, ModuleType):
+            yield module
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    yield value
+
+
+def _compare(owner: Any, before: dict[str, Any]) -> Iterator[Change]:
+    for name, value in list(vars(owner).items()):
+        old = before.get(name, _ABSENT)
+        # Submodules that were imported meanwhile, and bookkeeping of classes (ABC caches), are no patches.
+        if old is value or isinstance(value, ModuleType) or name.startswith("_abc_"):
+            continue
+        # transformers' lazy modules fill themselves in when asked.
+        filled_in = old is _ABSENT and isinstance(owner, ModuleType) and type(owner) is not ModuleType
+        if callable(value) and not filled_in:
+            yield Change(owner, name, old)

@@ -1,0 +1,26 @@
+"""Contain an edit of transformers' global table."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def keeping_the_table(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that updates ``ROPE_INIT_FUNCTIONS`` for itself: afterwards it is as before."""
+
+    @functools.wraps(original)
+    def get_rope_inv_freq(*args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        before = dict(ROPE_INIT_FUNCTIONS)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ROPE_INIT_FUNCTIONS.clear()
+            ROPE_INIT_FUNCTIONS.update(before)
+
+    return get_rope_inv_freq
