@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -63,8 +65,9 @@ class BridgeImport:
         for name in PATCHED_MODULES:
             importlib.import_module(name)
         before = {id(owner): (owner, dict(vars(owner))) for owner in _watched()}
-        importlib.import_module("mcore_bridge")
-        importlib.import_module("mcore_bridge.model")
+        with _logging_kept():
+            importlib.import_module("mcore_bridge")
+            importlib.import_module("mcore_bridge.model")
         self.changes = [change for owner, attributes in before.values() for change in _compare(owner, attributes)]
 
         def undo() -> None:
@@ -78,6 +81,24 @@ class BridgeImport:
         if self._imported_earlier:
             return "it was imported earlier in this process, so its changes cannot be told"
         return "changed " + ", ".join(sorted(map(str, self.changes)))
+
+
+@contextmanager
+def _logging_kept() -> Iterator[None]:
+    """Import quietly, and keep this process's own log.
+
+    mcore_bridge/utils/logger.py sets the root logger's stream handlers to ERROR, which would silence
+    everybody, and reports its environment variables at level INFO on its own handler.
+    """
+    levels = [(handler, handler.level) for handler in logging.getLogger().handlers]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for handler, level in levels:
+            handler.setLevel(level)
 
 
 def _watched() -> Iterator[Any]:
