@@ -1,0 +1,121 @@
+"""The Megatron backend as a plugin: what it requires, checks, sets and patches. Light to import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.hooks.markers import hookimpl
+from anytron.hooks.types import Diagnostic, Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import PatchContext, ProcessInfo
+    from anytron.patches import Patch, Phase
+
+ENGINE = "megatron"
+_INSTALL = "pip install 'anytron' again, or the version in constraints/"
+
+
+class MegatronBackend:
+    """Entry point ``megatron`` of the group ``anytron.plugins``."""
+
+    @hookimpl
+    def requirements(self) -> Iterable[Requirement]:
+        """Name the engine's libraries, with the ranges that its patches and tests were made for."""
+        return (
+            Requirement("torch", ">=2.6", _INSTALL),
+            Requirement("megatron-core", ">=0.16.1,<0.17", _INSTALL),
+            Requirement("mcore-bridge", ">=1.6.5,<1.7", _INSTALL),
+            Requirement("transformers", ">=5.0,<6", _INSTALL),
+            Requirement("pillow", ">=10", "pip install pillow: mcore-bridge imports it without declaring it"),
+        )
+
+    @hookimpl
+    def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
+        """Find settings that Megatron would refuse after minutes, or compute wrongly."""
+        if config.engine.name != ENGINE:
+            return []
+        return [*_parallel_diagnostics(config), *_model_diagnostics(config, _hf_text_config(config))]
+
+    @hookimpl
+    def runtime_env(self, process: ProcessInfo) -> Mapping[str, str]:
+        """Keep tokenizers, used by data workers of training ranks, from starting threads."""
+        if process.role != "trainer":
+            return {}
+        return {"TOKENIZERS_PARALLELISM": "false"}
+
+    @hookimpl
+    def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
+        """Return Megatron's patches, for training ranks only."""
+        if context.role != "trainer":
+            return []
+        from anytron_megatron.patches import trainer_patches
+
+        return trainer_patches(phase, context)
+
+
+def _parallel_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    sizes = config.parallel.sizes()
+    if sizes.sequence_parallel and sizes.tensor == 1:
+        yield Diagnostic(
+            "error",
+            "parallel.sequence_parallel",
+            "sequence parallelism splits activations over tensor-parallel ranks, and there is one",
+            "leave it out, or set parallel.tensor_model_parallel_size above 1",
+        )
+
+
+def _model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Compare the model's sizes with the parallel ones; sizes that are not given are not judged."""
+    tensor = config.parallel.tensor_model_parallel_size
+    pipeline = config.parallel.pipeline_model_parallel_size
+    key_tensor, key_pipeline = "parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"
+    heads, groups = model.get("num_attention_heads"), model.get("num_key_value_heads")
+    if heads and heads % tensor:
+        yield _not_divisible(key_tensor, f"{heads} attention heads", tensor)
+    # Megatron replicates key/value heads when there are fewer of them than ranks.
+    if groups and groups % tensor and tensor % groups:
+        yield Diagnostic(
+            "error",
+            key_tensor,
+            f"{groups} key/value heads are neither a multiple nor a divisor of {tensor}",
+            f"use a tensor-parallel size that divides {groups} or is a multiple of it",
+        )
+    for name in ("intermediate_size", "hidden_size"):
+        if model.get(name) and model[name] % tensor:
+            yield _not_divisible(key_tensor, f"{name} {model[name]}", tensor)
+    layers = model.get("num_hidden_layers")
+    # Uneven stages have options of Megatron's own; who sets them knows.
+    uneven = [name for name in config.engine.options if "pipeline" in name]
+    if layers and layers % pipeline and not uneven:
+        yield _not_divisible(key_pipeline, f"{layers} layers", pipeline)
+    longest, context = config.rollout.max_new_tokens, model.get("max_position_embeddings")
+    if context and longest >= context:
+        yield Diagnostic(
+            "error",
+            "rollout.max_new_tokens",
+            f"responses of {longest} tokens leave no room for a prompt in the model's context of {context}",
+            "shorten the responses",
+        )
+
+
+def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
+    return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
+
+
+def _hf_text_config(config: RunConfig) -> Mapping[str, Any]:
+    """Return the Hugging Face config of the language model; empty if it cannot be read here.
+
+    A missing or broken ``model.path`` is reported by the core's own check of files.
+    """
+    model: Mapping[str, Any] = config.model.config or {}
+    if config.model.path is not None:
+        path = Path(config.model.path) / "config.json"
+        if not path.is_file():
+            return {}
+        model = json.loads(path.read_text(encoding="utf-8"))
+    return model.get("text_config", model)
