@@ -111,7 +111,7 @@ def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
     for module, owners in packages_distributions().items():
         for owner in set(owners):
             modules[canonicalize_name(owner)].append(module)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in sorted({canonicalize_name(name) for name in names} | {"anytron"}):
         try:
             found = distribution(name)

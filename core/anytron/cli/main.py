@@ -20,6 +20,8 @@ app = typer.Typer(
     name="anytron",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Train language models with reinforcement learning, on whatever accelerator is under them.
 
@@ -27,7 +29,7 @@ app = typer.Typer(
     The platform is `platform.name` of the configuration, else the variable ANYTRON_PLATFORM, else the
     one whose device is found; the first line of a run says which and why.""",
 )
-config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
+config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
 app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
 
@@ -35,7 +37,7 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; i
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Keys to set, for example trainer.total_steps=10. Values are YAML.",
         show_default=False,
     ),
@@ -59,16 +61,14 @@ def _options(
 
 @app.command()
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
-    r"""Train a model as CONFIG says.
+    """Train a model as CONFIG says.
 
     Everything that can be wrong with the configuration, the data or the machine is found before a
     process starts. What the run leaves lies in trainer.output_dir: metrics.jsonl, samples.jsonl,
     config.yaml, patches.json, plots/, hf/ (the trained model), logs/ (what each process wrote).
     Ctrl-C ends all processes and keeps what is there.
 
-    \b
-    anytron train examples/grpo_sort.yaml
-    anytron train examples/grpo_sort.yaml trainer.total_steps=10 parallel.tensor_model_parallel_size=2
+    Example: anytron train examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
     from anytron.cli.train import run_training
 

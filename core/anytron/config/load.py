@@ -43,6 +43,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         key = _apply(tree, override)
         places[key] = f"command line: {override}"
+        for end in (index for index, letter in enumerate(key) if letter == "."):
+            places.setdefault(key[:end], places[key])  # a section that the file does not have
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

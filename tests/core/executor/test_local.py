@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from anytron.errors import ConfigError, DataError, WorkerError
 
 def is_alive(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -115,7 +115,7 @@ def test_an_error_for_people_arrives_as_itself_even_if_its_class_is_the_workers_
 
 
 def test_a_rank_that_exits_is_reported_with_its_status_and_last_words(start):
-    with pytest.raises(WorkerError, match="rank 1 .* exited with status 3") as caught:
+    with pytest.raises(WorkerError, match=r"rank 1 .* exited with status 3") as caught:
         start(ranks=2).call("exit", 1, 3)
 
     assert "last words of the engine" in caught.value.why
@@ -126,7 +126,7 @@ def test_a_rank_killed_during_a_call_ends_the_group(start):
     pids = [facts["pid"] for facts in group.call("describe")]
     began = time.monotonic()
 
-    with pytest.raises(WorkerError, match="rank 0 .* killed by SIGKILL") as caught:
+    with pytest.raises(WorkerError, match=r"rank 0 .* killed by SIGKILL") as caught:
         group.call("kill", 0)
 
     assert "memory" in caught.value.fix
@@ -138,7 +138,7 @@ def test_a_rank_killed_between_calls_is_noticed_by_the_next(start):
     group = start(ranks=2)
     os.kill(group.call("describe")[1]["pid"], signal.SIGKILL)
 
-    with pytest.raises(WorkerError, match="rank 1 .* killed by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"rank 1 .* killed by SIGKILL"):
         group.call("echo")
 
 
@@ -159,7 +159,7 @@ def test_a_stopped_rank_that_does_not_read_is_a_timeout_too(start):
     pid = group.call("describe")[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
 
-    with pytest.raises(WorkerError, match="did not answer"):
+    with pytest.raises(WorkerError, match=r"did not answer"):
         group.call("echo", torch.zeros(1_000_000))
 
     assert wait_until_gone([pid])
@@ -173,19 +173,19 @@ def test_an_engine_that_cannot_be_built(start):
 
 
 def test_an_engine_that_takes_too_long_to_start(start):
-    with pytest.raises(WorkerError, match="did not build engine 'slow' within 6 s") as caught:
+    with pytest.raises(WorkerError, match=r"did not build engine 'slow' within 6 s") as caught:
         start(ranks=1, engine="slow", start_timeout_s=6.0).call("echo")
 
     assert "executor.start_timeout_s" in caught.value.fix
 
 
 def test_an_unknown_engine_is_found_before_any_process_starts(start):
-    with pytest.raises(ConfigError, match="did you mean 'small'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'small'"):
         start(engine="smal")
 
 
 def test_an_answer_that_cannot_be_pickled_is_an_error_and_no_hang(start):
-    with pytest.raises(WorkerError, match="rank 0 failed in unpicklable"):
+    with pytest.raises(WorkerError, match=r"rank 0 failed in unpicklable"):
         start(ranks=1).call("unpicklable")
 
 
@@ -201,9 +201,11 @@ def test_close_lets_engines_close_and_ends_processes_and_their_children(make_exe
 
 
 def test_a_failed_run_ends_processes_without_asking_engines(make_executor, tmp_path):
-    with pytest.raises(KeyboardInterrupt), make_executor({"closed": str(tmp_path / "closed")}) as executor:
-        group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
-        pids = [facts["pid"] for facts in group.call("describe")]
+    executor = make_executor({"closed": str(tmp_path / "closed")})
+    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    pids = [facts["pid"] for facts in group.call("describe")]
+
+    with pytest.raises(KeyboardInterrupt), executor:
         raise KeyboardInterrupt
 
     assert not (tmp_path / "closed.0").exists()

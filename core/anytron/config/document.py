@@ -1,0 +1,94 @@
+"""Write the reference of the configuration from its schema.
+
+``python -m anytron.config.document > docs/reference/config.md``
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from anytron.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
+
+HEADING = """# Configuration
+
+<!-- Generated from core/anytron/config/schema.py by `python -m anytron.config.document`. -->
+
+A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
+where the value is YAML and `rewards[0].weight=2` reaches into lists. `${section.key}` refers to another
+key. An unknown key is an error. `anytron config show run.yaml` prints what a run would use.
+"""
+
+
+def render() -> str:
+    """Return the whole reference as Markdown."""
+    return "\n".join([HEADING, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    for name, field in RunConfig.model_fields.items():
+        is_list = get_origin(field.annotation) is list
+        model = get_args(field.annotation)[0] if is_list else field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        needed = "Required." if field.is_required() else "May be left out."
+        yield f"## {name}\n"
+        yield f"{_text(model.__doc__)} {'A list. ' if is_list else ''}{needed}\n"
+        yield "| key | type | default | |"
+        yield "|---|---|---|---|"
+        for key, inner in model.model_fields.items():
+            cells = (f"`{key}`", _type(inner), _default(inner), _text(inner.description))
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield ""
+
+
+def _text(docstring: str | None) -> str:
+    """Join the lines of a docstring; reStructuredText's double backquotes become Markdown's single ones."""
+    return " ".join((docstring or "").split()).replace("``", "`")
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if getattr(bound, name, None) is not None
+    ]
+    return ", ".join([_name(field.annotation), *bounds])
+
+
+def _name(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(annotation))
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if kind is types.NoneType else _name(kind) for kind in get_args(annotation))
+    if origin is list:
+        return f"list of {_name(get_args(annotation)[0])}"
+    if origin is dict:
+        return "mapping"
+    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    return names[annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

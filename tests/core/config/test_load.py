@@ -1,0 +1,180 @@
+"""Reading a configuration: what is written is what is used, and every mistake is shown with its place."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anytron.config.load import known_keys, load_config
+from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError
+
+GOOD = """\
+model:
+  config: {model_type: qwen3}
+  tokenizer: tokenizer.py:make
+data:
+  source: jsonl
+rewards:
+  - function: first
+  - function: second
+    weight: 0.5
+optimizer:
+  lr: 1e-4
+trainer:
+  seed: 3
+  total_steps: 10
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def good(write):
+    return write(GOOD)
+
+
+def refusal(path, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return caught.value
+
+
+def test_values_are_those_of_the_file_and_defaults_elsewhere(good):
+    config = load_config(good)
+
+    assert config.trainer.total_steps == 10
+    assert config.optimizer.lr == 1e-4  # YAML 1.1 would read the text '1e-4'
+    assert [reward.weight for reward in config.rewards] == [1.0, 0.5]
+    assert config.rollout == RunConfig.model_fields["rollout"].default
+
+
+def test_overrides_are_yaml_reach_into_lists_and_the_last_wins(good):
+    config = load_config(
+        good,
+        ["trainer.total_steps=5", "trainer.total_steps=7", "rewards[1].weight=2", "rollout.stop=[a, 'b=c']",
+         "engine.options={x: {y: 1}}", "engine.distributed_optimizer=false", "platform.name=null"],
+    )  # fmt: skip
+
+    assert config.trainer.total_steps == 7
+    assert config.rewards[1].weight == 2.0
+    assert config.rollout.stop == ["a", "b=c"]
+    assert config.engine.options == {"x": {"y": 1}}
+    assert config.engine.distributed_optimizer is False
+    assert config.platform.name is None
+
+
+def test_an_override_replaces_a_mapping_and_does_not_mix_with_it(good):
+    assert load_config(good, ["model.config={model_type: llama}"]).model.config == {"model_type": "llama"}
+
+
+def test_keys_can_refer_to_others_overridden_ones_too(write):
+    path = write(GOOD + "  output_dir: runs/seed-${trainer.seed}\n")
+
+    assert load_config(path, ["trainer.seed=8"]).trainer.output_dir == "runs/seed-8"
+
+
+@given(steps=st.integers(1, 10**6), lr=st.floats(1e-12, 1e3), text=st.text(st.characters(codec="ascii"), max_size=20))
+def test_what_is_dumped_is_read_back(tmp_path_factory, steps, lr, text):
+    path = tmp_path_factory.mktemp("config") / "run.yaml"
+    text = text.replace("$", "")  # begins a reference
+    values = yaml.safe_load(GOOD) | {
+        "trainer": {"total_steps": steps},
+        "optimizer": {"lr": lr},
+        "data": {"source": text},
+    }
+    config = RunConfig.model_validate(values)
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+
+    assert load_config(path) == config
+
+
+def test_an_unknown_key_is_refused_with_file_line_and_the_nearest_known_name(good):
+    good.write_text(GOOD.replace("total_steps", "total_stesp"))
+
+    error = refusal(good)
+
+    assert error.where == f"trainer.total_stesp ({good}:14)"
+    assert error.why == "unknown key 'total_stesp' in trainer"
+    assert error.fix == "did you mean trainer.total_steps?"
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("rewards[0].wieght=2", "did you mean rewards.0.weight?"),
+        ("paralel.tensor_model_parallel_size=2", "did you mean parallel?"),
+        ("parallel.tensor_parallel_size=2", "did you mean parallel.tensor_model_parallel_size?"),
+        ("tracking.xyz=2", "known keys: progress, plot"),
+    ],
+)
+def test_a_mistake_on_the_command_line_says_so(good, override, fix):
+    error = refusal(good, override)
+
+    assert f"(command line: {override})" in error.where
+    assert error.fix == fix
+
+
+def test_all_mistakes_come_at_once(good):
+    text = str(refusal(good, "trainer.seed=abc", "rollout.temperature=-1", "data.sauce=1", "model.path=here"))
+
+    assert "the configuration has 4 mistakes" in text
+    assert "trainer.seed (command line: trainer.seed=abc)" in text
+    assert "it is 'abc'" in text
+    assert "greater than 0; it is -1" in text
+    assert "did you mean data.source?" in text
+    assert "give exactly one of model.path and model.config" in text
+
+
+def test_missing_sections_are_named(write):
+    assert "data" in str(refusal(write("model: {path: x}\nrewards: [{function: f}]\n")))
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "why"),
+    [
+        ("a: 1\nb: [\nc: 3", "run.yaml:", "expected"),
+        ("a: 1\na: 2\n", "run.yaml:2:", "duplicate key a"),
+        ("- a\n", "run.yaml", "its top level is a list"),
+        ("trainer: 'x", "run.yaml:", "end of stream"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_with_its_line(write, text, where, why):
+    error = refusal(write(text))
+
+    assert where in error.where
+    assert why in error.why
+
+
+def test_a_missing_file_is_refused_with_the_nearest_one(good):
+    error = refusal(good.with_name("rnu.yaml"))
+
+    assert "there is no configuration file" in error.what
+    assert str(good) in error.fix
+
+
+@pytest.mark.parametrize("override", ["trainer.seed", "=3", "trainer.seed=[", "rewards[7].weight=2"])
+def test_an_override_that_makes_no_sense_is_refused(good, override):
+    assert refusal(good, override).where == "command line"
+
+
+def test_a_reference_to_nothing_is_refused_where_it_stands(good):
+    error = refusal(good, "trainer.seed=${trainer.sede}")
+
+    assert "trainer.seed cannot be resolved" in error.what
+    assert "trainer.sede" in error.why
+    assert "command line" in error.where
+
+
+def test_known_keys_walk_through_sections_and_lists():
+    assert "total_steps" in known_keys(["trainer"])
+    assert known_keys(["rewards", "0"]) == ["function", "weight", "options"]
+    assert known_keys([]) == list(RunConfig.model_fields)

@@ -1,0 +1,44 @@
+"""A platform that notes in which order a worker does things."""
+
+import sys
+
+from anytron import Platform, hookimpl
+from anytron.patches import Patch
+from anytron.platform import Availability, Probe
+
+EVENTS = [("imported", "torch" in sys.modules)]
+
+
+class TestChip(Platform):
+    name = "testchip"
+    accelerator = True
+
+    def probe(self):
+        return Probe(Availability.USABLE, "the tests brought it", devices=8)
+
+    def runtime(self):
+        raise NotImplementedError
+
+    @hookimpl
+    def runtime_env(self, process):
+        return {"TESTCHIP_RANK": f"{process.role}:{process.rank}/{process.world_size}"}
+
+    @hookimpl
+    def patch_model(self, phase, context):
+        if phase.value != "before_import":
+            return []
+
+        def install():
+            EVENTS.append(("patched", context.role, "testchip_engine" in sys.modules))
+            return lambda: None
+
+        return [
+            Patch(
+                id="testchip.mark",
+                owner="testchip",
+                target="testchip_engine",
+                phase=phase,
+                reason="the tests look at the order",
+                install=install,
+            )
+        ]

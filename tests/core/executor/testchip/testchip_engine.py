@@ -1,0 +1,82 @@
+"""Engines that do what a test asks for, good or bad."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import testchip
+import torch
+
+from anytron.errors import DataError
+
+
+class DerivedError(DataError):
+    """Its module exists in workers only."""
+
+
+class Engine:
+    def __init__(self, context):
+        testchip.EVENTS.append(("built", context.process.rank))
+        self.context = context
+        self.rank = context.process.rank
+
+    def describe(self):
+        c = self.context
+        return {
+            "events": testchip.EVENTS,
+            "env": dict(os.environ),
+            "base_dir": str(c.base_dir),
+            "steps": c.config.trainer.total_steps,
+            "platform": c.platform.name,
+            "patches": [r["id"] for r in c.ledger.report()],
+            "threads": torch.get_num_threads(),
+            "process": (c.process.role, c.process.rank, c.process.local_rank, c.process.world_size),
+            "pid": os.getpid(),
+        }
+
+    def echo(self, *args, **kwargs):
+        return self.rank, args, kwargs
+
+    def fail(self, rank, derived=False):
+        if self.rank == rank:
+            raise DerivedError("bad data", where="here", fix="mend it") if derived else ValueError("engine says no")
+        time.sleep(60)
+
+    def exit(self, rank, status):
+        if self.rank == rank:
+            print("last words of the engine", flush=True)
+            os._exit(status)
+        time.sleep(60)
+
+    def kill(self, rank):
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    def hang_in_this_function(self, rank):
+        if self.rank == rank:
+            time.sleep(60)
+
+    def child(self):
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False).pid
+
+    def unpicklable(self):
+        return lambda: None
+
+    def close(self):
+        path = self.context.config.engine.options.get("closed")
+        if path:
+            Path(f"{path}.{self.rank}").write_text("closed")
+
+
+class BrokenEngine:
+    def __init__(self, context):
+        raise RuntimeError("no such model")
+
+
+class SlowEngine:
+    def __init__(self, context):
+        time.sleep(60)
