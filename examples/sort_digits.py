@@ -7,10 +7,14 @@ and special tokens, sixteen in all. The model starts from random weights and kno
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from anytron.data import Prompt
-from anytron.rewards import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anytron.rewards import Sample
 
 DIGITS = "0123456789"
 SEPARATOR = ">"
@@ -26,9 +30,7 @@ def tokenizer():
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     characters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
 
 
 def prompts(count: int = 4096, digits: int = 4, seed: int = 0) -> Iterator[Prompt]:
@@ -42,9 +44,7 @@ def prompts(count: int = 4096, digits: int = 4, seed: int = 0) -> Iterator[Promp
 def reward(samples: Sequence[Sample]) -> list[float]:
     """Give the fraction of positions that hold the right digit."""
     return [
-        sum(
-            given == wanted for given, wanted in zip(sample.response_text, sample.data["answer"], strict=False)
-        )
+        sum(given == wanted for given, wanted in zip(sample.response_text, sample.data["answer"], strict=False))
         / len(sample.data["answer"])
         for sample in samples
     ]

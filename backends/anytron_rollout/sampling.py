@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessor, StoppingCriteria, TopKLogitsWarper, TopPLogitsWarper
 
 from anytron.trainer.roles import Response, SamplingParams
+
+STRIPPED_TOKENS = 2
+"""Tokens decoded before the longest stop string: SentencePiece decoders strip a leading space."""
 
 
 class TokenSampler(LogitsProcessor):  # type: ignore[misc]
@@ -40,7 +43,7 @@ class TokenSampler(LogitsProcessor):  # type: ignore[misc]
         self._log_probs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Called by transformers before each draw.
+        """Give the distribution of the next draw.
 
         Args:
             input_ids: int64 ``[B, prompt_width + tokens so far]``.
@@ -75,9 +78,7 @@ class TokenSampler(LogitsProcessor):  # type: ignore[misc]
         tokens = sequences[:, self.prompt_width :].tolist()
         log_probs = torch.stack(self._log_probs, dim=1).tolist()
         return [
-            Response(
-                tokens=tuple(row[: end or len(row)]), log_probs=tuple(values[: end or len(row)]), finished=end > 0
-            )
+            Response(tokens=tuple(row[: end or len(row)]), log_probs=tuple(values[: end or len(row)]), finished=end > 0)
             for row, values, end in zip(tokens, log_probs, self.stopping.ends.tolist(), strict=True)
         ]
 
@@ -85,8 +86,11 @@ class TokenSampler(LogitsProcessor):  # type: ignore[misc]
 class _Stopping(StoppingCriteria):  # type: ignore[misc]
     """Say which rows have ended, and remember after how many tokens each did.
 
-    transformers pads rows that have ended, but a pad token may be a real draw as well: only the
-    count tells them apart.
+    The count matters: what stands behind an end looks like any other token.
+
+    Stop strings are looked for in the decoded tail of each response. (transformers'
+    ``StopStringCriteria`` derives a table from the vocabulary instead, and fails on tokenizers that
+    do not know its letters.)
     """
 
     def __init__(self, sampler: TokenSampler, sampling: SamplingParams, tokenizer: Any) -> None:
@@ -94,10 +98,13 @@ class _Stopping(StoppingCriteria):  # type: ignore[misc]
         self._sampler = sampler
         self._minimum = sampling.min_new_tokens
         self._end_tokens = torch.tensor(sampling.end_token_ids, dtype=torch.int64)
-        self._stop_strings = StopStringCriteria(tokenizer, list(sampling.stop)) if sampling.stop else None
+        self._stop = sampling.stop
+        self._tokenizer = tokenizer
+        # A token is at least a byte of text; some decoders strip what stands first.
+        self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + STRIPPED_TOKENS
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        """Called by transformers after each draw; returns bool ``[B]``, True = ended."""
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG002 - a fixed signature
+        """Note what was drawn, int64 ``input_ids[:, -1]``; return bool ``[B]``, True = ended."""
         drawn = input_ids[:, -1]
         self._sampler.record(drawn)
         count = input_ids.shape[1] - self._sampler.prompt_width
@@ -106,7 +113,14 @@ class _Stopping(StoppingCriteria):  # type: ignore[misc]
             self.ends = torch.zeros_like(drawn)
         if count >= self._minimum:
             ended = torch.isin(drawn, self._end_tokens)
-            if self._stop_strings is not None:
-                ended |= self._stop_strings(input_ids[:, self._sampler.prompt_width :], scores)
+            if self._stop:
+                ended |= self._shows_stop(
+                    input_ids[:, max(self._sampler.prompt_width, input_ids.shape[1] - self._tail) :]
+                )
             self.ends = torch.where((self.ends == 0) & ended, count, self.ends)
         return self.ends > 0
+
+    def _shows_stop(self, tails: Tensor) -> Tensor:
+        texts = self._tokenizer.batch_decode(tails.tolist())
+        found = [any(stop in text for stop in self._stop) for text in texts]
+        return torch.tensor(found, device=tails.device)

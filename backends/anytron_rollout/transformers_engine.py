@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +11,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer
 from anytron.errors import ConfigError, EngineError
-from anytron.trainer.roles import Response, SamplingParams
 from anytron_rollout.sampling import TokenSampler
 from anytron_rollout.weights import load_verified
 
 if TYPE_CHECKING:
-    from anytron.trainer.roles import EngineContext, WeightManifest
+    from collections.abc import Mapping, Sequence
+
+    from anytron.trainer.roles import EngineContext, Response, SamplingParams, WeightManifest
 
 OPTIONS = ("attn_implementation",)
 """What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...)."""

@@ -6,6 +6,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -34,10 +35,15 @@ def load_verified(model: nn.Module, manifest: WeightManifest) -> None:
         manifest: Names the file and the checksums.
 
     Raises:
-        EngineError: A tensor is missing, unknown, of another shape, or fails its checksum. The model
-            must not be used then.
+        EngineError: The file cannot be read, or a tensor is missing, unknown, of another shape, or
+            fails its checksum. The model must not be used then.
     """
-    weights = load_file(manifest.path)
+    try:
+        weights = load_file(manifest.path)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(
+            "The weights cannot be read.", where=f"version {manifest.version}, {manifest.path}", why=str(error)
+        ) from error
     targets: dict[str, Tensor] = dict(model.state_dict())
     _check_names(weights, targets, manifest)
     expected: dict[str, int] = {}
@@ -67,6 +73,4 @@ def _check_names(weights: dict[str, Tensor], targets: dict[str, Tensor], manifes
 
 
 def _refuse(what: str, name: str, why: str, manifest: WeightManifest) -> None:
-    raise EngineError(
-        f"A weight {what}.", where=f"{name}, version {manifest.version}, {manifest.path}", why=why
-    )
+    raise EngineError(f"A weight {what}.", where=f"{name}, version {manifest.version}, {manifest.path}", why=why)

@@ -16,11 +16,14 @@ it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def k1(log_probs: Tensor, reference: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,10 +10,12 @@ from torch import Tensor
 
 from anytron.algorithms.kl import KL_ESTIMATORS
 from anytron.errors import DataError
-from anytron.trainer.batch import RaggedBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anytron.config.schema import AlgorithmSection
+    from anytron.trainer.batch import RaggedBatch
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 NOTHING_REGISTERED: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
@@ -46,7 +48,9 @@ def resolve(
             f"{reference!r} is not registered.",
             where=key,
             why=f"registered: {', '.join(sorted(registered)) or 'nothing'}",
-            fix=f"did you mean {near[0]!r}?" if near else "use a registered name, 'module:function' or 'file.py:function'",
+            fix=f"did you mean {near[0]!r}?"
+            if near
+            else "use a registered name, 'module:function' or 'file.py:function'",
         )
     module = _from_file(location, base_dir, key) if location.endswith(".py") else _from_module(location, key)
     try:
@@ -77,14 +81,19 @@ def _from_module(name: str, key: str) -> ModuleType:
             ) from error
         raise ConfigError(f"Module {name} fails to import.", where=key, why=str(error)) from error
     except Exception as error:
-        raise ConfigError(f"Module {name} fails to import.", where=key, why=f"{type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"Module {name} fails to import.", where=key, why=f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _from_file(location: str, base_dir: Path, key: str) -> ModuleType:
     path = (base_dir / location).resolve()
     if not path.is_file():
         raise ConfigError(
-            f"There is no file {location}.", where=key, why=f"looked for {path}", fix="paths are relative to the YAML file"
+            f"There is no file {location}.",
+            where=key,
+            why=f"looked for {path}",
+            fix="paths are relative to the YAML file",
         )
     # Registered under a name that no package has, so that dataclasses and pickles of the file work
     # and a second reference to it finds the same module.

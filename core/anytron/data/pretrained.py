@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.imports import resolve
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anytron.config.schema import ModelSection
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
-def model_directory(model: ModelSection, base_dir: Path) -> Path:
+def checkpoint_directory(model: ModelSection, base_dir: Path) -> Path:
     """Find ``model.path`` and make sure that it can be loaded, before anything is.
 
     Raises:
@@ -50,7 +51,7 @@ def load_hf_config(model: ModelSection, base_dir: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    directory = None if model.path is None else model_directory(model, base_dir)
+    directory = None if model.path is None else checkpoint_directory(model, base_dir)
     try:
         if directory is not None:
             return AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -86,7 +87,7 @@ def load_tokenizer(model: ModelSection, base_dir: Path) -> Any:
                 fix="return a transformers tokenizer",
             )
         return tokenizer
-    directory = model_directory(model, base_dir) if reference is None else (base_dir / reference).resolve()
+    directory = checkpoint_directory(model, base_dir) if reference is None else (base_dir / reference).resolve()
     if not directory.is_dir():
         raise ConfigError(
             "There is no such tokenizer directory.",
@@ -114,7 +115,7 @@ def end_token_ids(model: ModelSection, base_dir: Path, tokenizer: Any) -> tuple[
 
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if model.path is not None:
-        directory = model_directory(model, base_dir)
+        directory = checkpoint_directory(model, base_dir)
         if (directory / "generation_config.json").is_file():
             named = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
             ends.update([named] if isinstance(named, int) else named or [])

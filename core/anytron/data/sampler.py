@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from anytron.trainer.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 Item = TypeVar("Item")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from anytron.data.prompts import Prompt
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anytron.config.schema import DataSection
 
 PromptSource = Callable[..., Iterable[Prompt]]

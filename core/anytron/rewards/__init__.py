@@ -1,4 +1,6 @@
-"""Scores of responses. A reward is a function of samples::
+"""Scores of responses.
+
+A reward is a function of samples::
 
     from anytron.rewards import Sample
 

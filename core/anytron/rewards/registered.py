@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from anytron.errors import DataError
-from anytron.rewards.sample import Sample
+
+if TYPE_CHECKING:
+    from anytron.rewards.sample import Sample
 
 RewardFunction = Callable[..., Sequence[float]]
 """(samples, **options) -> one finite number for each sample."""

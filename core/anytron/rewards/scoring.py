@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +15,13 @@ from torch import Tensor
 from anytron.config.imports import resolve
 from anytron.errors import ConfigError, DataError
 from anytron.rewards.registered import REWARDS, RewardFunction
-from anytron.rewards.sample import Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from anytron.config.schema import RewardSection
+    from anytron.rewards.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Reward:
 
     def _numbers(self, scores: Sequence[float], samples: Sequence[Sample]) -> list[float]:
         try:
-            values = scores.tolist() if isinstance(scores, Tensor) else list(scores)
+            # Users return tensors and arrays as well as lists.
+            values: list[Any] = scores.tolist() if hasattr(scores, "tolist") else list(scores)
         except TypeError as error:
             raise DataError(
                 "A reward function returned no list.",
@@ -127,7 +129,7 @@ class RewardSum:
         Raises:
             ConfigError: One does not exist, or two have the same name.
         """
-        rewards = []
+        rewards: list[Reward] = []
         for index, section in enumerate(sections):
             function = resolve(section.function, base_dir, key=f"rewards[{index}].function", registered=REWARDS)
             name = section.function.rpartition(":")[2]

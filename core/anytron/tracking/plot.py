@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anytron.tracking.sinks import read_jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 INK, ACCENT, GRID = "#1f2933", "#0b6e99", "#d9dee4"
 

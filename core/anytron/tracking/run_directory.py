@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -16,12 +14,15 @@ from anytron.errors import ConfigError
 from anytron.tracking.sinks import JsonlSink, MetricSink
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
     from anytron.rewards.sample import Sample
 
-CONTENTS = ("config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf")
+CONTENTS = ("config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf", "initial_model")
 """What a run leaves; ``trainer.overwrite`` deletes these and nothing else."""
 
 
@@ -35,6 +36,7 @@ class RunDirectory:
     ``samples.jsonl``   some samples of each step; all of them if their rewards failed
     ``plots/``          ``reward.png``
     ``hf/``             the trained model with its tokenizer
+    ``initial_model/``  the random model that the run started from (``model.config`` only)
     ==================  ====================================================================
     """
 

@@ -8,6 +8,7 @@ has none and holds 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,12 +62,13 @@ class RaggedBatch:
             sequences: int64 ``[K]`` indices.
         """
         index = token_index(self.lengths, sequences)
-        per_token = {name: values[index] for name, values in self._per_token().items()}
+        per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
         return replace(self, lengths=self.lengths[sequences], **per_token)
 
     def to(self, device: torch.device) -> RaggedBatch:
         """Copy the per-token values to ``device``; lengths stay on the host."""
-        return replace(self, **{name: values.to(device) for name, values in self._per_token().items()})
+        per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
+        return replace(self, **per_token)
 
     def _per_token(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

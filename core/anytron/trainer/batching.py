@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Partition = list[list[int]]
 """Indices of sequences, part by part."""
@@ -40,9 +43,7 @@ def karmarkar_karp(sizes: Sequence[int], parts: int) -> Partition:
         merged = sorted(
             (
                 (a + b, left + right)
-                for a, left, b, right in zip(
-                    sums, members, reversed(other_sums), reversed(other_members), strict=True
-                )
+                for a, left, b, right in zip(sums, members, reversed(other_sums), reversed(other_members), strict=True)
             ),
             key=lambda part: -part[0],
         )

@@ -54,7 +54,8 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         hf_config = AutoConfig.for_model(**config.model.config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.trainer.seed)
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=getattr(torch, config.model.dtype))
+            dtype = getattr(torch, config.model.dtype)
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             "The model cannot be made.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from anytron.algorithms.losses import PolicyLoss
 from anytron.errors import DataError
 from anytron.tracking.clock import Clock
 from anytron.tracking.run_directory import RunDirectory
+from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.preparation import prepare
 from anytron.trainer.seeds import derive_seed
@@ -21,6 +21,8 @@ from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import start_workers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
     from anytron.tracking.progress import Progress
@@ -67,6 +69,7 @@ def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progr
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
+        write_random_model(config, task.tokenizer)
         trainer, rollout = start_workers(executor, config)
         run.write_patches({"trainer": trainer.describe(), "rollout": rollout.describe()})
         progress.start(steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +9,10 @@ import torch
 from anytron.errors import EngineError
 
 if TYPE_CHECKING:
-    from anytron.rewards.scoring import RewardScores
+    from collections.abc import Mapping, Sequence
+
     from anytron.rewards.sample import Sample
+    from anytron.rewards.scoring import RewardScores
     from anytron.tracking.clock import Clock
 
 
@@ -70,5 +71,5 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
             "Rollout and training log-probs differ.",
             where=f"step {metrics['step']:.0f}",
             why=f"mean absolute difference {difference:.3g} nats, allowed {tolerance:.3g}",
-            fix="look for different dtypes, kernels or weights; raise trainer.rollout_log_prob_tolerance if it is expected",
+            fix="look for differing dtypes or kernels; raise trainer.rollout_log_prob_tolerance if it is expected",
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.advantages import ADVANTAGES
@@ -17,6 +16,8 @@ from anytron.rewards.scoring import RewardSum
 from anytron.trainer.roles import SamplingParams
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anytron.config.schema import RunConfig
 
 

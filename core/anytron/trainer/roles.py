@@ -7,13 +7,13 @@ through an executor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
 
 if TYPE_CHECKING:
+    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from anytron.algorithms.losses import PolicyLoss

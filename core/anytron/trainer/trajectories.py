@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from anytron.rewards.sample import Sample
 from anytron.trainer.batch import RaggedBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anytron.config.schema import AlgorithmSection
     from anytron.data.prompts import TokenizedPrompt
     from anytron.trainer.roles import Response
@@ -37,9 +38,7 @@ def make_samples(
     Raises:
         EngineError: The rollout engine's answer has another number of responses, or of log-probs.
     """
-    pairs = [
-        (prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group
-    ]
+    pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
     for prompt, response in pairs:
         if len(response.tokens) != len(response.log_probs):
             raise EngineError(
@@ -93,9 +92,7 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
     )
 
 
-def with_advantages(
-    batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection
-) -> RaggedBatch:
+def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> RaggedBatch:
     """Estimate advantages and give them to the batch's response tokens.
 
     Args:

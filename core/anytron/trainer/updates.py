@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,13 @@ import torch
 
 from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
 from anytron.errors import ConfigError
-from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.batching import micro_batches
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from anytron.config.schema import RunConfig
+    from anytron.trainer.batch import RaggedBatch
 
 
 @dataclass(frozen=True)

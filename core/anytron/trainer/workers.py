@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from anytron.algorithms.losses import PolicyLoss
 from anytron.trainer.batch import RaggedBatch, Topology, token_index
-from anytron.trainer.roles import Response, SamplingParams, TrainedRole, WeightManifest
-from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor, WorkerGroup
+    from anytron.trainer.roles import Response, SamplingParams, TrainedRole, WeightManifest
+    from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 RANK_VALUES = ("grad_norm", "lr")
 """Results of an update that are the same on every rank; all others are sums, to be added over copies."""
@@ -98,9 +99,7 @@ class RolloutWorkers:
 
     group: WorkerGroup
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int
-    ) -> list[list[Response]]:
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> list[list[Response]]:
         """Sample responses for each prompt."""
         responses: list[list[Response]] = self.group.call("generate", prompts, sampling, seed)[0]
         return responses

@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from anytron.config.schema import RunConfig
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
@@ -14,8 +17,6 @@ from anytron.trainer.roles import EngineContext, WeightManifest
 from anytron_cpu import CpuPlatform
 from anytron_rollout.transformers_engine import TransformersEngine
 from anytron_rollout.weights import checksum
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -71,7 +72,20 @@ def reference():
 
 
 @pytest.fixture
-def engine(reference, tmp_path):
-    engine = engine_for(run_config(max_batch_size=64))
-    engine.load_weights(write_weights(tmp_path / "weights.safetensors", reference.state_dict()))
+def new_engine():
+    """Make an engine; keyword arguments are keys of ``rollout``, ``model`` replaces the model."""
+    return lambda **settings: engine_for(run_config(**settings))
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a state dict as a training engine would."""
+    return lambda weights, name="weights": write_weights(tmp_path / f"{name}.safetensors", weights)
+
+
+@pytest.fixture
+def engine(new_engine, reference, write):
+    """An engine with the reference's weights; batches are smaller than what the tests ask for."""
+    engine = new_engine(max_batch_size=64)
+    engine.load_weights(write(reference.state_dict()))
     return engine

@@ -10,18 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anytron.config.schema import RunConfig
-from anytron.data.pretrained import load_hf_config
-from anytron.hooks.types import ProcessInfo
-from anytron.patches import Ledger
-from anytron.trainer.batch import TokenScores, Topology
-from anytron.trainer.loop import train
-from anytron.trainer.roles import EngineContext, WeightManifest
-from anytron_cpu import CpuPlatform
 from safetensors.torch import save_file
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
+
+from anytron.config.schema import RunConfig
+from anytron.hooks.types import ProcessInfo
+from anytron.patches import Ledger
+from anytron.trainer.batch import TokenScores, Topology
+from anytron.trainer.initial_model import model_directory
+from anytron.trainer.loop import train
+from anytron.trainer.roles import EngineContext, WeightManifest
+from anytron_cpu import CpuPlatform
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -31,12 +32,9 @@ class TorchEngine:
 
     def __init__(self, context):
         config = context.config
-        torch.manual_seed(config.trainer.seed)
-        hf_config = load_hf_config(config.model, context.base_dir)
-        self.models = {"policy": AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)}
-        if config.algorithm.kl_coefficient > 0:
-            self.models["reference"] = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
-            self.models["reference"].load_state_dict(self.models["policy"].state_dict())
+        directory = model_directory(config, context.base_dir)
+        roles = ["policy", "reference"] if config.algorithm.kl_coefficient > 0 else ["policy"]
+        self.models = {role: AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32) for role in roles}
         self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
         self.clip = config.optimizer.clip_grad
         self.version = 0

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from anytron.errors import ConfigError, DataError, EngineError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anytron.errors import ConfigError, DataError, EngineError
 
 SEVENS = """
 def sevens(samples):
@@ -48,7 +49,7 @@ def test_a_policy_learns_what_it_is_rewarded_for(new_run):
     assert metrics[-1]["policy/entropy"] < metrics[0]["policy/entropy"]
     # Rollout and training are two implementations of one model, at every step of the way.
     assert max(record["rollout/log_prob_abs_diff"] for record in metrics) < 1e-5
-    assert ISSUE_KEYS <= metrics[0].keys()
+    assert metrics[0].keys() >= ISSUE_KEYS
     assert summary.metrics == metrics[-1]
     assert run.progress.total == 40
     assert run.progress.steps == metrics
@@ -56,6 +57,7 @@ def test_a_policy_learns_what_it_is_rewarded_for(new_run):
 
     assert {path.name for path in summary.output_dir.iterdir()} == {
         "config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf",
+        "initial_model",
     }  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(summary.output_dir / "hf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(summary.output_dir / "hf")
@@ -131,7 +133,7 @@ def moody(samples):
     return [0.5 + index % 2 for index, _ in enumerate(samples)]
 """
     run = new_run(code, rewards=[{"function": "task.py:moody"}], trainer={"total_steps": 5})
-    with pytest.raises(DataError, match="(?s)reward moody.*no judge today"):
+    with pytest.raises(DataError, match=r"(?s)reward moody.*no judge today"):
         run.train()
     directory = Path(run.config.trainer.output_dir)
     assert [record["step"] for record in lines(directory / "metrics.jsonl")] == [1, 2]

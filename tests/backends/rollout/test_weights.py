@@ -1,0 +1,90 @@
+"""Weights arrive complete and bit for bit, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from anytron.errors import EngineError
+from anytron.trainer.roles import SamplingParams
+
+SAMPLING = SamplingParams(samples_per_prompt=2, max_new_tokens=6, top_k=1)
+NORM = "model.norm.weight"
+
+
+def test_new_weights_change_what_is_generated(engine, reference, write):
+    before = engine.generate([[1, 10]], SAMPLING, seed=0)
+    with torch.no_grad():
+        reference.lm_head.weight.neg_()
+    manifest = replace(write(reference.state_dict()), version=9)
+    assert engine.load_weights(manifest) == 9
+    assert engine.generate([[1, 10]], SAMPLING, seed=0) != before
+
+
+def test_a_damaged_file_is_refused(engine, reference, write):
+    manifest = write(reference.state_dict())
+    weights = load_file(manifest.path)
+    weights[NORM].view(torch.int32)[3] ^= 1  # one bit
+    save_file(weights, manifest.path)
+    with pytest.raises(EngineError, match=f"(?s)damaged on its way.*{NORM}.*crc32"):
+        engine.load_weights(manifest)
+    with pytest.raises(EngineError, match="no weights yet"):
+        engine.generate([[1, 10]], SAMPLING, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop(NORM), "(?s)is missing.*model.norm.weight"),
+        (lambda weights: weights.update(extra=torch.ones(2)), "(?s)unknown to the model.*extra"),
+        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)another shape.*\(3,\), the model has \(32,\)"),
+    ],
+)
+def test_a_tensor_missing_unknown_or_of_another_shape_is_refused(engine, reference, write, change, message):
+    weights = dict(reference.state_dict())
+    change(weights)
+    with pytest.raises(EngineError, match=message):
+        engine.load_weights(write(weights))
+
+
+def test_a_file_that_does_not_fit_its_manifest_is_refused(engine, reference, write):
+    manifest = write(reference.state_dict())
+    checksums = {name: crc for name, crc in manifest.checksums.items() if name != NORM}
+    with pytest.raises(EngineError, match=f"(?s)in the file or in the manifest, not in both.*{NORM}"):
+        engine.load_weights(replace(manifest, checksums=checksums))
+
+
+def test_bfloat16_weights_are_bit_equal_and_float32_ones_are_rounded(new_engine, reference, write):
+    config = reference.config.to_dict() | {"model_type": "qwen3"}
+    engine = new_engine(model={"config": config, "dtype": "bfloat16"})
+    exact = {name: tensor.bfloat16() for name, tensor in reference.state_dict().items()}
+    for weights in (exact, reference.state_dict()):
+        engine.load_weights(write(weights))
+        loaded = engine._model.state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in exact.items())
+
+
+def test_tied_embeddings_come_under_one_name_or_under_both(new_engine, reference, write):
+    config = reference.config.to_dict() | {"model_type": "qwen3", "tie_word_embeddings": True}
+    weights = dict(reference.state_dict())
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    one = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    for complete in (weights, one):
+        engine = new_engine(model={"config": config, "dtype": "float32"})
+        engine.load_weights(write(complete))
+        assert torch.equal(engine._model.lm_head.weight, weights["model.embed_tokens.weight"])
+
+    weights["lm_head.weight"] = weights["lm_head.weight"] + 1
+    with pytest.raises(EngineError, match="tied weight with two values"):
+        new_engine(model={"config": config, "dtype": "float32"}).load_weights(write(weights))
+
+
+def test_a_file_that_is_not_there_is_refused(engine, reference, write):
+    manifest = write(reference.state_dict())
+    Path(manifest.path).unlink()
+    with pytest.raises(EngineError, match="cannot be read"):
+        engine.load_weights(manifest)
