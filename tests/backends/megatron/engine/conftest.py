@@ -1,0 +1,134 @@
+"""A tiny Qwen3 on disk, recorded trajectories, and real ranks of the Megatron engine."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from anytron.algorithms.losses import PolicyLoss
+from anytron.config.schema import RunConfig
+from anytron.executor.local import LocalExecutor
+from anytron.plugins import open_session
+from anytron.trainer.batch import RaggedBatch
+from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.workers import TrainingWorkers
+
+LENGTHS = [5, 9, 7, 12, 3, 8, 16, 4]
+VOCABULARY = 96
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    path = tmp_path_factory.mktemp("qwen3")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config).float()
+    with torch.no_grad():  # norms of 1 would hide a norm that is applied in the wrong place
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def recorded() -> RaggedBatch:
+    """Trajectories as if recorded from a run: an off-policy GRPO loss on them is far from zero."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.tensor(LENGTHS)
+    total = int(lengths.sum())
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    response = positions >= 2
+
+    def recorded_log_probs():
+        return (-4.6 + 0.3 * torch.randn(total, generator=generator)) * response
+
+    return RaggedBatch(
+        lengths=lengths,
+        tokens=torch.randint(0, VOCABULARY, (total,), generator=generator),
+        response_mask=response,
+        rollout_log_probs=recorded_log_probs(),
+        old_log_probs=recorded_log_probs(),
+        reference_log_probs=recorded_log_probs(),
+        advantages=torch.randn(len(LENGTHS), generator=generator).repeat_interleave(lengths),
+        loss_weights=response / response.sum(),
+    )
+
+
+@pytest.fixture(scope="session")
+def policy_loss() -> PolicyLoss:
+    return PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05, kl_estimator="k3", entropy_coefficient=0.01)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What a few updates on recorded trajectories leave: enough to tell two computations apart."""
+
+    log_probs: torch.Tensor
+    grad_norms: list[float]
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="session")
+def start_engine(tiny_model, tmp_path_factory):
+    """A context manager: real ranks of the Megatron engine, configured by section overrides."""
+
+    @contextlib.contextmanager
+    def start(**sections):
+        output = tmp_path_factory.mktemp("run")
+        defaults = {
+            "model": {"path": str(tiny_model), "dtype": "float32"},
+            "data": {"source": "unused"},
+            "rewards": [{"function": "unused"}],
+            "optimizer": {"name": "sgd", "lr": 0.05},
+            "engine": {"max_tokens_per_micro_batch": 24, "distributed_optimizer": False},
+            "platform": {"name": "cpu"},
+            "trainer": {"output_dir": str(output)},
+        }
+        merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections} if name != "rewards"}
+        config = RunConfig.model_validate({**merged, "rewards": defaults["rewards"]})
+        session = open_session(platform="cpu", options={})
+        with LocalExecutor(config, Path.cwd(), session) as executor:
+            group = executor.start(
+                "trainer", "anytron.training_engines", "megatron", config.parallel.world_size, num_threads=1
+            )
+            yield TrainingWorkers.of(group), UpdatePlan.from_config(config), output
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def follow(start_engine, recorded, policy_loss):
+    """Score the recorded trajectories and do three updates on them."""
+
+    def run(**sections) -> Trajectory:
+        with start_engine(**sections) as (workers, updates, output):
+            log_probs = workers.score(recorded, updates, "policy")
+            metrics = [workers.update(recorded, updates, policy_loss) for _ in range(3)]
+            workers.export_weights(str(output / "after.safetensors"))
+            return Trajectory(
+                log_probs=log_probs,
+                grad_norms=[step["grad_norm"] for step in metrics],
+                losses=[step["loss/policy"] for step in metrics],
+                weights=load_file(output / "after.safetensors"),
+            )
+
+    return run

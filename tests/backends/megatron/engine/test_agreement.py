@@ -1,0 +1,88 @@
+"""However the work is split, the same trajectories give the same numbers (design, section 6)."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+SPLITS = {
+    "bshd": {"engine": {"sequence_format": "bshd"}},
+    "tp2-sp": {"parallel": {"tensor_model_parallel_size": 2}},
+    "tp2-sp-bshd": {"parallel": {"tensor_model_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
+    "tp2": {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
+    "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
+    "pp2-bshd": {"parallel": {"pipeline_model_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
+    "dp2": {"parallel": {"data_parallel_size": 2}},
+}
+
+
+def differences(one, other):
+    """Largest relative differences of log-probs and gradient norms, largest absolute one of weights."""
+    relative = (one.log_probs - other.log_probs).abs() / one.log_probs.abs().clamp(min=1.0)
+    norms = [abs(a - b) / a for a, b in zip(one.grad_norms, other.grad_norms, strict=True)]
+    weights = [(one.weights[name] - other.weights[name]).abs().max().item() for name in one.weights]
+    return {"log_probs": relative.max().item(), "grad_norm": max(norms), "weights": max(weights)}
+
+
+@pytest.fixture(scope="module")
+def one_rank(follow):
+    return follow()
+
+
+def test_one_rank_scores_as_hugging_face_does(one_rank, recorded, tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    expected = []
+    for tokens in recorded.tokens.split(recorded.lengths.tolist()):
+        with torch.no_grad():
+            log_softmax = model(tokens[None]).logits[0, :-1].log_softmax(-1)
+        expected.append(torch.cat([torch.zeros(1), log_softmax.gather(1, tokens[1:, None])[:, 0]]))
+    torch.testing.assert_close(one_rank.log_probs, torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_updates_moved_the_weights(one_rank, tiny_model):
+    before = load_file(tiny_model / "model.safetensors")
+    assert set(before) == set(one_rank.weights)
+    assert all(norm > 0.1 for norm in one_rank.grad_norms)
+    moved = [(before[name] - one_rank.weights[name]).abs().max() > 1e-4 for name in before]
+    assert all(moved)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_agrees_with_one_rank(split, one_rank, follow):
+    found = differences(one_rank, follow(**SPLITS[split]))
+    assert found["log_probs"] <= 1e-5, found
+    assert found["grad_norm"] <= 1e-5, found
+    assert found["weights"] <= 1e-5, found
+
+
+def test_a_broken_all_reduce_is_noticed(one_rank, follow, monkeypatch, sabotage_plugin):
+    monkeypatch.setenv("PYTHONPATH", str(sabotage_plugin))
+    monkeypatch.syspath_prepend(str(sabotage_plugin))
+    found = differences(one_rank, follow(**SPLITS["tp2"]))
+    assert found["log_probs"] > 1e-3, found
+    assert found["grad_norm"] > 1e-3, found
+    assert found["weights"] > 1e-4, found
+
+
+@pytest.fixture
+def sabotage_plugin(tmp_path):
+    """An installed extension whose patch makes the tensor-parallel sum forget the other ranks."""
+    (tmp_path / "sabotage.py").write_text(
+        "from anytron import hookimpl\n"
+        "from anytron.patches import Patch, Phase\n"
+        "class Sabotage:\n"
+        "    name = 'sabotage'\n"
+        "    @hookimpl\n"
+        "    def patch_model(self, phase):\n"
+        "        if phase is not Phase.BEFORE_BUILD:\n"
+        "            return []\n"
+        "        return [Patch(id='sabotage.all-reduce', owner='sabotage', phase=phase,\n"
+        "                      target='megatron.core.tensor_parallel.mappings:_reduce',\n"
+        "                      reason='a test of the test', replacement=lambda original: lambda x, group=None: x)]\n"
+    )
+    metadata = tmp_path / "sabotage-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
+    return tmp_path
