@@ -63,7 +63,9 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
 def context_shard() -> ContextShard:
     """The part of each sequence that this rank holds (Megatron's zigzag)."""
     return ContextShard(
-        size=parallel_state.get_context_parallel_world_size(), rank=parallel_state.get_context_parallel_rank()
+        size=parallel_state.get_context_parallel_world_size(),
+        rank=parallel_state.get_context_parallel_rank(),
+        group=parallel_state.get_context_parallel_group(),
     )
 
 

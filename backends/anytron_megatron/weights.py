@@ -114,6 +114,7 @@ class WeightBridge:
             latent_attention=bool(self.config.multi_latent_attention),
             linear_attention=self.config.experimental_attention_variant == "gated_delta_net"
             or self.config.linear_num_value_heads is not None,
+            mixture_of_experts=bool(self.config.num_moe_experts),
             window=None if window is None else (int(window[0]), int(window[1])),
         )
 
