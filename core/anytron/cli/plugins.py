@@ -48,7 +48,11 @@ def _print_table(survey: Survey) -> None:
     from rich.text import Text
 
     colours = {"active": "green", "available": "cyan", "unavailable": "dim", "blocked": "dim"}
-    table = Table("name", "kind", "distribution", "state", "why", "hooks", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "kind", "distribution", "state"):
+        table.add_column(heading)
+    for heading in ("why", "hooks"):
+        table.add_column(heading, overflow="fold")
     for report in survey.reports:
         # Text, not markup: reasons quote brackets, as in anytron[ascend].
         why = f"{report.reason}\nfix: {report.remedy}" if report.remedy else report.reason

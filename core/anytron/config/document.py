@@ -1,12 +1,13 @@
-"""Write the reference of the configuration from its schema.
+"""Write ``docs/reference/config.md`` from the schema of the configuration.
 
-``python -m anytron.config.document > docs/reference/config.md``
+Run ``python -m anytron.config.document docs/reference/config.md`` after a change; a test compares.
 """
 
 from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 HEADING = """# Configuration
 
-<!-- Generated from core/anytron/config/schema.py by `python -m anytron.config.document`. -->
+<!-- Generated from core/anytron/config/schema.py by
+`python -m anytron.config.document docs/reference/config.md`. -->
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
 where the value is YAML and `rewards[0].weight=2` reaches into lists. `${section.key}` refers to another
@@ -91,4 +93,4 @@ def _default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")

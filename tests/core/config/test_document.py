@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_reference_in_the_tree_is_current():
     written = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
 
-    assert written == render(), "run: python -m anytron.config.document > docs/reference/config.md"
+    assert written == render(), "run: python -m anytron.config.document docs/reference/config.md"
 
 
 def test_every_key_is_explained():

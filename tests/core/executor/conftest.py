@@ -1,11 +1,4 @@
-"""Worker processes of the tests, with a platform and small engines from the folder ``testchip``.
-
-That folder holds a ``.dist-info`` beside its modules, as ``site-packages`` does, and is put on
-``sys.path``: the workers are real processes that go through the real bootstrap.
-"""
-
-import sys
-from pathlib import Path
+"""Groups of worker processes, real ones that go through the real bootstrap."""
 
 import pytest
 
@@ -13,21 +6,9 @@ from anytron.config.schema import RunConfig
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 
-SITE = Path(__file__).parent / "testchip"
-
 
 @pytest.fixture
-def distribution(monkeypatch):
-    """Install the throw-away distribution for this process and its workers."""
-    monkeypatch.syspath_prepend(str(SITE))
-    monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "cpu,megatron")
-    yield SITE
-    for name in ("testchip", "testchip_engine"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def make_executor(distribution, tmp_path):
+def make_executor(testchip, tmp_path):
     """Make executors; keyword arguments are keys of the ``executor`` section."""
     made = []
 

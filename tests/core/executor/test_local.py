@@ -212,13 +212,11 @@ def test_a_failed_run_ends_processes_without_asking_engines(make_executor, tmp_p
     assert wait_until_gone(pids)
 
 
-def test_workers_end_when_the_driver_is_killed(distribution, tmp_path):
+def test_workers_end_when_the_driver_is_killed(testchip, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys
         from pathlib import Path
-        sys.path.insert(0, {str(distribution)!r})
         from anytron.config.schema import RunConfig
         from anytron.executor.local import LocalExecutor
         from anytron.plugins import open_session

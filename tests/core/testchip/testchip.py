@@ -3,6 +3,7 @@
 import sys
 
 from anytron import Platform, hookimpl
+from anytron.hooks.types import ConfigEdit, Diagnostic
 from anytron.patches import Patch
 from anytron.platform import Availability, Probe
 
@@ -17,7 +18,20 @@ class TestChip(Platform):
         return Probe(Availability.USABLE, "the tests brought it", devices=8)
 
     def runtime(self):
-        raise NotImplementedError
+        from anytron_cpu.runtime import CpuRuntime
+
+        class TestChipRuntime(CpuRuntime):
+            def device_name(self):
+                return "simulated chip"
+
+        return TestChipRuntime()
+
+    @hookimpl
+    def configure(self, config):
+        return [
+            ConfigEdit("executor.num_threads", 1, "the chip wants no help"),
+            Diagnostic("warning", "trainer.seed", "this chip ignores it", "do not rely on it"),
+        ]
 
     @hookimpl
     def runtime_env(self, process):

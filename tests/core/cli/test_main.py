@@ -1,0 +1,159 @@
+"""The command line as a person meets it: processes, their output and their exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = str(ROOT / "examples/grpo_sort.yaml")
+COMMAND = [sys.executable, "-c", "from anytron.cli.main import run; run()"]
+
+
+def anytron(*arguments, **env):
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=os.environ | env, timeout=60, check=False
+    )
+
+
+def environment(process):
+    """Environment of a process; empty if it is gone or another user's."""
+    try:
+        return (process / "environ").read_bytes()
+    except (FileNotFoundError, PermissionError, ProcessLookupError):
+        return b""
+
+
+def running(marker):
+    """Pids of processes whose environment holds ``marker``."""
+    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [int(process.name) for process in processes if marker.encode() in environment(process)]
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    for name in ("ANYTRON_PLATFORM", "ANYTRON_PLUGINS", "ANYTRON_DISABLE_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_starting_imports_neither_torch_nor_an_engine():
+    code = "import sys, anytron.cli.main; print([m for m in ('torch', 'transformers', 'megatron') if m in sys.modules])"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_help_names_all_commands_and_version_is_the_packages():
+    text = anytron("--help").stdout
+
+    assert all(command in text for command in ("train", "doctor", "config", "plugins"))
+    assert anytron("--version").stdout.startswith("anytron 0.")
+
+
+@pytest.mark.parametrize("arguments", [("trian",), ("train",), ("doctor", "--jsno")])
+def test_wrong_usage_exits_with_2(arguments):
+    done = anytron(*arguments)
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_platform_that_cannot_be_used_ends_the_run_quickly_with_what_why_and_fix(clean):
+    began = time.monotonic()
+
+    done = anytron("train", EXAMPLE, ANYTRON_PLATFORM="ascend")
+
+    assert time.monotonic() - began < 10
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Platform 'ascend'")
+    assert all(f"\n  {label}: " in done.stderr for label in ("where", "why", "fix"))
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_typo_is_refused_with_the_nearest_key(testchip):
+    done = anytron("train", EXAMPLE, "trainer.total_stesp=3")
+
+    assert done.returncode == 1
+    assert "did you mean trainer.total_steps?" in done.stderr
+
+
+def test_a_missing_reward_file_is_found_before_a_process_starts(testchip, tmp_path):
+    done = anytron(
+        "train",
+        EXAMPLE,
+        "rewards[0].function=gone.py:f",
+        f"trainer.output_dir={tmp_path / 'run'}",
+        "platform.name=testchip",
+    )
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("platform: testchip (asked for by platform.name; the tests brought it)")
+    assert "gone.py" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_config_show_prints_what_a_run_would_use_and_why_plugins_changed_it(testchip, tmp_path):
+    done = anytron("config", "show", EXAMPLE, "trainer.seed=5")
+
+    shown = yaml.safe_load(done.stdout)
+    assert (shown["trainer"]["seed"], shown["executor"]["num_threads"], shown["rollout"]["top_p"]) == (5, 1, 1.0)
+    assert "testchip sets executor.num_threads to 1: the chip wants no help" in done.stderr
+    assert "warning of testchip: trainer.seed: this chip ignores it - do not rely on it" in done.stderr
+
+    again = tmp_path / "again.yaml"
+    again.write_text(done.stdout)
+    assert yaml.safe_load(anytron("config", "show", str(again)).stdout) == shown
+
+
+def test_doctor_says_where_things_come_from(testchip):
+    done = anytron("doctor", "--json", OMP_NUM_THREADS="3")
+
+    findings = json.loads(done.stdout)
+    assert (findings["platform"]["name"], findings["platform"]["device"]) == ("testchip", "simulated chip")
+    packages = {package["name"]: package for package in findings["packages"]}
+    assert packages["torch"]["modules"]["torch"].endswith("torch/__init__.py")
+    assert packages["anytron"]["version"] == findings["anytron"]
+    assert findings["environment"]["OMP_NUM_THREADS"] == "3"
+    assert findings["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert [(patch["id"], patch["verdict"]) for patch in findings["patches"]] == [("testchip.mark", "applies")]
+    assert (findings["problems"], done.returncode) == ([], 0)
+    assert "testchip.mark: applies" in anytron("doctor").stdout
+
+
+def test_doctor_survives_a_platform_that_cannot_be_used(clean):
+    done = anytron("doctor", ANYTRON_PLATFORM="ascend")
+
+    assert done.returncode == 1
+    assert "Platform 'ascend'" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_all_processes_and_exits_with_130(testchip, tmp_path):
+    marker = f"ANYTRON_TEST_MARKER={tmp_path.name}-{os.getpid()}"
+    name, value = marker.split("=")
+    run = subprocess.Popen(
+        [*COMMAND, "train", EXAMPLE, "engine.name=slow", f"trainer.output_dir={tmp_path / 'run'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {name: value},
+    )
+    deadline = time.monotonic() + 40
+    while len(list((tmp_path / "run/logs").glob("*.log"))) < 2 and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.1)
+    assert len(running(marker)) >= 3
+
+    run.send_signal(signal.SIGINT)
+    output, errors = run.communicate(timeout=20)
+
+    assert run.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert "platform: testchip" in output
+    assert running(marker) == []
+    assert (tmp_path / "run/config.yaml").exists()
