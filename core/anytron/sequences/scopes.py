@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 ScopeFactory = Callable[[], AbstractContextManager[None]]
+
+Result = TypeVar("Result")
 
 _current: contextvars.ContextVar[ScopeFactory | None] = contextvars.ContextVar("anytron_scope", default=None)
 
@@ -55,3 +59,24 @@ def enter(factory: ScopeFactory | None) -> Iterator[None]:
 def current() -> ScopeFactory | None:
     """The factory of the micro-batch whose forward pass (or recomputation) is running here."""
     return _current.get()
+
+
+def rescoped(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Tie a function that will be run again to the scope in which it is handed over now.
+
+    For checkpointed functions: the first run happens in the micro-batch's own scope and is left
+    alone; every later one, in whatever pass and on whatever thread, gets a fresh scope of the same
+    factory.
+    """
+    factory = current()
+    if factory is None:
+        return function
+
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> Result:
+        if current() is factory:
+            return function(*args, **kwargs)
+        with enter(factory):
+            return function(*args, **kwargs)
+
+    return run

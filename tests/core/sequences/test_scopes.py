@@ -53,3 +53,24 @@ def test_the_scope_ends_when_the_body_fails():
         raise RuntimeError
     assert log == ["enter s", "leave s"]
     assert scopes.current() is None
+
+
+def test_a_rescoped_function_opens_a_scope_of_its_own_only_when_it_is_run_again():
+    log = []
+
+    def body():
+        log.append("body")
+
+    with scopes.enter(recording(log, "i")):
+        again = scopes.rescoped(body)
+        again()
+    with scopes.enter(recording(log, "j")):
+        again()
+    assert log == ["enter i", "body", "leave i", "enter j", "enter i", "body", "leave i", "leave j"]
+
+
+def test_without_a_scope_a_function_stays_what_it_is():
+    def body():
+        pass
+
+    assert scopes.rescoped(body) is body
