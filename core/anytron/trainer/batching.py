@@ -78,7 +78,8 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, copies: int) -> list[
             why=f"{len(lengths)} sequences in a mini-batch for {copies} copies",
             fix="raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
-    count = max(1, -(-sum(lengths) // (max_tokens * copies)))
+    # A sequence over the limit fills one micro-batch, however long it is.
+    count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * copies))
     while not _fits(parts := karmarkar_karp(lengths, count * copies), lengths, max_tokens):
         count += 1
     # Parts come in descending order: dealing them forth and back gives every copy about the same work.

@@ -49,6 +49,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         return
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
 
     try:
         hf_config = AutoConfig.for_model(**config.model.config)
@@ -70,6 +71,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             why=f"{len(tokenizer)} tokens, vocab_size {hf_config.vocab_size}",
             fix=f"set vocab_size to {len(tokenizer)} or more",
         )
+    hf_logging.disable_progress_bar()  # the run has one of its own
     directory = model_directory(config, Path())
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

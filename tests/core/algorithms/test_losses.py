@@ -1,0 +1,166 @@
+"""The policy loss against a naive loop in float64, and the law that splitting changes nothing."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anytron.algorithms.aggregation import loss_weights, token_shares
+from anytron.algorithms.losses import PolicyLoss
+from anytron.errors import DataError
+from anytron.trainer.batch import RaggedBatch
+from anytron.trainer.updates import UpdatePlan
+
+
+def make_batch(prompts, responses, aggregation="token-mean", seed=0, **changes):
+    """Sequences with random log-probs; returns the batch, current log-probs and entropies (float64)."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(prompts) + torch.tensor(responses)
+    mask = torch.cat(
+        [torch.arange(prompt + response) >= prompt for prompt, response in zip(prompts, responses, strict=True)]
+    )
+    total = mask.numel()
+
+    def noise(scale):
+        return scale * torch.randn(total, generator=generator, dtype=torch.float64)
+
+    current = -2 + noise(0.5)
+    batch = RaggedBatch(
+        lengths=lengths,
+        tokens=torch.randint(0, 9, (total,), generator=generator),
+        response_mask=mask,
+        rollout_log_probs=torch.where(mask, current.detach() + noise(0.01), 0.0),
+        old_log_probs=torch.where(mask, current.detach() + noise(0.3), 0.0),
+        reference_log_probs=current.detach() + noise(0.3),
+        advantages=torch.repeat_interleave(torch.randn(len(prompts), generator=generator).double(), lengths) * mask,
+        loss_weights=loss_weights(lengths, mask, aggregation).double(),
+        token_shares=token_shares(mask).double(),
+    )
+    return replace(batch, **changes), current.requires_grad_(), (1 + noise(0.1).abs()).requires_grad_()
+
+
+def naive_loss(batch, log_probs, entropy, aggregation, loss):
+    """GRPO's objective, sequence by sequence and token by token, from the papers."""
+    per_sequence, position = [], 0
+    for length in batch.lengths.tolist():
+        tokens = []
+        for token in range(position, position + length):
+            if not batch.response_mask[token]:
+                continue
+            ratio = math.exp(log_probs[token] - batch.old_log_probs[token])
+            advantage = batch.advantages[token].item()
+            clipped = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
+            difference = (batch.reference_log_probs[token] - log_probs[token]).item()
+            kl = math.exp(difference) - 1 - difference
+            tokens.append(
+                -min(ratio * advantage, clipped * advantage)
+                + loss.kl_coefficient * kl
+                - loss.entropy_coefficient * entropy[token].item()
+            )
+        position += length
+        if tokens:
+            per_sequence.append(tokens)
+    if aggregation == "token-mean":
+        flat = [value for tokens in per_sequence for value in tokens]
+        return sum(flat) / len(flat)
+    return sum(sum(tokens) / len(tokens) for tokens in per_sequence) / len(per_sequence)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean"])
+def test_the_loss_is_that_of_the_papers(aggregation):
+    loss = PolicyLoss(clip_low=0.1, clip_high=0.3, kl_coefficient=0.2, kl_estimator="k3", entropy_coefficient=0.05)
+    batch, log_probs, entropy = make_batch([3, 1, 2, 4], [5, 9, 0, 1], aggregation)
+    outputs = loss(log_probs, entropy, batch)
+    expected = naive_loss(batch, log_probs.tolist(), entropy, aggregation, loss)
+    # Weights are float32: their rounding is the difference.
+    assert outputs.loss.item() == pytest.approx(expected, rel=1e-6)
+    assert outputs.metrics["policy/clip_fraction"] > 0
+
+
+def test_clipping_stops_the_gradient_where_the_ratio_has_moved_enough():
+    batch, _, entropy = make_batch([1], [4])
+    ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5], dtype=torch.float64)
+    log_probs = ratios.log().requires_grad_()
+    batch = replace(
+        batch,
+        old_log_probs=torch.zeros(5, dtype=torch.float64),
+        advantages=torch.tensor([0.0, 1.0, -1.0, 1.0, -1.0], dtype=torch.float64),
+    )
+    outputs = PolicyLoss()(log_probs, entropy, batch)
+    outputs.loss.backward()
+    assert (log_probs.grad != 0).tolist() == [False, False, True, True, False]
+    assert outputs.metrics["policy/clip_fraction"].item() == 0.5
+
+
+def test_without_old_log_probs_the_gradient_is_the_policy_gradient():
+    batch, log_probs, entropy = make_batch([2, 2], [3, 4], old_log_probs=None)
+    outputs = PolicyLoss()(log_probs, entropy, batch)
+    outputs.loss.backward()
+    torch.testing.assert_close(log_probs.grad, -batch.loss_weights * batch.advantages)
+    assert outputs.metrics["policy/ratio_mean"].item() == pytest.approx(1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 7)), min_size=4, max_size=12).filter(
+        lambda pairs: any(response for _, response in pairs)
+    ),
+    st.integers(1, 30),
+    st.integers(1, 4),
+    st.sampled_from(["token-mean", "sequence-mean"]),
+)
+def test_parts_add_up_however_the_batch_is_split(pairs, max_tokens, copies, aggregation):
+    prompts, responses = zip(*pairs, strict=True)
+    batch, log_probs, entropy = make_batch(prompts, responses, aggregation)
+    loss = PolicyLoss(kl_coefficient=0.1, entropy_coefficient=0.01)
+    whole = loss(log_probs, entropy, batch)
+    (expected,) = torch.autograd.grad(whole.loss, log_probs)
+
+    plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation=aggregation, max_tokens=max_tokens)
+    # The model's outputs travel with the batch through the same division.
+    index = torch.arange(batch.num_tokens)
+    shares = plan.micro_batches(replace(batch, tokens=index), copies)
+    parts = [
+        loss(log_probs[part.batch.tokens], entropy[part.batch.tokens], part.batch) for share in shares for part in share
+    ]
+    total = sum(part.loss for part in parts)
+    (gradient,) = torch.autograd.grad(total, log_probs)
+    torch.testing.assert_close(gradient, expected)
+    for name, value in whole.metrics.items():
+        torch.testing.assert_close(sum(part.metrics[name] for part in parts), value)
+
+
+def test_what_stands_outside_of_responses_has_no_influence():
+    batch, log_probs, entropy = make_batch([3, 2], [2, 2])
+    outside = ~batch.response_mask
+    wild = log_probs.detach().masked_fill(outside, 1e4).requires_grad_()
+    outputs = PolicyLoss(kl_coefficient=0.1)(wild, entropy, batch)
+    outputs.loss.backward()
+    assert torch.isfinite(outputs.loss)
+    assert torch.all(wild.grad[outside] == 0)
+    torch.testing.assert_close(outputs.loss, PolicyLoss(kl_coefficient=0.1)(log_probs, entropy, batch).loss)
+
+
+def test_the_difference_from_the_rollout_is_averaged_over_response_tokens():
+    batch, log_probs, entropy = make_batch([2, 1], [1, 3], "sequence-mean")
+    expected = (batch.old_log_probs - batch.rollout_log_probs)[batch.response_mask].abs().mean()
+    found = PolicyLoss()(log_probs, entropy, batch).metrics["rollout/log_prob_abs_diff"]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("field", ["advantages", "loss_weights", "token_shares", "reference_log_probs"])
+def test_a_missing_field_is_named(field):
+    batch, log_probs, entropy = make_batch([2], [2], **{field: None})
+    with pytest.raises(DataError, match=f"{field} is None"):
+        PolicyLoss(kl_coefficient=0.1)(log_probs, entropy, batch)
+
+
+def test_the_loss_travels_between_processes():
+    loss = PolicyLoss(clip_high=0.28, kl_coefficient=0.1)
+    assert pickle.loads(pickle.dumps(loss)) == loss

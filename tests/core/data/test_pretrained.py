@@ -1,0 +1,87 @@
+"""Model and tokenizer directories, before any model is built and without the network."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from anytron.config.imports import resolve
+from anytron.config.schema import ModelSection
+from anytron.data.pretrained import checkpoint_directory, end_token_ids, load_hf_config, load_tokenizer
+from anytron.errors import ConfigError
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture
+def tokenizer():
+    return resolve("sort_digits.py:tokenizer", EXAMPLES, key="model.tokenizer")()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "no such model directory"),
+        ([], r"no config\.json"),
+        (["config.json"], "(?s)no weights.*model.config"),
+        (["config.json", "training_args.bin"], "no weights"),
+    ],
+)
+def test_a_directory_that_is_no_model_is_refused_at_once(tmp_path, files, message):
+    if files is not None:
+        (tmp_path / "m").mkdir()
+        for name in files:
+            (tmp_path / "m" / name).write_text("{}")
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=message):
+        checkpoint_directory(ModelSection(path="m"), tmp_path)
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
+def test_weights_may_come_in_several_files(tmp_path, weights):
+    for name in ("config.json", weights):
+        (tmp_path / name).write_text("{}")
+    assert checkpoint_directory(ModelSection(path=str(tmp_path)), Path("elsewhere")) == tmp_path.resolve()
+
+
+def test_a_config_that_transformers_does_not_know(tmp_path):
+    with pytest.raises(ConfigError, match=r"(?s)config is not usable.*model\.config.*no_such_model"):
+        load_hf_config(ModelSection(config={"model_type": "no_such_model"}, tokenizer="t"), tmp_path)
+
+
+def test_a_tokenizer_from_a_directory_from_the_model_and_from_a_function(tmp_path, tokenizer):
+    model = tmp_path / "m"
+    tokenizer.save_pretrained(model)
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text('{"model_type": "qwen3"}')
+    config = {"model_type": "qwen3"}
+    for section, base_dir in (
+        (ModelSection(config=config, tokenizer="m"), tmp_path),
+        (ModelSection(path="m"), tmp_path),
+        (ModelSection(config=config, tokenizer="sort_digits.py:tokenizer"), EXAMPLES),
+    ):
+        assert load_tokenizer(section, base_dir)("31>")["input_ids"] == [3, 1, 10]
+
+
+def test_a_tokenizer_that_is_none(tmp_path):
+    (tmp_path / "t.py").write_text("def none():\n    return 5\n")
+    (tmp_path / "empty").mkdir()
+    for reference, message in (
+        ("t.py:none", "(?s)returns no tokenizer.*int"),
+        ("nowhere", "no such tokenizer directory"),
+        ("empty", "cannot be loaded"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_tokenizer(ModelSection(config={"model_type": "qwen3"}, tokenizer=reference), tmp_path)
+
+
+def test_end_tokens_are_the_tokenizer_s_and_the_checkpoint_s(tmp_path, tokenizer):
+    random = ModelSection(config={"model_type": "qwen3"}, tokenizer="t")
+    assert end_token_ids(random, tmp_path, tokenizer) == (tokenizer.eos_token_id,)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [14, 13]}')
+    assert end_token_ids(ModelSection(path="."), tmp_path, tokenizer) == (tokenizer.eos_token_id, 13, 14)

@@ -1,0 +1,109 @@
+"""Prompts from sources to tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anytron.config.imports import resolve
+from anytron.config.schema import DataSection
+from anytron.data import Prompt
+from anytron.data.prompts import tokenize
+from anytron.data.sources import load_prompts
+from anytron.errors import ConfigError, DataError
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+LIMITS = {"context_length": 16, "vocab_size": 16, "max_new_tokens": 4}
+
+
+@pytest.fixture
+def tokenizer():
+    return resolve("sort_digits.py:tokenizer", EXAMPLES, key="model.tokenizer")()
+
+
+def write(path: Path, *records) -> DataSection:
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n\n")
+    return DataSection(source="jsonl", options={"path": path.name})
+
+
+def test_a_file_of_lines(tmp_path):
+    data = write(
+        tmp_path / "p.jsonl", {"prompt": "31>", "answer": "13"}, {"id": "second", "prompt": [5, 10], "answer": "5"}
+    )
+    first, second = load_prompts(data, tmp_path)
+    assert first == Prompt("line 1", text="31>", data={"answer": "13"})
+    assert second == Prompt("second", tokens=(5, 10), data={"id": "second", "answer": "5"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"(?s)cannot be read.*data\.options\.path"),
+        ("{oops", r"(?s)not JSON.*p\.jsonl:1"),
+        ('{"question": "?"}', "(?s)no entry 'prompt'.*'question'.*prompt_key"),
+        ("[1]", "(?s)no entry 'prompt'.*list"),
+        ('{"prompt": 5}', "(?s)neither a string nor a list.*int"),
+        ('{"prompt": [1, true]}', "neither a string nor a list"),
+    ],
+)
+def test_a_file_that_is_not_usable(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "p.jsonl").write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_prompts(DataSection(source="jsonl", options={"path": "p.jsonl"}), tmp_path)
+
+
+def test_a_function_in_a_file():
+    prompts = load_prompts(DataSection(source="sort_digits.py:prompts", options={"count": 5, "digits": 3}), EXAMPLES)
+    assert [prompt.id for prompt in prompts] == [f"sort-{index}" for index in range(5)]
+    assert all(sorted(prompt.text[:3]) == list(prompt.data["answer"]) for prompt in prompts)
+
+
+def test_a_source_that_fails_or_gives_something_else(tmp_path):
+    (tmp_path / "s.py").write_text("def strings():\n    return ['a']\n\ndef fails():\n    raise OSError('disk')\n")
+    with pytest.raises(DataError, match=r"(?s)something else than prompts.*entry 0 is str"):
+        load_prompts(DataSection(source="s.py:strings"), tmp_path)
+    with pytest.raises(DataError, match=r"(?s)source of prompts failed.*s\.py:fails.*OSError: disk"):
+        load_prompts(DataSection(source="s.py:fails"), tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
+        load_prompts(DataSection(source="json"), tmp_path)
+
+
+def test_text_and_tokens_meet(tokenizer):
+    prompts = [Prompt("a", text="31>", data={"n": 1}), Prompt("b", tokens=(5, 10))]
+    first, second = tokenize(prompts, tokenizer, **LIMITS)
+    assert (first.id, first.text, first.tokens, first.data) == ("a", "31>", (3, 1, 10), {"n": 1})
+    assert (second.text, second.tokens) == ("5>", (5, 10))
+
+
+def test_a_prompt_may_fill_the_context_exactly(tokenizer):
+    (prompt,) = tokenize([Prompt("a", text="1" * 12)], tokenizer, **LIMITS)
+    assert len(prompt.tokens) == 12
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (Prompt("p7", text="1" * 17), "(?s)longer than the model's context.*p7.*17 tokens.*has 16"),
+        (Prompt("p7", text="1" * 13), "(?s)too little room.*p7.*13 tokens of prompt and 4 of response"),
+        (Prompt("p7", text=""), "(?s)no tokens.*p7"),
+        (Prompt("p7", tokens=(3, 16)), "(?s)does not know.*p7.*3 to 16.*has 16"),
+        (Prompt("p7", tokens=(-1,)), "does not know"),
+    ],
+)
+def test_a_prompt_that_the_model_cannot_answer_is_named(tokenizer, prompt, message):
+    with pytest.raises(DataError, match=message):
+        tokenize([Prompt("fine", text="1>"), prompt], tokenizer, **LIMITS)
+
+
+def test_no_prompts_at_all(tokenizer):
+    with pytest.raises(DataError, match="no prompts"):
+        tokenize([], tokenizer, **LIMITS)
+
+
+@pytest.mark.parametrize("given", [{}, {"text": "a", "tokens": (1,)}])
+def test_a_prompt_is_text_or_tokens(given):
+    with pytest.raises(DataError, match="either text or tokens"):
+        Prompt("p", **given)

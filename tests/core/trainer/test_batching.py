@@ -1,0 +1,110 @@
+"""Division of sequences over ranks and micro-batches."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anytron.errors import ConfigError
+from anytron.trainer.batch import RaggedBatch
+from anytron.trainer.batching import karmarkar_karp, micro_batches
+from anytron.trainer.updates import UpdatePlan
+
+lengths = st.lists(st.integers(1, 60), min_size=4, max_size=30)
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 8))
+def test_a_partition_has_every_index_once_and_descending_sums(sizes, parts):
+    partition = karmarkar_karp(sizes, parts)
+    assert len(partition) == parts
+    assert sorted(index for part in partition for index in part) == list(range(len(sizes)))
+    sums = [sum(sizes[index] for index in part) for part in partition]
+    assert parts == 1 or sums == sorted(sums, reverse=True)
+
+
+def test_a_partition_is_near_the_best_one():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        sizes = torch.randint(1, 50, (9,), generator=generator).tolist()
+        best = min(
+            max(sum(size for size, part in zip(sizes, parts, strict=True) if part == which) for which in range(2))
+            for parts in product(range(2), repeat=9)
+        )
+        largest = max(sum(sizes[index] for index in part) for part in karmarkar_karp(sizes, 2))
+        assert largest <= 1.07 * best
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 100), st.integers(1, 4))
+def test_micro_batches_keep_the_limit_and_are_equally_many(sizes, max_tokens, copies):
+    shares = micro_batches(sizes, max_tokens, copies)
+    assert len(shares) == copies
+    assert len({len(share) for share in shares}) == 1
+    parts = [part for share in shares for part in share]
+    assert sorted(index for part in parts for index in part) == list(range(len(sizes)))
+    assert all(len(part) <= 1 or sum(sizes[index] for index in part) <= max_tokens for part in parts)
+    assert micro_batches(sizes, max_tokens, copies) == shares
+
+
+def test_the_work_of_copies_is_balanced():
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.randint(10, 500, (256,), generator=generator).tolist()
+    shares = micro_batches(sizes, 4096, 4)
+    work = [sum(sizes[index] for part in share for index in part) for share in shares]
+    assert max(work) <= 1.01 * sum(work) / 4
+
+
+def test_as_few_micro_batches_as_the_limit_allows():
+    assert [len(share) for share in micro_batches([8] * 8, 32, 1)] == [2]
+    assert [len(share) for share in micro_batches([8] * 8, 64, 1)] == [1]
+    assert [len(share) for share in micro_batches([8] * 8, 16, 2)] == [2, 2]
+
+
+def test_fewer_sequences_than_copies_is_an_error_with_a_way_out():
+    with pytest.raises(ConfigError, match=r"(?s)3 sequences.*4 copies.*prompts_per_step"):
+        micro_batches([1, 2, 3], 100, 4)
+
+
+def batch_of(sizes):
+    total = sum(sizes)
+    mask = torch.cat([torch.arange(size) > 0 for size in sizes])
+    return RaggedBatch(torch.tensor(sizes), torch.arange(total), mask, advantages=torch.ones(total))
+
+
+def test_groups_stay_together_and_every_pass_sees_each_once():
+    plan = UpdatePlan(epochs=2, count=3, group_size=2, aggregation="token-mean", max_tokens=100)
+    sizes = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+    batch = batch_of(sizes)
+    passes = [mini_batch.lengths.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
+    assert len(passes) == 6
+    for one_pass in (passes[:3], passes[3:]):
+        assert sorted(size for mini_batch in one_pass for size in mini_batch) == sizes
+        for mini_batch in one_pass:
+            assert all(second == first + 1 for first, second in zip(mini_batch[::2], mini_batch[1::2], strict=True))
+    assert passes[:3] != passes[3:]
+    assert [m.lengths.tolist() for m in plan.mini_batches(batch, seed=0)] == passes
+    assert [m.lengths.tolist() for m in plan.mini_batches(batch, seed=1)] != passes
+
+
+def test_the_weights_of_each_mini_batch_add_up_to_one():
+    plan = UpdatePlan(epochs=1, count=3, group_size=2, aggregation="sequence-mean", max_tokens=100)
+    for mini_batch in plan.mini_batches(batch_of([2, 3, 4, 5, 6, 7]), seed=0):
+        assert mini_batch.loss_weights.sum().item() == pytest.approx(1)
+        assert mini_batch.token_shares.sum().item() == pytest.approx(1)
+
+
+def test_a_rank_without_work_gets_a_sequence_of_no_weight():
+    plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation="token-mean", max_tokens=4)
+    (mini_batch,) = plan.mini_batches(batch_of([9, 7, 8]), seed=0)
+    shares = plan.micro_batches(mini_batch, copies=2)
+    parts = [part for share in shares for part in share]
+    assert [len(share) for share in shares] == [2, 2]
+    fillers = [part for part in parts if part.batch.loss_weights.sum() == 0]
+    assert [part.sequences for part in fillers] == [(1,)]
+    assert fillers[0].batch.token_shares.sum() == 0
+    assert sum(part.batch.loss_weights.sum().item() for part in parts) == pytest.approx(1)

@@ -1,0 +1,72 @@
+"""From responses to a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anytron.config.imports import resolve
+from anytron.config.schema import AlgorithmSection
+from anytron.data.prompts import TokenizedPrompt
+from anytron.errors import EngineError
+from anytron.trainer.roles import Response
+from anytron.trainer.trajectories import assemble, make_samples, with_advantages
+
+
+@pytest.fixture
+def tokenizer(new_run):
+    run = new_run()
+    return resolve("task.py:tokenizer", run.base_dir, key="model.tokenizer")()
+
+
+PROMPTS = [
+    TokenizedPrompt("a", "31>", (3, 1, 10), {"answer": "13"}),
+    TokenizedPrompt("b", "5>", (5, 10), {"answer": "5"}),
+]
+RESPONSES = [
+    [Response((1, 3, 11), (-0.1, -0.2, -0.3), finished=True), Response((), (), finished=True)],
+    [Response((5,), (-0.4,), finished=False), Response((7, 7), (-0.5, -0.6), finished=False)],
+]
+
+
+def test_samples_carry_text_without_special_tokens(tokenizer):
+    samples = make_samples(PROMPTS, RESPONSES, tokenizer)
+    assert [(sample.prompt_id, sample.response_text) for sample in samples] == [
+        ("a", "13"),
+        ("a", ""),
+        ("b", "5"),
+        ("b", "77"),
+    ]
+    assert samples[0].response_tokens == (1, 3, 11)
+    assert [sample.finished for sample in samples] == [True, True, False, False]
+    assert samples[3].data == {"answer": "5"}
+
+
+def test_a_batch_is_the_samples_side_by_side(tokenizer):
+    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=0.5)
+    assert batch.lengths.tolist() == [6, 3, 3, 4]
+    assert batch.tokens.tolist() == [3, 1, 10, 1, 3, 11, 3, 1, 10, 5, 10, 5, 5, 10, 7, 7]
+    assert batch.response_mask.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1]
+    expected = [0, 0, 0, -0.1, -0.2, -0.3, 0, 0, 0, 0, 0, -0.4, 0, 0, -0.5, -0.6]
+    torch.testing.assert_close(batch.rollout_log_probs, torch.tensor(expected))
+    assert batch.temperature == 0.5
+
+
+def test_a_batch_of_empty_responses_can_be_made(tokenizer):
+    empty = [[Response((), (), finished=True)]] * 2
+    batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)
+    assert batch.lengths.tolist() == [3, 2]
+    assert not batch.response_mask.any()
+
+
+def test_advantages_reach_response_tokens_only(tokenizer):
+    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=1.0)
+    algorithm = AlgorithmSection(normalize_std=False)
+    batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
+    assert batch.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0.5] + [0] * 10
+
+
+def test_log_probs_that_do_not_fit_are_an_error(tokenizer):
+    wrong = [[Response((1, 2), (-0.1,), finished=True)], [Response((), (), finished=True)]]
+    with pytest.raises(EngineError, match=r"(?s)prompt a.*2 tokens, 1 log-probs"):
+        make_samples(PROMPTS, wrong, tokenizer)
