@@ -188,21 +188,23 @@ def _name_one(name: str) -> str:
     return f"name the platform to use, for example {VARIABLE}={name} or platform.name={name}"
 
 
-def settled_reports(found: Sequence[Found], probes: Mapping[str, Probe], active: str | None) -> list[PluginReport]:
-    """The reports once probes and choice are known. ``active`` names the chosen platform."""
-    return [_settled(candidate, probes.get(candidate.report.name), active) for candidate in found]
+def settled_reports(found: Sequence[Found], probes: Mapping[str, Probe], choice: Choice | None) -> list[PluginReport]:
+    """The reports once probes and choice are known."""
+    return [_settled(candidate, probes.get(candidate.report.name), choice) for candidate in found]
 
 
-def _settled(candidate: Found, probe: Probe | None, active: str | None) -> PluginReport:
+def _settled(candidate: Found, probe: Probe | None, choice: Choice | None) -> PluginReport:
     report = candidate.report
     if candidate.member is None:
         return report
     if candidate.platform is None:
         return replace(report, state=State.ACTIVE, reason="extensions are always active")
+    if choice is not None and candidate.platform is choice.platform:
+        return replace(report, state=State.ACTIVE, reason=choice.reason)
     if probe is None:
         return replace(report, reason="not probed: another platform was asked for")
     states = {
-        Availability.USABLE: State.ACTIVE if report.name == active else State.AVAILABLE,
+        Availability.USABLE: State.AVAILABLE,
         Availability.ABSENT: State.UNAVAILABLE,
         Availability.BROKEN: State.BROKEN,
     }

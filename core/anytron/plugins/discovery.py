@@ -140,7 +140,7 @@ def _load(report: PluginReport, point: EntryPoint) -> Found:
         reason = f"{error.what} ({error.where}: {error.why})"
         return Found(replace(report, state=State.BROKEN, reason=reason, remedy=error.fix))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises becomes its report
-        # A property that raises while pluggy looks for marked methods arrives here too.
+        # pluggy looks through all attributes for marked methods; before 1.7 that ran properties.
         reason = f"its hooks cannot be read: {type(error).__name__}: {error}"
         return Found(replace(report, state=State.BROKEN, reason=reason, remedy=f"correct {point.value}"))
     hooks = tuple(hook for hook in specifications() if hook in member.calls)

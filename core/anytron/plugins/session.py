@@ -72,7 +72,7 @@ def open_session(platform: str | None = None, options: Mapping[str, Any] | None 
     _refuse_broken_extensions(found)
     hooks = _facade(found, choice)
     choice.platform.configure_options(validated_options(choice.platform, options or {}))
-    reports = settled_reports(found, probes, choice.platform.name)
+    reports = settled_reports(found, probes, choice)
     return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports))
 
 
@@ -85,13 +85,13 @@ def survey_plugins() -> Survey:
     disable_device_autoload()
     found = find_plugins()
     probes = probe_platforms(found)
-    active: str | None = None
+    choice: Choice | None = None
     error: PlatformError | None = None
     try:
-        active = choose_platform(found, probes, asked_platform(None)).platform.name
+        choice = choose_platform(found, probes, asked_platform(None))
     except PlatformError as refused:
         error = refused
-    reports = settled_reports(found, probes, active)
+    reports = settled_reports(found, probes, choice)
     checked = [_held_to_requirements(report, one.member) for report, one in zip(reports, found, strict=True)]
     return Survey(tuple(checked), error)
 

@@ -1,0 +1,66 @@
+"""ANYTRON_TRACE_HOOKS=1 shows who was asked, with what, and what they answered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anytron import hookimpl
+from anytron.hooks.facade import Hooks
+from anytron.hooks.trace import brief
+from anytron.hooks.types import LogProbSpec, ProcessInfo
+from anytron.masks import MaskKind
+from anytron.sequences import plan_layout
+
+
+class Chatty:
+    @hookimpl
+    def runtime_env(self, process):
+        return {"A": "1"}
+
+    @hookimpl
+    def rollout_options(self, engine):
+        raise OSError("no disk")
+
+    @hookimpl
+    def log_prob_kernel(self, spec):
+        return None
+
+
+def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
+    monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
+    hooks = Hooks.of(extensions={"chatty": Chatty()})
+    hooks.runtime_env(ProcessInfo("trainer", rank=2))
+    hooks.log_prob_kernel(LogProbSpec(16, 1, 64))
+    printed = capsys.readouterr()
+    assert printed.out == "", "standard output stays for results"
+    first, second, third = printed.err.splitlines()
+    assert first.startswith("anytron hook runtime_env <- chatty: (ProcessInfo(role='trainer', rank=2,")
+    assert first.endswith("= {A: '1'}")
+    assert second.startswith("anytron hook log_prob_kernel <- chatty:")
+    assert second.endswith("= None")
+    assert third.startswith("anytron hook log_prob_kernel <- neutral-default:")
+
+
+def test_an_implementation_that_raises_is_a_line_too(monkeypatch, capsys):
+    monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
+    with pytest.raises(OSError, match="no disk"):
+        Hooks.of(extensions={"chatty": Chatty()}).rollout_options("x")
+    assert "rollout_options <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [None, "0", ""])
+def test_otherwise_nothing_is_printed(monkeypatch, capsys, value):
+    monkeypatch.delenv("ANYTRON_TRACE_HOOKS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ANYTRON_TRACE_HOOKS", value)
+    Hooks.of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"))
+    assert capsys.readouterr().err == ""
+
+
+def test_values_are_shown_in_short():
+    assert brief(torch.zeros(2, 3)) == "float32[2, 3]"
+    assert brief(MaskKind.NONE) == "none"
+    assert brief([MaskKind.NONE, 1, None]) == "[none, 1, None]"
+    assert brief(plan_layout([3])).startswith("SequenceLayout(format='thd', shard=ContextShard(...), lengths=int64[1]")
+    assert len(brief(list(range(1000)))) == 160

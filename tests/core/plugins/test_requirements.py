@@ -1,0 +1,45 @@
+"""Packages are checked by metadata, before anything is imported."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from anytron import hookimpl
+from anytron.errors import PluginError
+from anytron.hooks.facade import Hooks
+from anytron.hooks.types import Requirement
+from anytron.plugins import check_requirements
+
+
+def _hooks(*needs: Requirement) -> Hooks:
+    class Plugin:
+        @hookimpl
+        def requirements(self):
+            return needs
+
+    return Hooks.of(extensions={"acme": Plugin()})
+
+
+def test_what_fits_passes():
+    assert check_requirements(_hooks(Requirement("pluggy", f"=={version('pluggy')}"), Requirement("pydantic"))) == []
+
+
+def test_all_that_is_missing_or_unfitting_is_named_at_once():
+    hooks = _hooks(Requirement("pluggy", ">=99"), Requirement("no-such-package", ">=1", "ask your administrator"))
+    with pytest.raises(PluginError) as caught:
+        check_requirements(hooks)
+    assert f"needs pluggy>=99, {version('pluggy')} is installed" in caught.value.why
+    assert "needs no-such-package>=1, it is not installed" in caught.value.why
+    assert caught.value.fix == "pip install 'pluggy>=99'; ask your administrator"
+
+
+def test_an_optional_one_is_reported_not_refused():
+    unmet = check_requirements(_hooks(Requirement("no-such-package", optional=True)))
+    assert [one.requirement.package for one in unmet] == ["no-such-package"]
+
+
+def test_an_impossible_range_names_the_plugin():
+    with pytest.raises(PluginError, match="'acme' asks for an impossible version"):
+        check_requirements(_hooks(Requirement("pluggy", "at least 1")))

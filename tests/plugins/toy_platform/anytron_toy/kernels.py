@@ -1,0 +1,57 @@
+"""The toy's kernels: short, slow, and right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from anytron.hooks.types import AttentionCall, AttentionSpec
+
+
+class LoopedAttention:
+    """Attend sequence by sequence with torch's own kernel."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Give ``[T, H, Dv]`` in thd and ``[B, S, H, Dv]`` in bshd."""
+        if call.format == "bshd":
+            rows = [self._attend(q, k, v, call.causal) for q, k, v in zip(query, key, value, strict=True)]
+            return torch.stack(rows)
+        lengths, starts = call.cu_seqlens_q.diff().tolist(), call.cu_seqlens_q_padded.tolist()
+        out = query.new_zeros(*query.shape[:-1], self.spec.v_dim)
+        for length, start in zip(lengths, starts, strict=False):
+            part = slice(start, start + length)
+            out[part] = self._attend(query[part], key[part], value[part], call.causal)
+        return out
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        out = F.scaled_dot_product_attention(*heads_first, is_causal=causal, scale=self.spec.scale, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """Multiply the activated first half with the second half of the last dimension."""
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def log_probs(
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Give log-probs and entropies ``[N]`` from all logits at once, for a vocabulary on one rank."""
+    assert group is None
+    logits = (hidden @ weight.T).float() / temperature
+    every = logits.log_softmax(-1)
+    chosen = every.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+    entropy = -(every.exp() * every).sum(-1)
+    real = labels >= 0
+    return torch.where(real, chosen, 0.0), torch.where(real, entropy, 0.0)
