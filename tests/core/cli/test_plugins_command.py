@@ -1,0 +1,56 @@
+"""``anytron plugins list``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+KEYS = {"name", "kind", "distribution", "version", "state", "reason", "hooks"}
+
+
+def anytron(*arguments, **environment):
+    command = [sys.executable, "-c", "from anytron.cli.main import run; run()", *arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANYTRON_")}
+    return subprocess.run(
+        command, env={**clean, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_json_is_a_list_of_reports_with_the_processor_active():
+    done = anytron("plugins", "list", "--json")
+    assert done.returncode == 0
+    reports = json.loads(done.stdout)
+    assert all(set(report) - {"remedy"} == KEYS for report in reports)
+    cpu = next(report for report in reports if report["name"] == "cpu")
+    assert (cpu["kind"], cpu["state"]) == ("platform", "active")
+
+
+def test_the_table_shows_state_reason_and_remedy_whole():
+    done = anytron("plugins", "list", ANYTRON_DISABLE_PLUGINS="megatron", COLUMNS="200")
+    assert done.returncode == 0
+    assert "blocked" in done.stdout
+    assert "change or unset ANYTRON_DISABLE_PLUGINS" in done.stdout
+
+
+def test_without_an_active_platform_the_list_is_shown_and_the_reason_goes_to_stderr():
+    done = anytron("plugins", "list", "--json", ANYTRON_PLATFORM="ascend")
+    assert done.returncode == 0
+    assert "active" not in {one["state"] for one in json.loads(done.stdout) if one["kind"] == "platform"}
+    assert "No platform is active. Platform 'ascend' is not installed." in done.stderr
+    assert "pip install 'anytron[ascend]'" in done.stderr
+
+
+def test_a_wrong_allow_list_is_an_error_without_a_traceback():
+    done = anytron("plugins", "list", ANYTRON_PLUGINS="nothing-of-this-name")
+    assert done.returncode != 0
+    assert "nothing-of-this-name" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("plugins", "--help"), ("plugins", "list", "--help")])
+def test_help_is_there(arguments):
+    assert "plugins" in anytron(*arguments).stdout

@@ -1,0 +1,62 @@
+"""The processor as a platform."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from anytron.errors import EngineError
+from anytron.platform import Availability
+from anytron_cpu import CpuPlatform
+
+
+@pytest.fixture
+def runtime():
+    return CpuPlatform().runtime()
+
+
+def test_it_is_always_usable_and_no_accelerator():
+    platform = CpuPlatform()
+    assert platform.probe().availability is Availability.USABLE
+    assert not platform.accelerator
+    assert (platform.redirects_torch_cuda, platform.portable_modules) == (True, True)
+
+
+def test_the_runtime_is_one_object(runtime):
+    assert CpuPlatform().runtime() is runtime
+
+
+def test_the_device_is_that_of_plain_tensors(runtime):
+    runtime.set_device(3)
+    assert runtime.current_device() == torch.zeros(1).device
+    assert runtime.device_count() == 1
+    with pytest.raises(EngineError, match="negative"):
+        runtime.set_device(-1)
+
+
+def test_the_generator_is_torch_s_own_and_its_state_round_trips(runtime):
+    runtime.manual_seed(5)
+    state = runtime.get_rng_state()
+    first = torch.rand(4)
+    runtime.set_rng_state(state)
+    assert torch.equal(torch.rand(4), first)
+    runtime.manual_seed(5)
+    assert torch.equal(torch.rand(4, generator=runtime.default_generator()), first)
+    assert state.dtype is torch.uint8
+
+
+def test_memory_is_resident_memory(runtime):
+    before = runtime.memory_stats()
+    block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    after = runtime.memory_stats()
+    assert after.allocated - before.allocated >= 0.9 * block.numel()
+    assert after.peak_allocated >= after.allocated
+    assert after.total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_eight_bit_floats_are_not_supported(runtime):
+    assert runtime.supports_dtype(torch.bfloat16)
+    assert runtime.supports_dtype(torch.int8)
+    assert not runtime.supports_dtype(torch.float8_e4m3fn)
