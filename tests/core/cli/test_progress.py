@@ -1,0 +1,44 @@
+"""A run is shown as a bar on a terminal, as lines elsewhere, and not at all if so wished."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from anytron.cli.progress import make_progress
+
+METRICS = {"step": 3, "reward/mean": 0.51234, "throughput/tokens_per_s": 12345.6, "time/step_s": 0.125}
+
+
+def show(*, terminal, shown=True):
+    output = io.StringIO()
+    with make_progress(Console(file=output, force_terminal=terminal, width=120), shown=shown) as progress:
+        progress.start(10)
+        progress.step(METRICS)
+        progress.finish()
+    return output.getvalue()
+
+
+def test_elsewhere_it_is_one_plain_line_per_step():
+    assert show(terminal=False) == "step 3/10  reward 0.512  12,346 tokens/s  0.12 s/step\n"
+
+
+def test_on_a_terminal_it_is_a_bar_with_reward_and_throughput():
+    drawn = show(terminal=True)
+
+    assert "3/10" in drawn
+    assert "reward 0.512  12,346 tokens/s" in drawn
+
+
+def test_it_can_be_silent():
+    assert show(terminal=True, shown=False) == ""
+
+
+def test_an_error_gives_the_terminal_back():
+    output = io.StringIO()
+    hide_cursor, show_cursor = "\x1b[?25l", "\x1b[?25h"
+
+    with pytest.raises(RuntimeError), make_progress(Console(file=output, force_terminal=True), shown=True):
+        raise RuntimeError
+
+    assert output.getvalue().rindex(show_cursor) > output.getvalue().rindex(hide_cursor)
