@@ -62,7 +62,7 @@ def test_its_patch_is_applied_and_undone(session):
 
     context = PatchContext(session.platform, "trainer", session.hooks)
     ledger = Ledger()
-    ledger.apply(session.hooks.patch_model(Phase.BEFORE_BUILD, context))
+    ledger.apply(Phase.BEFORE_BUILD, session.hooks.patch_model(Phase.BEFORE_BUILD, context))
     assert vendor.TILE == 4
     ledger.undo()
     assert vendor.TILE == 16

@@ -294,14 +294,14 @@ def test_build_attn_mask_names_the_plugin_whose_kind_is_not_accepted():
 
 def test_build_attn_mask_names_the_plugin_that_changes_its_mind():
     hooks = hooks_of(acme=answering(build_attn_mask=AttnMask(MaskKind.NONE, "other")))
-    with pytest.raises(HookContractError, match="'acme'.*fixed at engine build"):
+    with pytest.raises(HookContractError, match=r"'acme'.*fixed at engine build"):
         hooks.build_attn_mask(REQUEST, built=AttnMask(MaskKind.NONE, "causal"))
 
 
 def test_postprocess_output_is_flat_and_complete(inputs):
     values = torch.randn(1, 5, 2)
     assert torch.equal(Hooks.of().postprocess_output(values, inputs.layout), values[0])
-    with pytest.raises(HookContractError, match="'acme'.*one entry per real token"):
+    with pytest.raises(HookContractError, match=r"'acme'.*one entry per real token"):
         hooks_of(acme=answering(postprocess_output=values)).postprocess_output(values, inputs.layout)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,14 +34,16 @@ class LoopedAttention:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        out = F.scaled_dot_product_attention(*heads_first, is_causal=causal, scale=self.spec.scale, enable_gqa=True)
+        out = functional.scaled_dot_product_attention(
+            *heads_first, is_causal=causal, scale=self.spec.scale, enable_gqa=True
+        )
         return out[0].transpose(0, 1)
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
     """Multiply the activated first half with the second half of the last dimension."""
     gate, up = gate_and_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 def log_probs(
