@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NOTICE = (
-    "<!-- Generated from core/anytron/hooks/specs.py: python -m anytron.hooks.document docs/reference/hooks.md -->"
+    "<!-- Generated from core/anytron/hooks/specs.py by python -m anytron.hooks.document docs/reference/hooks.md -->"
 )
 
 
