@@ -39,7 +39,7 @@ class MegatronBackend:
         """Find settings that Megatron would refuse after minutes, or compute wrongly."""
         if config.engine.name != ENGINE:
             return []
-        return [*_parallel_diagnostics(config), *_model_diagnostics(config, _hf_text_config(config))]
+        return list(_model_diagnostics(config, _hf_text_config(config)))
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> Mapping[str, str]:
@@ -56,17 +56,6 @@ class MegatronBackend:
         from anytron_megatron.patches import trainer_patches
 
         return trainer_patches(phase, context)
-
-
-def _parallel_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    sizes = config.parallel.sizes()
-    if sizes.sequence_parallel and sizes.tensor == 1:
-        yield Diagnostic(
-            "error",
-            "parallel.sequence_parallel",
-            "sequence parallelism splits activations over tensor-parallel ranks, and there is one",
-            "leave it out, or set parallel.tensor_model_parallel_size above 1",
-        )
 
 
 def _model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -110,12 +99,14 @@ def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
 def _hf_text_config(config: RunConfig) -> Mapping[str, Any]:
     """Return the Hugging Face config of the language model; empty if it cannot be read here.
 
-    A missing or broken ``model.path`` is reported by the core's own check of files.
+    Relative paths are relative to the YAML file, which the hook is not told; Megatron's own check
+    finds the same mistakes in them, when the engine is built. A missing ``config.json`` is reported by
+    the core's check of files.
     """
     model: Mapping[str, Any] = config.model.config or {}
     if config.model.path is not None:
         path = Path(config.model.path) / "config.json"
-        if not path.is_file():
+        if not (path.is_absolute() and path.is_file()):
             return {}
         model = json.loads(path.read_text(encoding="utf-8"))
     return model.get("text_config", model)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from anytron.platform import DeviceRuntime
-
     from anytron_megatron.redirect.devices import DeviceTranslator
 
 # Everything in torch's own list of device constructors that engine code calls, and the *_like family.

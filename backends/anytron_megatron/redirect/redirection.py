@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.errors import EngineError
-
 from anytron_megatron.redirect import devices, factories, memory, profiling, rng, streams, tensors, unsupported
 from anytron_megatron.redirect.substitution import substitute
 

@@ -12,9 +12,9 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.platform import DeviceRuntime
     from torch import Tensor
 
+    from anytron.platform import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
 
 

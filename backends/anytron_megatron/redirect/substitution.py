@@ -16,11 +16,16 @@ _INHERITED = object()
 
 @dataclass(frozen=True)
 class Substitution:
-    """``owner.name`` becomes ``new``."""
+    """``owner.name`` becomes ``new``.
+
+    ``own`` says that ``new`` was made for this and exists nowhere else, so that whoever holds it by
+    name at the end must be given the original back.
+    """
 
     owner: Any
     name: str
     new: Any
+    own: bool = True
 
 
 def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
@@ -37,7 +42,7 @@ def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
     pairs = [
         (original, entry.new)
         for original, entry in zip(originals, table, strict=True)
-        if isinstance(entry.owner, ModuleType) and original is not _INHERITED
+        if isinstance(entry.owner, ModuleType) and original is not _INHERITED and entry.own
     ]
     for entry in table:
         setattr(entry.owner, entry.name, entry.new)

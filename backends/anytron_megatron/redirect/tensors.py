@@ -12,9 +12,9 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from anytron.platform import DeviceRuntime
     from torch import Tensor
 
+    from anytron.platform import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
 
 LEGACY_TYPES = (
@@ -53,7 +53,7 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
     legacy = torch if device_type == "cpu" else getattr(torch, device_type, None)
     for name in LEGACY_TYPES:
         if hasattr(legacy, name):
-            yield Substitution(torch.cuda, name, getattr(legacy, name))
+            yield Substitution(torch.cuda, name, getattr(legacy, name), own=False)
 
 
 def _to(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[..., Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from anytron.errors import EngineError
 
+from anytron.errors import EngineError
 from anytron_megatron.redirect.substitution import Substitution
 
 if TYPE_CHECKING:

@@ -122,7 +122,8 @@ class Ledger:
                 why="the targets were changed by someone else after these patches",
                 fix="undo the other change first",
             )
-        self._reached = _PHASES[start - 1] if start else None
+        if self._reached is not None and _PHASES.index(self._reached) >= start:
+            self._reached = _PHASES[start - 1] if start else None
 
     def report(self) -> list[dict[str, str]]:
         """Return the records as ``patches.json`` holds them: a list of objects with string values."""

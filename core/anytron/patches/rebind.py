@@ -76,9 +76,12 @@ def holders(package: str, limit: int = 5) -> list[str]:
         if not isinstance(module, ModuleType) or belongs(module_name):
             continue
         for value in list(vars(module).values()):
-            if isinstance(value, ModuleType):
+            # The type, not isinstance: that asks value.__class__, and some lazy objects answer with a
+            # deprecation warning or an import.
+            kind = type(value)
+            if issubclass(kind, ModuleType):
                 origin: object = value.__name__
-            elif isinstance(value, FunctionType | type):
+            elif issubclass(kind, FunctionType | type):
                 origin = value.__module__
             else:
                 continue

@@ -1,0 +1,220 @@
+"""Megatron's patches in a process of their own, with real Megatron and mcore-bridge.
+
+Everything global happens in subprocesses: this process imports neither.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PRELUDE = """
+import json, logging, sys
+from types import SimpleNamespace
+import torch
+torch.set_num_threads(1)
+from anytron.patches import Ledger, Phase
+from anytron.platform import DeviceRuntime, MemoryStats
+from anytron_megatron.patches import trainer_patches
+
+class Host(DeviceRuntime):
+    device_type, communication_backend, visible_devices_variable = "cpu", "gloo", None
+    def device_count(self): return 1
+    def current_device(self): return torch.device("cpu")
+    def set_device(self, index): pass
+    def synchronize(self): pass
+    def empty_cache(self): pass
+    def memory_stats(self): return MemoryStats(0, 0, 0, 1)
+    def manual_seed(self, seed): torch.manual_seed(seed)
+    def get_rng_state(self): return torch.get_rng_state()
+    def set_rng_state(self, state): torch.set_rng_state(state)
+    def default_generator(self): return torch.default_generator
+
+host = Host()
+platform = SimpleNamespace(runtime=lambda: host, redirects_torch_cuda=True, portable_modules=False)
+context = SimpleNamespace(platform=platform, role="trainer", hooks=None)
+ledger = Ledger()
+
+def apply(*phases):
+    for phase in phases:
+        ledger.apply(phase, trainer_patches(phase, context))
+
+def answer(value):
+    print("ANSWER " + json.dumps(value))
+"""
+
+
+def run(body, expect=0):
+    """Run ``body`` after the prelude, warnings being errors; return what it answered, and its stderr."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(body)],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == expect, done.stderr
+    answers = [line[7:] for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    return (json.loads(answers[-1]) if answers else None), done.stderr
+
+
+@pytest.fixture(scope="module")
+def story():
+    """One process that applies everything, looks around, and undoes it."""
+    result, _ = run("""
+        from importlib.util import find_spec
+        import warnings
+        originals = torch.compile, torch.cuda.Stream, torch.zeros
+        logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+        filters = list(warnings.filters)
+        with warnings.catch_warnings():
+            # Not ours: swig and friends of third parties outside of Megatron.
+            warnings.filterwarnings("ignore", module=r"(?!megatron).*")
+            apply(*Phase)
+
+        from megatron.core import jit
+        from megatron.core.tensor_parallel import random as megatron_random
+        from mcore_bridge.model.modules.kernels import qsa_block_sparse_attn, qsa_kernels
+        from transformers import modeling_rope_utils
+        from mcore_bridge.model import rope
+
+        def function(): pass
+        try:
+            qsa_block_sparse_attn._qsa_bs_fwd_kernel[(1,)](1)
+            kernel = "ran"
+        except Exception as error:
+            kernel = str(error)
+
+        tracker = megatron_random.CudaRNGStatesTracker()
+        tracker.add("test", 5)
+        before = torch.get_rng_state()
+        with tracker.fork("test"):
+            first = torch.rand(3, device="cuda")
+        unmoved = torch.equal(torch.get_rng_state(), before)
+        with tracker.fork("test"):
+            second = torch.rand(3, device="cuda")
+        torch.manual_seed(5)
+        generated = torch.equal(torch.rand(3), first) and torch.equal(torch.rand(3), second)
+
+        entry = modeling_rope_utils.ROPE_INIT_FUNCTIONS.get("default")
+        config = SimpleNamespace(rope_scaling=None, rotary_base=10000, kv_channels=8, rotary_percent=1.0,
+                                 hidden_size=16, num_attention_heads=2, max_position_embeddings=32,
+                                 original_max_position_embeddings=None, qk_pos_emb_head_dim=8,
+                                 multi_latent_attention=False, partial_rotary_factor=1.0)
+        inverse, _ = rope.get_rope_inv_freq(config)
+        kept = modeling_rope_utils.ROPE_INIT_FUNCTIONS.get("default") is entry
+
+        facts = dict(
+            report=ledger.report(),
+            jit_is_identity=jit.jit_fuser(function) is function,
+            triton_found=find_spec("triton") is not None or "triton" in sys.modules,
+            have_triton=qsa_kernels.HAVE_TRITON,
+            kernel=kernel, unmoved=unmoved, generated=generated,
+            inverse=len(inverse), kept=kept,
+            handler_levels=[handler.level for handler in logging.getLogger().handlers],
+        )
+        ledger.undo()
+        facts["restored"] = (torch.compile, torch.cuda.Stream, torch.zeros) == originals
+        facts["cuda_helpers"] = megatron_random._lazy_call is torch.cuda._lazy_call
+        facts["filters_restored"] = warnings.filters == filters
+        answer(facts)
+    """)
+    return result
+
+
+def test_everything_applies(story):
+    outcomes = {entry["id"]: entry["outcome"] for entry in story["report"]}
+    assert outcomes == dict.fromkeys(
+        [
+            "megatron.torch-cuda", "megatron.torch-compile", "megatron.import-noise", "megatron.triton-imports",
+            "megatron.mcore-bridge-import", "megatron.mcore-bridge-rope-table", "megatron.host-generator-warning",
+        ],
+        "applied",
+    )  # fmt: skip
+    assert all(entry["reason"] and entry["remove_when"] for entry in story["report"])
+
+
+def test_what_the_bridge_changes_at_import_is_recorded(story):
+    (detail,) = [entry["detail"] for entry in story["report"] if entry["id"] == "megatron.mcore-bridge-import"]
+    for target in (
+        "megatron.core.transformer.moe.router:TopKRouter._apply_expert_bias",
+        "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+        "peft.tuners.lora.model:dispatch_megatron",
+    ):
+        assert target in detail
+
+
+def test_nothing_is_compiled(story):
+    assert story["jit_is_identity"]
+
+
+def test_triton_is_seen_by_nobody_and_its_kernels_refuse(story):
+    assert not story["triton_found"]
+    assert not story["have_triton"]
+    assert "_qsa_bs_fwd_kernel was called, and triton is not installed" in story["kernel"]
+
+
+def test_megatrons_rng_tracker_forks_the_runtimes_generator(story):
+    assert story["unmoved"]
+    assert story["generated"]
+
+
+def test_transformers_rope_table_is_as_before(story):
+    assert story["inverse"] == 4
+    assert story["kept"]
+
+
+def test_our_log_is_not_silenced_by_the_bridge(story):
+    assert story["handler_levels"] == [0]
+
+
+def test_undo_restores_torch_also_inside_megatron(story):
+    assert story["restored"]
+    assert story["cuda_helpers"]
+    assert story["filters_restored"]
+
+
+def test_the_tracker_warns_without_the_filter():
+    # The filtered message is real: without the patch every fork that draws says it.
+    _, stderr = run("""
+        from anytron_megatron.redirect import redirect_torch_cuda
+        from anytron_megatron.patches import generator_warning, import_noise
+        redirect_torch_cuda(host)
+        import_noise.install()
+        from megatron.core.tensor_parallel import random as megatron_random
+        tracker = megatron_random.CudaRNGStatesTracker()
+        tracker.add("test", 5)
+        with tracker.fork("test"):
+            torch.rand(1)
+        generator_warning.install(host)
+        with tracker.fork("test"):
+            torch.rand(1)
+    """)
+    assert stderr.count("CPU RNG state changed") == 1
+
+
+def test_the_redirection_refuses_to_come_after_megatron():
+    _, stderr = run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        import megatron.core
+        apply(Phase.BEFORE_IMPORT)
+        """,
+        expect=1,
+    )
+    assert "megatron.core is imported already" in stderr
+
+
+def test_the_bridge_cannot_be_imported_without_the_stand_in():
+    _, stderr = run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        from anytron_megatron.patches.bridge_import import BridgeImport
+        from anytron_megatron.redirect import redirect_torch_cuda
+        redirect_torch_cuda(host)
+        BridgeImport().install()
+        """,
+        expect=1,
+    )
+    assert "No module named 'triton'" in stderr

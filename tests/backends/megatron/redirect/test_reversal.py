@@ -1,0 +1,76 @@
+"""While it is active everything is redirected; afterwards every object is the one that it was."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from anytron.errors import EngineError
+from anytron_megatron.redirect import is_redirected, redirect_torch_cuda
+
+OWNERS = (
+    torch, torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.streams, torch.Tensor,
+    torch.nn.Module, torch.autocast, torch.utils._device, torch.utils._device.DeviceContext, torch.nn.Parameter,
+)  # fmt: skip
+
+
+def attributes():
+    return {(owner, name): value for owner in OWNERS for name, value in list(vars(owner).items())}
+
+
+def test_every_touched_attribute_is_restored_by_identity(runtime):
+    before = attributes()
+    undo = redirect_torch_cuda(runtime)
+    during = attributes()
+    undo()
+    after = attributes()
+
+    changed = {key for key in during if during[key] is not before.get(key)}
+    assert len(changed) > 100  # the comparison sees what the redirection does
+    assert after.keys() == before.keys()
+    assert [key for key in before if after[key] is not before[key]] == []
+
+
+def test_the_processors_own_tensor_types_survive(runtime):
+    redirect_torch_cuda(runtime)()
+    assert torch.FloatTensor is not torch.cuda.FloatTensor
+    assert isinstance(torch.ones(1), torch.FloatTensor)
+
+
+def test_modules_that_imported_functions_by_name_follow_and_are_freed(runtime, monkeypatch):
+    user = ModuleType("imports_by_name")
+    user.early = early = torch.cuda.synchronize
+    monkeypatch.setitem(sys.modules, "imports_by_name", user)
+
+    undo = redirect_torch_cuda(runtime)
+    user.late = torch.cuda.current_device
+    user.early()
+    undo()
+
+    assert runtime.calls == ["synchronize"]
+    assert user.early is early
+    assert user.late is torch.cuda.current_device
+
+
+def test_a_second_redirection_is_refused(redirected):
+    with pytest.raises(EngineError, match="redirected already"):
+        redirect_torch_cuda(redirected)
+
+
+def test_it_says_whether_it_is_active(runtime):
+    assert not is_redirected()
+    undo = redirect_torch_cuda(runtime)
+    assert is_redirected()
+    undo()
+    assert not is_redirected()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_real_cuda_devices_are_not_touched_and_work_again_afterwards(runtime):
+    undo = redirect_torch_cuda(runtime)
+    assert torch.ones(2, device="cuda").device.type == "cpu"
+    assert not torch.cuda.is_available()
+    undo()
+    assert torch.ones(2, device="cuda").device.type == "cuda"

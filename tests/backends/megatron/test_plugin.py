@@ -1,0 +1,97 @@
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from anytron.config.schema import ModelSection, RunConfig
+from anytron.hooks.types import ProcessInfo
+from anytron.patches import Phase
+from anytron.patches.versions import in_range, installed_version
+from anytron_megatron.plugin import MegatronBackend
+
+MODEL = {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6,
+         "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 64}  # fmt: skip
+
+
+def config(model=MODEL, **sections):
+    values = {
+        "model": {"config": model, "tokenizer": "t"},
+        "data": {"source": "s"},
+        "rewards": [{"function": "f"}],
+        "rollout": {"max_new_tokens": 8},
+        **sections,
+    }
+    return RunConfig.model_validate(values)
+
+
+def keys(run):
+    return [(d.severity, d.key) for d in MegatronBackend().configure(run)]
+
+
+def test_importing_the_plugin_is_light():
+    code = "import sys, anytron_megatron.plugin; print([m for m in ('torch', 'megatron', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_installed_libraries_satisfy_the_requirements():
+    for needed in MegatronBackend().requirements():
+        assert in_range(installed_version(needed.package), needed.specifier), needed
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (4, 3), (1, 6)])
+def test_fitting_sizes_are_not_remarked_on(sizes):
+    tensor, pipeline = sizes  # 4 ranks share 2 key/value heads: Megatron replicates them
+    run = config(parallel={"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline})
+    assert keys(run) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "model", "key"),
+    [
+        ({"parallel": {"tensor_model_parallel_size": 8}}, MODEL, "parallel.tensor_model_parallel_size"),
+        (
+            {"parallel": {"tensor_model_parallel_size": 2}},
+            {**MODEL, "num_key_value_heads": 3},
+            "parallel.tensor_model_parallel_size",
+        ),
+        ({"parallel": {"pipeline_model_parallel_size": 4}}, MODEL, "parallel.pipeline_model_parallel_size"),
+        ({"rollout": {"max_new_tokens": 64}}, MODEL, "rollout.max_new_tokens"),
+    ],
+)
+def test_impossible_sizes_are_errors_at_the_key_that_is_wrong(section, model, key):
+    assert keys(config(model, **section)) == [("error", key)]
+
+
+def test_sizes_are_read_from_a_model_directory_and_from_a_multimodal_models_text_part(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "text_config": MODEL}))
+    run = config(parallel={"pipeline_model_parallel_size": 5})
+    run = run.model_copy(update={"model": ModelSection(path=str(tmp_path))})
+    assert keys(run) == [("error", "parallel.pipeline_model_parallel_size")]
+
+
+def test_other_engines_are_none_of_its_business():
+    assert keys(config(engine={"name": "other"}, parallel={"pipeline_model_parallel_size": 5})) == []
+
+
+def test_only_training_ranks_are_patched_and_set_up():
+    backend = MegatronBackend()
+    platform = SimpleNamespace(redirects_torch_cuda=True, portable_modules=True)
+    for role in ("driver", "rollout"):
+        context = SimpleNamespace(role=role, platform=platform, hooks=None)
+        assert [list(backend.patch_model(phase, context)) for phase in Phase] == [[]] * 4
+        assert backend.runtime_env(ProcessInfo(role=role)) == {}
+
+
+def test_the_platform_decides_on_redirection_and_portable_modules():
+    def ids(*, redirects, portable):
+        platform = SimpleNamespace(redirects_torch_cuda=redirects, portable_modules=portable)
+        context = SimpleNamespace(role="trainer", platform=platform, hooks=None)
+        return {p.id for phase in Phase for p in MegatronBackend().patch_model(phase, context)}
+
+    assert "megatron.torch-cuda" in ids(redirects=True, portable=False)
+    assert "megatron.portable-transformer-engine" in ids(redirects=False, portable=True)
+    neither = ids(redirects=False, portable=False)
+    assert neither.isdisjoint({"megatron.torch-cuda", "megatron.torch-compile", "megatron.portable-transformer-engine"})
