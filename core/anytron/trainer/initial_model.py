@@ -71,7 +71,8 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             why=f"{len(tokenizer)} tokens, vocab_size {hf_config.vocab_size}",
             fix=f"set vocab_size to {len(tokenizer)} or more",
         )
-    hf_logging.disable_progress_bar()  # the run has one of its own
+    # The run has a progress bar of its own.
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     directory = model_directory(config, Path())
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

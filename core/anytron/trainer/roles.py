@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-
 if TYPE_CHECKING:
-    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from anytron.hooks.types import ProcessInfo
     from anytron.patches import Ledger
     from anytron.platform import Platform
+    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
 
 TrainedRole = Literal["policy", "reference"]
 

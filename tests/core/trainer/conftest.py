@@ -21,7 +21,7 @@ from anytron.patches import Ledger
 from anytron.trainer.batch import TokenScores, Topology
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.loop import train
-from anytron.trainer.roles import EngineContext, WeightManifest
+from anytron.trainer.roles import EngineContext, Response, WeightManifest
 from anytron_cpu import CpuPlatform
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -96,13 +96,36 @@ class InProcessGroup:
         return [getattr(self.engine, method)(*args)]
 
 
+class Forgetful:
+    """A rollout engine that ends every n-th response before its first token."""
+
+    def __init__(self, engine, every):
+        self.engine = engine
+        self.every = every
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def generate(self, prompts, sampling, seed):
+        groups = self.engine.generate(prompts, sampling, seed)
+        nothing = Response((), (), finished=True)
+        return [
+            [nothing if index % self.every == 0 else response for index, response in enumerate(group)]
+            for group in groups
+        ]
+
+
 @dataclass
 class InProcessExecutor:
-    """Runs engines in this process: the training engine above, the rollout engine by its entry point."""
+    """Runs engines in this process: the training engine above, the rollout engine by its entry point.
+
+    With ``lose_every`` the rollout engine loses every n-th response.
+    """
 
     config: RunConfig
     base_dir: Path
     started: list = field(default_factory=list)
+    lose_every: int | None = None
 
     def start(self, role, engine_group, engine_name, world_size, num_threads=None):
         assert world_size == 1
@@ -113,7 +136,8 @@ class InProcessExecutor:
         if role == "trainer":
             return InProcessGroup(TorchEngine(context))
         (found,) = entry_points(group=engine_group, name=engine_name)
-        return InProcessGroup(found.load()(context))
+        engine = found.load()(context)
+        return InProcessGroup(engine if self.lose_every is None else Forgetful(engine, self.lose_every))
 
 
 @dataclass

@@ -122,6 +122,26 @@ def test_equal_rewards_give_no_gradient_and_no_nan(new_run):
         assert metrics["grad_norm"] == 0
 
 
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean"])
+def test_empty_responses_contribute_nothing(new_run, aggregation):
+    run = new_run(algorithm={"aggregation": aggregation})
+    run.executor.lose_every = 2
+    run.train()
+    for metrics in run.progress.steps:
+        assert metrics["response/empty_fraction"] == 0.5
+        assert metrics["rollout/log_prob_abs_diff"] < 1e-5
+        assert 0 < metrics["grad_norm"] < 100
+
+
+def test_only_empty_responses_are_an_error_that_says_so(new_run):
+    run = new_run()
+    run.executor.lose_every = 1
+    with pytest.raises(DataError, match="every response of the mini-batch is empty"):
+        run.train()
+    samples = lines(Path(run.config.trainer.output_dir) / "samples.jsonl")
+    assert [record["response_tokens"] for record in samples] == [[]] * 4
+
+
 def test_a_failing_reward_loses_nothing_that_was_computed(new_run):
     code = """
 calls = []
