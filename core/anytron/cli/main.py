@@ -10,7 +10,7 @@ import typer
 
 import anytron
 from anytron.cli.plugins import app as plugins_app
-from anytron.errors import AnytronError
+from anytron.errors import AnytronError, WorkerError
 from anytron.plugins import disable_device_autoload
 
 INTERRUPTED = 130
@@ -124,12 +124,14 @@ def run() -> None:
 
 
 def print_error(error: AnytronError) -> None:
-    """Print an error's four parts to the error output."""
+    """Print an error's four parts, and the worker process that it comes from, to the error output."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error: ", "bold red"), (error.what, "bold")))
-    for label, text in (("where", error.where), ("why", error.why), ("fix", error.fix)):
+    worker = error.__cause__
+    process = f"{worker.what}; its log: {worker.where}" if isinstance(worker, WorkerError) else ""
+    for label, text in (("where", error.where), ("why", error.why), ("fix", error.fix), ("process", process)):
         if text:
             console.print(Text.assemble((f"  {label}: ", "bold"), text))

@@ -75,9 +75,11 @@ class LocalExecutor:
                 )
                 log = logs / f"{role}-{rank}.log"
                 processes.append(WorkerProcess(bootstrap, self._environment(bootstrap), log, settings.call_timeout_s))
-        except OSError as error:
+        except BaseException as error:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)
-            raise WorkerError(f"{role} rank {len(processes)} could not be started", why=str(error)) from error
+            if isinstance(error, OSError):
+                raise WorkerError(f"{role} rank {len(processes)} could not be started", why=str(error)) from error
+            raise
         group = LocalWorkerGroup(
             engine_name,
             processes,

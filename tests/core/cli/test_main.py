@@ -97,6 +97,16 @@ def test_a_missing_reward_file_is_found_before_a_process_starts(testchip, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_an_error_in_a_worker_names_the_process_and_its_log(testchip, tmp_path):
+    done = anytron("train", EXAMPLE, "engine.name=refusing", f"trainer.output_dir={tmp_path / 'run'}")
+
+    assert done.returncode == 1
+    assert "error: this engine refuses\n  fix: take another\n  process: trainer rank 0 could not start" in done.stderr
+    assert str(tmp_path / "run/logs/trainer-0.log") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "DerivedError: this engine refuses" in (tmp_path / "run/logs/trainer-0.log").read_text()
+
+
 def test_config_show_prints_what_a_run_would_use_and_why_plugins_changed_it(testchip, tmp_path):
     done = anytron("config", "show", EXAMPLE, "trainer.seed=5")
 

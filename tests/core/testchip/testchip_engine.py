@@ -80,3 +80,8 @@ class BrokenEngine:
 class SlowEngine:
     def __init__(self, context):
         time.sleep(60)
+
+
+class RefusingEngine:
+    def __init__(self, context):
+        raise DerivedError("this engine refuses", fix="take another")
