@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.errors import EngineError
-from anytron_megatron.redirect import devices, factories, memory, profiling, rng, streams, tensors, unsupported
+from anytron_megatron.redirect import (
+    collectives,
+    devices,
+    factories,
+    memory,
+    profiling,
+    rng,
+    streams,
+    tensors,
+    unsupported,
+)
 from anytron_megatron.redirect.substitution import substitute
 
 if TYPE_CHECKING:
@@ -53,6 +63,7 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
             *rng.substitutions(runtime, translate),
             *memory.substitutions(runtime),
             *profiling.substitutions(runtime),
+            *collectives.substitutions(),
             *unsupported.substitutions(),
         ]
     )

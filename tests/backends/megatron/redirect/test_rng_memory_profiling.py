@@ -3,7 +3,6 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-
 pytestmark = pytest.mark.usefixtures("redirected")
 
 
