@@ -50,5 +50,12 @@ def prepare_run(path: Path, overrides: Sequence[str]) -> Prepared:
     for plugin, remark in diagnostics:
         fix = f" - {remark.fix}" if remark.fix else ""
         remarks.append(f"{remark.severity} of {plugin}: {remark.key}: {remark.message}{fix}")
+    config = _with_rollout_options(config, session)
     line = f"platform: {session.platform.name} ({session.choice_reason})"
     return Prepared(config, path.resolve().parent, session, line, remarks)
+
+
+def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:
+    """Add what the plugins want of the rollout engine; what the user set wins."""
+    options = {**session.hooks.rollout_options(config.rollout.engine), **config.rollout.options}
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"options": options})})
