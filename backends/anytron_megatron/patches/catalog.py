@@ -20,7 +20,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     if context.platform.redirects_torch_cuda:
         candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
     if context.platform.portable_modules:
-        candidates.insert(0, portable_transformer_engine(context))
+        # Last of its phase: its modules may import what the others prepare.
+        candidates.append(portable_transformer_engine(context))
     return [patch for patch in candidates if patch.phase is phase]
 
 
