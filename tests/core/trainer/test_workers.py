@@ -1,0 +1,106 @@
+"""Work goes to the right copy of the model and its results come back to the right tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from anytron.algorithms.losses import PolicyLoss
+from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
+from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.workers import TrainingWorkers
+
+
+@dataclass
+class Rank:
+    """A rank whose log-prob of a token is minus its id, so that every value says where it belongs."""
+
+    place: Topology
+
+    def topology(self):
+        return self.place
+
+    def score(self, micro_batches, role):
+        self.seen = [batch.tokens.tolist() for batch in micro_batches]
+        scale = {"policy": -1.0, "reference": -2.0}[role]
+        scores = [TokenScores(scale * batch.tokens, torch.zeros(batch.num_tokens)) for batch in micro_batches]
+        return scores if self.place.reports else None
+
+    def update(self, micro_batches, loss):
+        self.seen = [batch.tokens.tolist() for batch in micro_batches]
+        weight = sum(batch.loss_weights.sum().item() for batch in micro_batches)
+        return {"weight": weight, "grad_norm": 3.0, "lr": 0.5} if self.place.reports else None
+
+
+@dataclass
+class Group:
+    ranks: list
+
+    @property
+    def size(self):
+        return len(self.ranks)
+
+    def call(self, method, *args):
+        return [getattr(rank, method)(*args) for rank in self.ranks]
+
+    def scatter(self, method, per_rank_args):
+        return [getattr(rank, method)(*args) for rank, args in zip(self.ranks, per_rank_args, strict=True)]
+
+
+@pytest.fixture
+def workers():
+    """Two copies of a two-rank model; ranks of a copy are not neighbours, the second one reports."""
+    places = [Topology(data_rank=rank % 2, data_size=2, reports=rank >= 2) for rank in range(4)]
+    return TrainingWorkers.of(Group([Rank(place) for place in places]))
+
+
+@pytest.fixture
+def batch():
+    lengths = torch.tensor([4, 9, 2, 7, 3])
+    tokens = torch.arange(int(lengths.sum()))
+    return RaggedBatch(lengths, tokens, torch.ones(tokens.numel(), dtype=torch.bool))
+
+
+def plan(max_tokens=9, **changes):
+    return UpdatePlan(
+        **({"epochs": 1, "count": 1, "group_size": 1} | changes), aggregation="token-mean", max_tokens=max_tokens
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9, 1000])
+def test_every_token_gets_its_own_score(workers, batch, max_tokens):
+    scores = workers.score(batch, plan(max_tokens), "policy")
+    assert torch.equal(scores, -batch.tokens.float())
+
+
+def test_ranks_of_one_copy_see_the_same(workers, batch):
+    workers.score(batch, plan(), "policy")
+    first, second, third, fourth = workers.group.ranks
+    assert first.seen == third.seen
+    assert second.seen == fourth.seen
+    assert first.seen != second.seen
+
+
+def test_sums_are_added_over_copies_and_rank_values_are_not(workers, batch):
+    (mini_batch,) = plan().mini_batches(batch, seed=0)
+    metrics = workers.update(mini_batch, plan(), PolicyLoss())
+    assert metrics == {"weight": pytest.approx(1.0), "grad_norm": 3.0, "lr": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kl", "old", "reference"),
+    [
+        ({}, 0.0, False, False),
+        ({"epochs": 2}, 0.0, True, False),
+        ({"count": 2}, 0.1, True, True),
+        ({}, 0.1, False, True),
+    ],
+)
+def test_only_the_scores_that_are_needed_are_computed(workers, batch, changes, kl, old, reference):
+    scored = workers.with_scores(batch, plan(**changes), PolicyLoss(kl_coefficient=kl))
+    assert (scored.old_log_probs is not None) == old
+    assert (scored.reference_log_probs is not None) == reference
+    if reference:
+        assert torch.equal(scored.reference_log_probs, -2.0 * batch.tokens)
