@@ -1,0 +1,121 @@
+"""Scaled dot-product attention, packed and padded: the neutral default of ``attention_kernel``.
+
+Shapes: B sequences, S positions, T packed tokens, H heads, D head size; q and k for queries and keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import scaled_dot_product_attention
+
+from anytron.kernels.packed_sequences import Window, forbidden_pairs, plan_for
+
+if TYPE_CHECKING:
+    from anytron.hooks.types import AttentionCall, AttentionKernel, AttentionSpec
+
+
+def make_attention(spec: AttentionSpec) -> AttentionKernel:
+    """Return an attention kernel for one layer, built on torch's ``scaled_dot_product_attention``.
+
+    Sequences of similar length share a call in thd, so that the number of calls grows with the
+    logarithm of the range of lengths, not with the number of sequences. Where queries and keys
+    differ in number, the last query stands at the last key. Padding rows (thd) and rows whose keys
+    are all masked give zeros and no gradient.
+    """
+    limit = spec.traits.window
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        window = _binding_window(limit, call.causal)
+        if call.format == "bshd":
+            return _padded(query, key, value, call, window, spec.scale)
+        return _packed(query, key, value, call, window, spec.scale)
+
+    return attend
+
+
+def _binding_window(window: Window | None, causal: bool) -> Window | None:
+    """The window, if it hides anything that causality does not."""
+    if window is None:
+        return None
+    left, right = window
+    right = -1 if causal else right
+    return None if left < 0 and right < 0 else (left, right)
+
+
+def _padded(
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, window: Window | None, scale: float
+) -> Tensor:
+    rows, columns = query.shape[1], key.shape[1]
+    forbidden = call.mask
+    if window is not None or (call.causal and (rows != columns or forbidden is not None)):
+        by_position = forbidden_pairs(rows, columns, call.causal, window, query.device)
+        assert by_position is not None
+        forbidden = by_position if forbidden is None else forbidden | by_position
+    return _dense(query, key, value, forbidden, call, scale)
+
+
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, window: Window | None, scale: float
+) -> Tensor:
+    plan = plan_for(call, query.shape[0], key.shape[0])
+    if plan is None:
+        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    rows, columns = [group.rows for group in plan.groups], [group.columns for group in plan.groups]
+    queries = plan.split(query, plan.queries, rows)
+    keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))
+    outputs = [
+        _dense(q, k, v, group.forbidden(call.causal, window), call, scale)
+        for q, k, v, group in zip(queries, keys, values, plan.groups, strict=True)
+    ]
+    return plan.join(outputs, query.shape[0])
+
+
+def _dense(
+    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, scale: float
+) -> Tensor:
+    """Attend in a dense batch ``[B, Sq, H, D]`` -> ``[B, Sq, H, Dv]``.
+
+    ``forbidden`` (True = MASKED) holds every restriction; if it is None, ``call.causal`` does, and
+    there are as many queries as keys.
+    """
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    grouped = query.shape[1] != key.shape[1]
+    if call.sinks is not None:
+        output = _with_sinks(query, key, value, forbidden, call, scale)
+    elif forbidden is None:
+        output = scaled_dot_product_attention(
+            query, key, value, is_causal=call.causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
+        )
+    else:
+        # A row without keys has no softmax (0/0, and NaN on some backends): let it see everything, drop the result.
+        blind = forbidden.all(dim=-1, keepdim=True)
+        output = scaled_dot_product_attention(
+            query, key, value, attn_mask=~forbidden | blind, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
+        ).masked_fill(blind, 0.0)
+    return output.transpose(1, 2)
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, scale: float
+) -> Tensor:
+    """Attend with one more logit per head in the softmax's denominator, which carries no value.
+
+    As in gpt-oss (transformers ``modeling_gpt_oss.eager_attention_forward``). A row without keys
+    gives everything to the sink, hence zero.
+    """
+    assert call.sinks is not None
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    if forbidden is None:
+        forbidden = forbidden_pairs(query.shape[2], key.shape[2], call.causal, None, query.device)
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    if forbidden is not None:
+        scores = scores.masked_fill(forbidden, -torch.inf)
+    sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    return drop(weights, call.dropout).to(value.dtype) @ value

@@ -1,0 +1,84 @@
+"""Attention from its definition, in float64."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def reference_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    lengths: Sequence[int],
+    scale: float,
+    causal: bool = True,
+    window: tuple[int, int] | None = None,
+    key_lengths: Sequence[int] | None = None,
+    starts: Sequence[int] | None = None,
+    key_starts: Sequence[int] | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend over packed sequences: a pair counts if both are real, of one sequence, and in sight.
+
+    Where queries and keys of a sequence differ in number, its last query stands at its last key.
+
+    Args:
+        query: ``[Tq, H, D]``.
+        key: ``[Tk, G, D]``, H a multiple of G: query head h reads key head ``h // (H / G)``.
+        value: ``[Tk, G, Dv]``.
+        lengths: Real queries of each sequence.
+        scale: Factor of the scores.
+        causal: A query sees keys up to its own position only.
+        window: (left, right) neighbours that a query sees; -1 = all on that side.
+        key_lengths: Real keys of each sequence; as ``lengths`` by default.
+        starts: First row of each sequence in ``query``; without gaps by default.
+        key_starts: First row of each sequence in ``key``; without gaps by default.
+        sinks: ``[H]`` logits that join the softmax's denominator.
+
+    Returns:
+        float64 ``[Tq, H, Dv]``, differentiable; zero for rows that are not real or see no key.
+    """
+    key_lengths = lengths if key_lengths is None else key_lengths
+    sequence_q, position_q = _place(lengths, starts, query.shape[0])
+    sequence_k, position_k = _place(key_lengths, key_starts, key.shape[0])
+    real = (sequence_q[:, None] >= 0) & (sequence_k[None] >= 0)
+    surplus = torch.tensor([k - q for q, k in zip(lengths, key_lengths, strict=True)])
+    distance = (position_q + surplus[sequence_q])[:, None] - position_k[None]
+    left, right = window or (-1, -1)
+    seen = real & (sequence_q[:, None] == sequence_k[None])
+    for hidden, applies in ((distance < 0, causal), (distance > left, left >= 0), (-distance > right, right >= 0)):
+        seen = seen & ~hidden if applies else seen
+
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (operand.double().repeat_interleave(repeats, 1) for operand in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
+    # Twice: once so that no score of a hidden pair can overflow, once so that it weighs nothing.
+    peak = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e300).detach()
+    if sinks is not None:
+        peak = peak.maximum(sinks.detach().double()[:, None, None])
+    weights = torch.where(seen, (scores.masked_fill(~seen, 0.0) - peak.masked_fill(peak < -1e299, 0.0)).exp(), 0.0)
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks.double()[:, None, None] - peak).exp()
+    weights = weights / total.masked_fill(total == 0, 1.0)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def _place(lengths: Sequence[int], starts: Sequence[int] | None, rows: int) -> tuple[Tensor, Tensor]:
+    """Sequence (-1 = padding) and position in it, of each row."""
+    if starts is None:
+        starts = list(accumulate(lengths, initial=0))[:-1]
+    sequence = torch.full((rows,), -1)
+    position = torch.zeros(rows, dtype=torch.int64)
+    for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        sequence[start : start + length] = index
+        position[start : start + length] = torch.arange(length)
+    return sequence, position
