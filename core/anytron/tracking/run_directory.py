@@ -52,11 +52,11 @@ class RunDirectory:
 
         Raises:
             ConfigError: An earlier run is there and ``trainer.overwrite`` is off, or the directory
-                cannot be made.
+                cannot be made. (A run that failed before its first samples is not in the way.)
         """
         path = Path(config.trainer.output_dir).absolute()
         present = [name for name in CONTENTS if (path / name).exists()]
-        if present and not config.trainer.overwrite:
+        if present and not config.trainer.overwrite and not _never_started(path):
             raise ConfigError(
                 "The output directory holds an earlier run.",
                 where=f"trainer.output_dir = {path}",
@@ -131,3 +131,9 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _never_started(path: Path) -> bool:
+    """Whether all that lies there is the beginning of a run that failed before its first samples."""
+    logs = [path / "metrics.jsonl", path / "samples.jsonl"]
+    return all(log.is_file() and log.stat().st_size == 0 for log in logs) and not (path / "hf").exists()

@@ -77,7 +77,7 @@ def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progr
 
         for step in range(1, steps + 1):
             clock = Clock()
-            with clock.measure("sync"):
+            with clock.measure("sync"):  # also before the first rollout: the training engine has the only weights
                 rollout.load_weights(trainer.export_weights(str(Path(exchange) / "policy.safetensors")))
 
             with clock.measure("rollout"):

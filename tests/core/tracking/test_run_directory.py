@@ -74,6 +74,22 @@ def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path):
         RunDirectory.create(config(tmp_path))
 
 
+def test_a_run_that_failed_before_its_first_samples_is_not_in_the_way(tmp_path):
+    RunDirectory.create(config(tmp_path)).close()
+    with RunDirectory.create(config(tmp_path)) as run:
+        run.write_samples(1, [sample(0)], rewards=None)
+    with pytest.raises(ConfigError, match=r"(?s)earlier run.*samples\.jsonl.*trainer\.overwrite=true"):
+        RunDirectory.create(config(tmp_path))
+
+
+def test_a_file_that_is_not_of_a_run_is_not_overwritten_either(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("mine: true")
+    with pytest.raises(ConfigError, match="earlier run"):
+        RunDirectory.create(config(tmp_path))
+    assert (tmp_path / "run" / "config.yaml").read_text() == "mine: true"
+
+
 def test_a_sink_does_not_overwrite(tmp_path):
     JsonlSink(tmp_path / "m.jsonl").close()
     with pytest.raises(FileExistsError):
