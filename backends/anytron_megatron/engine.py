@@ -74,16 +74,15 @@ class MegatronEngine:
         trained = wrap_for_training(
             [chunk.module for chunk in self._policy], distributed_optimizer=config.engine.distributed_optimizer
         )
-        self._trained = [
-            ModelChunk(module, chunk.head) for module, chunk in zip(trained, self._policy, strict=True)
-        ]
+        self._trained = [ModelChunk(module, chunk.head) for module, chunk in zip(trained, self._policy, strict=True)]
         algorithm = config.algorithm
         self._optimizer, self._scheduler = build_optimizer(
             config.optimizer,
             trained,
             dtype=dtype,
             distributed_optimizer=config.engine.distributed_optimizer,
-            updates=config.trainer.total_steps * algorithm.epochs * algorithm.mini_batches,
+            steps=config.trainer.total_steps,
+            updates_per_step=algorithm.epochs * algorithm.mini_batches,
         )
         self._updates = 0
         self._apply_patches(Phase.AFTER_BUILD)
@@ -154,7 +153,10 @@ class MegatronEngine:
         return {
             "rank": torch.distributed.get_rank(),
             "device": self._runtime.device_name(),
-            "attention_mask": {"kind": self._preparer.mask_kind.kind.value, "mode": self._preparer.mask_kind.kernel_mode},
+            "attention_mask": {
+                "kind": self._preparer.mask_kind.kind.value,
+                "mode": self._preparer.mask_kind.kernel_mode,
+            },
             "patches": self._context.ledger.report(),
         }
 

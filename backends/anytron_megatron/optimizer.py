@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import OptimizerSection
 
 
-def wrap_for_training(
-    chunks: list[torch.nn.Module], *, distributed_optimizer: bool
-) -> list[DistributedDataParallel]:
+def wrap_for_training(chunks: list[torch.nn.Module], *, distributed_optimizer: bool) -> list[DistributedDataParallel]:
     """Give model chunks float32 gradient buffers that are reduced over data-parallel ranks."""
     config = chunks[0].config
     config.finalize_model_grads_func = finalize_model_grads
@@ -36,7 +34,8 @@ def build_optimizer(
     *,
     dtype: torch.dtype,
     distributed_optimizer: bool,
-    updates: int,
+    steps: int,
+    updates_per_step: int,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """Build the optimizer and its schedule.
 
@@ -45,7 +44,8 @@ def build_optimizer(
         chunks: What :func:`wrap_for_training` returned.
         dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
         distributed_optimizer: Share the optimizer's state between data-parallel ranks.
-        updates: Optimizer updates of the whole run, the length of the decay.
+        steps: Training steps of the whole run, the length of the decay.
+        updates_per_step: Optimizer updates in each.
     """
     config = OptimizerConfig(
         optimizer=section.name,
@@ -69,12 +69,13 @@ def build_optimizer(
         init_lr=0.0,
         max_lr=section.lr,
         min_lr=section.min_lr if section.schedule != "constant" else section.lr,
-        lr_warmup_steps=section.warmup_steps,
-        lr_decay_steps=max(updates, section.warmup_steps + 1),
+        # The schedule counts updates; the configuration counts training steps.
+        lr_warmup_steps=section.warmup_steps * updates_per_step,
+        lr_decay_steps=max(steps, section.warmup_steps + 1) * updates_per_step,
         lr_decay_style=section.schedule,
         start_wd=section.weight_decay,
         end_wd=section.weight_decay,
-        wd_incr_steps=max(updates, 1),
+        wd_incr_steps=steps * updates_per_step,
         wd_incr_style="constant",
     )
     return optimizer, scheduler

@@ -94,7 +94,9 @@ class WeightBridge:
         for name in options:
             if name not in known:
                 raise ConfigError(
-                    "Unknown field of Megatron's transformer config.", where=f"engine.options.{name}", why="no such field"
+                    "Unknown field of Megatron's transformer config.",
+                    where=f"engine.options.{name}",
+                    why="no such field",
                 )
         self.config = config_class(**{**fields, **options})
         self._bridge = self.config.bridge

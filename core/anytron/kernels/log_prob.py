@@ -34,7 +34,7 @@ def make_log_prob(spec: LogProbSpec) -> LogProbKernel:
     def log_prob(
         hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
     ) -> tuple[Tensor, Tensor]:
-        log_probs, entropy = _ChunkedLogProb.apply(
+        log_probs, entropy = _ChunkedLogProb.apply(  # type: ignore[no-untyped-call]
             hidden, weight, labels, temperature, spec.vocab_size, spec.chunk_tokens, group
         )
         return log_probs, entropy
@@ -75,7 +75,7 @@ class _VocabularyShard:
 
 class _ChunkedLogProb(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -109,9 +109,7 @@ class _ChunkedLogProb(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_sum_exp, expected = ctx.saved_tensors
         temperature, vocab_size, chunk_tokens, group = ctx.settings
         shard = _VocabularyShard(weight, vocab_size, group)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-from anytron.sequences.layout import SequenceLayout
-from anytron.sequences.scopes import ScopeFactory
+    from torch import Tensor
+
+    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ FP8 kernels, as verl, ms-swift and slime use them (see docs/explanation/layouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +20,8 @@ from torch import Tensor
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch.distributed import ProcessGroup
 
 Format = Literal["thd", "bshd"]
@@ -117,7 +118,7 @@ class SequenceLayout:
         rows, columns = self.valid.shape
         return rows, columns
 
-    def pack(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
+    def pack(self, values: Tensor, fill: float | bool = 0) -> Tensor:
         """Arrange flat per-token values for this rank.
 
         Args:

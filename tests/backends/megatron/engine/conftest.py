@@ -103,7 +103,11 @@ def start_engine(tiny_model, tmp_path_factory):
             "platform": {"name": "cpu"},
             "trainer": {"output_dir": str(output)},
         }
-        merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {**defaults, **sections} if name != "rewards"}
+        merged = {
+            name: {**defaults.get(name, {}), **sections.get(name, {})}
+            for name in {**defaults, **sections}
+            if name != "rewards"
+        }
         config = RunConfig.model_validate({**merged, "rewards": defaults["rewards"]})
         session = open_session(platform="cpu", options={})
         with LocalExecutor(config, Path.cwd(), session) as executor:

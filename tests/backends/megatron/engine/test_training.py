@@ -1,6 +1,5 @@
 """What can be switched on: recomputation, Adam, bfloat16, a reference model, schedules, export."""
 
-
 import pytest
 import torch
 from safetensors.torch import load_file
