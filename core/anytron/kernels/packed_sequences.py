@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Window = tuple[int, int]
 
-# Query-key pairs that a group may waste on padding: as cost about two more calls. Measured on
+# Query-key pairs that a group may waste on padding: what about three more calls cost. Measured on
 # one core with benchmarks/attention.py, forward and backward: 60 us for a call, 13 ns for a pair of 4 heads.
 _PAIRS_PER_CALL = 16384
 

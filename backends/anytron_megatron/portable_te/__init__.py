@@ -1,0 +1,20 @@
+"""Transformer Engine's Python API in pure torch, so that Megatron's TE wrappers run on any device.
+
+Megatron's and the bridge's models are built from Transformer Engine modules, which compute on CUDA
+devices only. :func:`anytron_megatron.portable_te.alias.install` puts this package under the name
+``transformer_engine``; Megatron's wrappers (``TELinear``, ``TEDotProductAttention``, ...) then run
+unchanged, with TE's parameter names. The kernels come from the active platform, through the hooks
+that :func:`anytron_megatron.portable_te.binding.bind` was given.
+
+What is absent is absent on purpose: Megatron falls back to plain torch where it cannot import
+``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``router`` or ``graph``. What Megatron
+could ask for and this package does not compute (FP8, userbuffers, delayed weight gradients) is an
+:class:`~anytron.errors.EngineError`.
+"""
+
+from anytron_megatron.portable_te import common, pytorch
+
+# From 2.7 on Megatron imports fused router kernels, from 2.8 on it passes softmax_type, from 2.10 on num_splits.
+__version__ = "2.6.0+anytron"
+
+__all__ = ["__version__", "common", "pytorch"]

@@ -1,0 +1,77 @@
+"""Put the portable modules under the name ``transformer_engine``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import pkgutil
+import sys
+from typing import TYPE_CHECKING
+
+from anytron.errors import PatchError
+from anytron_megatron import portable_te
+from anytron_megatron.portable_te.binding import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from anytron.hooks.facade import Hooks
+
+logger = logging.getLogger(__name__)
+
+NAME = "transformer_engine"
+
+
+def install(hooks: Hooks, device_type: str) -> Callable[[], None]:
+    """Make ``import transformer_engine`` give the portable modules, and give them their kernels.
+
+    ``transformer_engine.x`` and ``anytron_megatron.portable_te.x`` are the same module objects, so
+    that classes are equal whatever name they were imported by. Their ``__spec__`` is that of the
+    portable module, so ``importlib.util.find_spec`` answers (peft asks it); there is no distribution
+    metadata (accelerate and transformers ask for it and conclude that TE is absent).
+
+    If a real Transformer Engine is installed, its name is taken all the same, and a warning says so.
+
+    Args:
+        hooks: Where modules ask for kernels.
+        device_type: ``torch.device`` type of the platform.
+
+    Returns:
+        The function that takes the names away and forgets the hooks.
+
+    Raises:
+        PatchError: ``transformer_engine`` was imported earlier in this process.
+    """
+    present = sys.modules.get(NAME)
+    if present is not None:
+        raise PatchError(
+            "The portable Transformer Engine cannot take its name.",
+            where=f"sys.modules[{NAME!r}]",
+            why=f"it was imported earlier in this process, from {getattr(present, '__file__', 'an unknown place')}",
+            fix="apply the patches before anything imports transformer_engine; Megatron, peft and accelerate do",
+        )
+    real = importlib.util.find_spec(NAME)
+    if real is not None:
+        logger.warning("transformer_engine at %s is passed over: the portable one takes its name", real.origin)
+    aliases = {f"{NAME}{module.__name__.removeprefix(portable_te.__name__)}": module for module in _modules()}
+    unbind = bind(hooks, device_type)
+    sys.modules.update(aliases)
+
+    def undo() -> None:
+        for alias, module in aliases.items():
+            if sys.modules.get(alias) is module:
+                del sys.modules[alias]
+        unbind()
+
+    return undo
+
+
+def _modules() -> Iterator[ModuleType]:
+    """All modules that have a counterpart in Transformer Engine, and the package itself."""
+    yield portable_te
+    for package in (portable_te.common, portable_te.pytorch):
+        yield package
+        for found in pkgutil.walk_packages(package.__path__, prefix=f"{package.__name__}."):
+            yield importlib.import_module(found.name)

@@ -1,0 +1,35 @@
+"""Transformer Engine for torch."""
+
+from anytron_megatron.portable_te.pytorch import attention, distributed, fp8, module, ops, optimizers, tensor
+from anytron_megatron.portable_te.pytorch.attention import DotProductAttention
+from anytron_megatron.portable_te.pytorch.distributed import CudaRNGStatesTracker, checkpoint
+from anytron_megatron.portable_te.pytorch.fp8 import fp8_autocast, fp8_model_init
+from anytron_megatron.portable_te.pytorch.module import (
+    GroupedLinear,
+    LayerNorm,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    RMSNorm,
+)
+
+__all__ = [
+    "CudaRNGStatesTracker",
+    "DotProductAttention",
+    "GroupedLinear",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "RMSNorm",
+    "attention",
+    "checkpoint",
+    "distributed",
+    "fp8",
+    "fp8_autocast",
+    "fp8_model_init",
+    "module",
+    "ops",
+    "optimizers",
+    "tensor",
+]

@@ -1,0 +1,179 @@
+"""Attention over a sequence that is split between ranks, by gathering keys and values.
+
+Megatron cuts each sequence into ``2 * size`` chunks and gives rank r the chunks r and
+``2 * size - 1 - r``, so that causal work is balanced. Keys and values of all ranks are gathered and
+put in order; then each of the rank's two query chunks sees a prefix of the keys, which is causal
+attention whose last query stands at the last key: an ordinary call of the attention kernel.
+(Llama 3 does the same, arXiv:2407.21783, section 3.3.2.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from anytron.hooks.types import AttentionCall
+from anytron_megatron.portable_te.pytorch.collectives import gather_first
+from anytron_megatron.portable_te.refusals import refuse
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from anytron.hooks.types import AttentionKernel
+
+
+def attend_sharded(
+    kernel: AttentionKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+    group: ProcessGroup,
+    windowed: bool,
+) -> Tensor:
+    """Attend with this rank's queries to the keys of all ranks.
+
+    Args:
+        kernel: The attention kernel.
+        query: This rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd).
+        key: This rank's, alike.
+        value: This rank's, alike.
+        call: Lengths are those of whole sequences; no explicit mask.
+        group: The context-parallel group.
+        windowed: The kernel has a sliding window.
+
+    Returns:
+        As ``query``, with the value's head size.
+    """
+    if call.mask is not None:
+        refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")
+    if windowed and not call.causal:
+        refuse("DotProductAttention", "window without causality with context parallelism", "set context parallel 1")
+    if call.format == "bshd":
+        return _padded(kernel, query, key, value, call, group)
+    return _packed(kernel, query, key, value, call, group)
+
+
+def _padded(
+    kernel: AttentionKernel, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, group: ProcessGroup
+) -> Tensor:
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    chunk = query.shape[1] // 2
+
+    def whole(part: Tensor) -> Tensor:
+        ranks = gather_first(part.transpose(0, 1), group).unflatten(0, (size, 2, chunk))
+        in_order = torch.cat([ranks[:, 0].flatten(0, 1), ranks[:, 1].flip(0).flatten(0, 1)])
+        return in_order.transpose(0, 1)
+
+    keys, values = whole(key), whole(value)
+    if not call.causal:
+        return kernel(query, keys, values, call)
+    outputs = []
+    for part, index in zip(query.split(chunk, dim=1), (rank, 2 * size - 1 - rank), strict=True):
+        seen = (index + 1) * chunk
+        outputs.append(kernel(part, keys[:, :seen], values[:, :seen], call))
+    return torch.cat(outputs, dim=1)
+
+
+def _packed(
+    kernel: AttentionKernel, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, group: ProcessGroup
+) -> Tensor:
+    plan = _plan_for(call, dist.get_world_size(group), dist.get_rank(group))
+    keys, values = (gather_first(part, group).index_select(0, plan.order) for part in (key, value))
+    outputs = [
+        kernel(query, keys, values, dataclasses.replace(own, sinks=call.sinks, dropout=call.dropout))
+        for own in plan.calls
+    ]
+    # Each call leaves the rows of the others zero.
+    return outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
+
+
+class _Plan(NamedTuple):
+    """``order``: row of the gathered keys for each position of the whole buffer; ``calls``: one per query chunk."""
+
+    order: Tensor
+    calls: tuple[AttentionCall, ...]
+
+
+# One micro-batch, all layers; see anytron.kernels.packed_sequences, whose plans hang on these calls' tensors.
+_plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _plan_for(call: AttentionCall, size: int, rank: int) -> _Plan:
+    real = call.cu_seqlens_q
+    padded = real if call.cu_seqlens_q_padded is None else call.cu_seqlens_q_padded
+    assert real is not None
+    assert padded is not None
+    facts = (size, rank, call.causal, real.is_inference() or real._version, weakref.ref(padded))
+    if real in _plans:
+        known, plan = _plans[real]
+        if known[:-1] == facts[:-1] and known[-1]() is padded:
+            return plan
+    plan = _make_plan(real, padded, call.causal, size, rank)
+    _plans[real] = (facts, plan)
+    return plan
+
+
+def _make_plan(real: Tensor, padded: Tensor, causal: bool, size: int, rank: int) -> _Plan:
+    lengths, starts = real.long().diff(), padded.long()[:-1]
+    widths = padded.long().diff()
+    chunk = widths // (2 * size)
+
+    # Row of the gathered buffer, rank after rank, that holds each position.
+    sequence = torch.repeat_interleave(widths)
+    position = torch.arange(sequence.numel(), device=real.device) - starts[sequence]
+    index, offset = position // chunk[sequence], position % chunk[sequence]
+    owner = torch.minimum(index, 2 * size - 1 - index)
+    rows_per_rank = sequence.numel() // size
+    order = owner * rows_per_rank + starts[sequence] // size + (index >= size) * chunk[sequence] + offset
+
+    def cumulative(counts: Tensor) -> Tensor:
+        return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+
+    def one_call(queries: Tensor, begins: Tensor, keys: Tensor) -> AttentionCall:
+        end = begins.new_full((1,), rows_per_rank)
+        return AttentionCall(
+            "thd",
+            causal,
+            cu_seqlens_q=cumulative(queries),
+            cu_seqlens_kv=cumulative(keys),
+            cu_seqlens_q_padded=torch.cat([begins, end]).to(torch.int32),
+            cu_seqlens_kv_padded=padded,
+            max_seqlen_q=int(queries.max()),
+            max_seqlen_kv=int(keys.max()),
+        )
+
+    local = starts // size
+    pieces = []
+    for half, index in ((0, rank), (1, 2 * size - 1 - rank)):
+        queries = torch.minimum((lengths - index * chunk).clamp(min=0), chunk)
+        keys = torch.minimum(lengths, (index + 1) * chunk).where(queries > 0, torch.zeros_like(lengths))
+        pieces.append((queries, local + half * chunk, keys))
+    if not causal:
+        # The second chunk has real tokens only if the first one is full: together they are one stretch.
+        both = pieces[0][0] + pieces[1][0]
+        pieces = [(both, local, lengths.where(both > 0, torch.zeros_like(lengths)))]
+    return _Plan(order, tuple(one_call(*piece) for piece in pieces))
+
+
+def zigzag_positions(cu_seqlens: Tensor, size: int, rank: int) -> Tensor:
+    """Position in its sequence of each row that a rank holds, int64 ``[T / size]``.
+
+    Args:
+        cu_seqlens: int32 ``[B + 1]`` where sequences start, over all ranks.
+        size: Context-parallel ranks.
+        rank: This one's number.
+    """
+    widths = cu_seqlens.long().diff() // size
+    sequence = torch.repeat_interleave(widths)
+    offset = torch.arange(sequence.numel(), device=cu_seqlens.device) - (cu_seqlens.long()[:-1] // size)[sequence]
+    if size == 1:
+        return offset
+    chunk = (widths // 2)[sequence]
+    return torch.where(offset < chunk, offset + rank * chunk, offset - chunk + (2 * size - 1 - rank) * chunk)

@@ -1,0 +1,241 @@
+"""The attention module: Transformer Engine's formats and mask types in front of the platform's kernel."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from anytron.errors import EngineError
+from anytron.hooks.types import AttentionCall
+from anytron.masks import ModelTraits
+from anytron_megatron.portable_te.binding import kernels
+from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed import ProcessGroup
+
+MASK_TYPES = (
+    "no_mask",
+    "causal",
+    "causal_bottom_right",
+    "padding",
+    "padding_causal",
+    "padding_causal_bottom_right",
+    "arbitrary",
+)
+
+
+class DotProductAttention(torch.nn.Module):
+    """Scaled dot-product attention over this rank's heads.
+
+    Accepted without effect, because they change no result: ``sequence_parallel`` and ``tp_group``
+    (attention works on whole sequences of its own heads), ``cp_stream`` and ``cp_comm_type`` (how keys
+    travel between context-parallel ranks; here they are gathered).
+
+    Args:
+        num_attention_heads: Query heads over all tensor-parallel ranks.
+        kv_channels: Head size, or (query and key, value).
+        num_gqa_groups: Key and value heads over all ranks; None = as many as query heads.
+        attention_dropout: While training.
+        qkv_format: ``sbhd``, ``bshd`` or ``thd``; a call may say otherwise.
+        attn_mask_type: One of :data:`MASK_TYPES`; a call may say otherwise.
+        window_size: Neighbours (left, right) that a query sees; -1 = all.
+        sequence_parallel: See above.
+        tp_size: Tensor-parallel ranks.
+        get_rng_state_tracker: Gives the tracker in whose state dropout draws.
+        tp_group: See above.
+        layer_number: For messages.
+        attention_type: ``self`` or ``cross``.
+        cp_group: Context-parallel group.
+        cp_global_ranks: Its members.
+        cp_stream: See above.
+        cp_comm_type: See above.
+        softmax_scale: Factor of the scores; None = ``1 / sqrt(head size)``.
+        unsupported: Transformer Engine's other settings.
+
+    Raises:
+        EngineError: A setting is not supported.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int | tuple[int, int],
+        num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        qkv_format: str = "sbhd",
+        attn_mask_type: str = "causal",
+        window_size: tuple[int, int] | None = None,
+        sequence_parallel: bool = False,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        tp_group: ProcessGroup | None = None,
+        layer_number: int | None = None,
+        attention_type: str = "self",
+        cp_group: ProcessGroup | None = None,
+        cp_global_ranks: list[int] | None = None,
+        cp_stream: Any = None,
+        cp_comm_type: str = "p2p",
+        softmax_scale: float | None = None,
+        **unsupported: Any,
+    ) -> None:
+        super().__init__()
+        refuse_settings("DotProductAttention", unsupported)
+        del sequence_parallel, tp_group
+        self.qkv_format = qkv_format
+        self.attn_mask_type = _known_mask_type(attn_mask_type)
+        self.attention_type = attention_type
+        self.attention_dropout = attention_dropout
+        self.layer_number = layer_number
+        self.window_size = tuple(window_size) if window_size is not None else None
+        self._get_rng_state_tracker = get_rng_state_tracker
+        qk_dim, v_dim = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels
+        self._kernel = kernels().attention(
+            num_heads=num_attention_heads // tp_size,
+            num_kv_heads=(num_gqa_groups or num_attention_heads) // tp_size,
+            qk_dim=qk_dim,
+            v_dim=v_dim,
+            scale=softmax_scale if softmax_scale is not None else qk_dim**-0.5,
+            traits=ModelTraits(
+                causal="causal" in attn_mask_type,
+                latent_attention=qk_dim != v_dim,
+                window=self.window_size,
+            ),
+            dropout=attention_dropout,
+        )
+        self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+
+    def set_context_parallel_group(
+        self,
+        cp_group: ProcessGroup | None,
+        cp_global_ranks: list[int] | None,
+        cp_stream: Any,
+        cp_comm_type: str = "p2p",
+    ) -> None:
+        """Set the context-parallel group; None turns context parallelism off."""
+        del cp_global_ranks, cp_stream
+        if isinstance(cp_group, list):
+            refuse("DotProductAttention", "hierarchical context parallelism", "set cp_comm_type to p2p")
+        self.cp_group = cp_group
+        self.cp_comm_type = cp_comm_type
+
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        attention_mask: Tensor | None = None,
+        qkv_format: str | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_kv_padded: Tensor | None = None,
+        attn_mask_type: str | None = None,
+        window_size: tuple[int, int] | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        core_attention_bias_type: str = "no_bias",
+        **unsupported: Any,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query_layer: ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd).
+            key_layer: Alike, with the key heads.
+            value_layer: Alike.
+            attention_mask: bool, True = MASKED; read if the mask type is ``arbitrary``
+                (broadcastable to ``[B, H, Sq, Sk]``) or a kind of padding (``[B, 1, 1, Sk]``: which
+                tokens are not real).
+            qkv_format: See ``query_layer``.
+            cu_seqlens_q: thd: int32 ``[B + 1]`` real lengths, as in :class:`~anytron.hooks.types.AttentionCall`.
+            cu_seqlens_kv: thd: the same of keys.
+            cu_seqlens_q_padded: thd: where sequences start.
+            cu_seqlens_kv_padded: thd: the same of keys.
+            attn_mask_type: One of :data:`MASK_TYPES`.
+            window_size: Must be the constructor's.
+            max_seqlen_q: thd: longest.
+            max_seqlen_kv: thd: longest.
+            core_attention_bias_type: ``no_bias``.
+            unsupported: Transformer Engine's other settings.
+
+        Returns:
+            ``[S, B, H * Dv]``, ``[B, S, H * Dv]`` or ``[T, H * Dv]``.
+
+        Raises:
+            EngineError: A setting is not supported.
+        """
+        if core_attention_bias_type != "no_bias":
+            unsupported["core_attention_bias_type"] = core_attention_bias_type
+        if window_size is not None and tuple(window_size) != self.window_size:
+            unsupported["window_size"] = window_size  # the kernel was chosen for the constructor's
+        refuse_settings("DotProductAttention.forward", unsupported)
+        layout = qkv_format or self.qkv_format
+        mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
+        operands = (query_layer, key_layer, value_layer)
+        if layout == "sbhd":
+            operands = tuple(operand.transpose(0, 1) for operand in operands)
+        elif layout not in ("bshd", "thd"):
+            refuse("DotProductAttention", f"qkv_format {layout}", "use sbhd, bshd or thd")
+        call = AttentionCall(
+            format="thd" if layout == "thd" else "bshd",
+            causal="causal" in mask_type,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_kv,
+            cu_seqlens_q_padded=cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=cu_seqlens_kv_padded,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_kv,
+            mask=None if layout == "thd" else self._mask(attention_mask, mask_type),
+            dropout=self.attention_dropout if self.training else 0.0,
+        )
+        if layout != "thd" and mask_type.endswith("causal") and operands[0].shape[1] != operands[1].shape[1]:
+            refuse(
+                "DotProductAttention",
+                f"mask type {mask_type} with {operands[0].shape[1]} queries and {operands[1].shape[1]} keys",
+                f"use {mask_type}_bottom_right",
+            )
+        with self._rng_state(call.dropout):
+            if self.cp_group is not None and dist.get_world_size(self.cp_group) > 1:
+                windowed = self.window_size is not None
+                output = attend_sharded(self._kernel, *operands, call, self.cp_group, windowed)
+            else:
+                output = self._kernel(*operands, call)
+        if layout == "sbhd":
+            output = output.transpose(0, 1)
+        return output.flatten(-2)
+
+    def _mask(self, attention_mask: Tensor | None, mask_type: str) -> Tensor | None:
+        """The tensor, True = MASKED, if the mask type says that it counts."""
+        if mask_type != "arbitrary" and "padding" not in mask_type:
+            return None
+        if attention_mask is None:
+            raise EngineError(
+                f"Mask type {mask_type} needs a mask.",
+                where=f"transformer_engine.pytorch, DotProductAttention of layer {self.layer_number}",
+                why="sequences are padded and nothing says where",
+                fix="give attention_mask, or use the mask type causal: exact where padding is on the right",
+            )
+        if isinstance(attention_mask, tuple) or (self.attention_type == "cross" and "padding" in mask_type):
+            refuse("DotProductAttention", "padded cross attention", "use mask type arbitrary")
+        if "padding" in mask_type and attention_mask.shape[-2] == 1:
+            # As a query, padding sees nothing either: its output is zero.
+            return attention_mask | attention_mask.transpose(-1, -2)
+        return attention_mask
+
+    def _rng_state(self, dropout: float) -> contextlib.AbstractContextManager[None]:
+        if dropout == 0.0 or self._get_rng_state_tracker is None:
+            return contextlib.nullcontext()
+        return self._get_rng_state_tracker().fork()
+
+
+def _known_mask_type(mask_type: str) -> str:
+    if mask_type not in MASK_TYPES:
+        refuse("DotProductAttention", f"mask type {mask_type!r}", f"use one of {', '.join(MASK_TYPES)}")
+    return mask_type

@@ -1,0 +1,111 @@
+"""Tensor-parallel and context-parallel communication with gradients (Shoeybi et al., arXiv:1909.08053).
+
+Each function is the transpose of another: what one does forward, the other does backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from anytron.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def _group(group: ProcessGroup | None) -> ProcessGroup:
+    # None would mean "all processes" to torch.distributed.
+    if group is None:
+        raise EngineError(
+            "A parallel layer has no process group.",
+            where="transformer_engine.pytorch",
+            why="it was built before torch.distributed was initialised",
+            fix="initialise model parallelism before building the model, or call set_tensor_parallel_group",
+        )
+    return group
+
+
+def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
+    # A copy, because the reduction works in place and autograd may still need the input.
+    reduced = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(reduced, group=group)
+    return reduced
+
+
+def _gathered(x: Tensor, group: ProcessGroup) -> Tensor:
+    whole = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
+    dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+    return whole
+
+
+def _reduce_scattered(x: Tensor, group: ProcessGroup) -> Tensor:
+    part = x.new_empty(x.shape[0] // dist.get_world_size(group), *x.shape[1:])
+    dist.reduce_scatter_tensor(part, x.contiguous(), group=group)
+    return part
+
+
+class _Replicate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _all_reduced(grad, ctx.group), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ARG004 - autograd's signature
+        return _all_reduced(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scattered(grad, ctx.group), None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _reduce_scattered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _gathered(grad, ctx.group), None
+
+
+def replicate(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Use ``x``, equal on all ranks, in a computation that is split between them: the gradients are added."""
+    return _Replicate.apply(x, _group(group))
+
+
+def reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Add the ranks' parts; every rank has the sum."""
+    return _Reduce.apply(x, _group(group))
+
+
+def gather_first(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Concatenate the ranks' parts along the first dimension; the gradients are added and split again."""
+    return _Gather.apply(x, _group(group))
+
+
+def reduce_scatter_first(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Add the ranks' parts and keep this rank's share of the first dimension."""
+    return _ReduceScatter.apply(x, _group(group))

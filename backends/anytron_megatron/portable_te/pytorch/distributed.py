@@ -1,0 +1,54 @@
+"""Recomputation and random states, as Megatron imports them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+from anytron_megatron.portable_te.refusals import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed import ProcessGroup
+
+
+@contextlib.contextmanager
+def activation_recompute_forward(activation_recompute: bool = False, recompute_phase: bool = False) -> Iterator[None]:
+    """Mark a region that is recomputed: Transformer Engine restores FP8 scales there, and there are none."""
+    del activation_recompute, recompute_phase
+    yield
+
+
+def is_fp8_activation_recompute_enabled() -> bool:
+    """Whether the current region restores FP8 scales."""
+    return False
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Callable[[], Any] | None = None,
+    tp_group: ProcessGroup | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Recompute ``function`` in the backward pass, by Megatron's own checkpointing.
+
+    It forks Megatron's random states and knows the tensor-parallel group, so that the last two
+    arguments say nothing new.
+    """
+    del get_rng_state_tracker, tp_group
+    # Megatron imports this module, so it cannot be imported above.
+    from megatron.core import tensor_parallel
+
+    call = functools.partial(function, **kwargs) if kwargs else function
+    return tensor_parallel.checkpoint(call, distribute_saved_activations, *args)
+
+
+class CudaRNGStatesTracker:
+    """Megatron subclasses it; random states that CUDA graphs can capture are all that it adds to Megatron's."""
+
+    def __init__(self) -> None:
+        refuse("CudaRNGStatesTracker", "random states of its own", "set te_rng_tracker to false")

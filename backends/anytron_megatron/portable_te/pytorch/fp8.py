@@ -1,0 +1,63 @@
+"""FP8: always off, and an error to whoever turns it on."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from anytron_megatron.portable_te.refusals import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def check_fp8_support() -> tuple[bool, str]:
+    """Whether FP8 can be used, and why not. Accelerate asks."""
+    return False, "the portable Transformer Engine has no FP8"
+
+
+def check_mxfp8_support() -> tuple[bool, str]:
+    """Whether MXFP8 can be used, and why not. Accelerate asks."""
+    return check_fp8_support()
+
+
+class FP8GlobalStateManager:
+    """The state that Megatron reads around every layer: FP8 is off."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Whether the current region computes in FP8."""
+        return False
+
+    @staticmethod
+    def is_fp8_calibration() -> bool:
+        """Whether the current region collects maxima."""
+        return False
+
+    @staticmethod
+    def get_fp8_recipe() -> None:
+        """The recipe of the current region."""
+
+    @staticmethod
+    def get_fp8_group() -> None:
+        """The group over which maxima are reduced."""
+
+    @staticmethod
+    def reset() -> None:
+        """Forget all state; there is none."""
+
+
+@contextlib.contextmanager
+def fp8_autocast(enabled: bool = True, **_settings: object) -> Iterator[None]:
+    """Compute as usual inside; ``enabled`` must be False. The other settings say how, if enabled."""
+    if enabled:
+        refuse("fp8_autocast", "FP8", "set fp8 to null")
+    yield
+
+
+@contextlib.contextmanager
+def fp8_model_init(enabled: bool = True, **_settings: object) -> Iterator[None]:
+    """Create parameters as usual inside; ``enabled`` must be False. The other settings say how, if enabled."""
+    if enabled:
+        refuse("fp8_model_init", "FP8 parameters", "set fp8_param to false")
+    yield

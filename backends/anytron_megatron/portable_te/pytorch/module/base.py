@@ -1,0 +1,135 @@
+"""What all layers with weights share: parameters, their tensor-parallel attributes, empty FP8 state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.errors import EngineError
+from anytron_megatron.portable_te.refusals import refuse
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+InitMethod = Callable[[Tensor], object]
+
+# Megatron hides tensor parallelism from the linear layers of experts (their dispatcher communicates) and
+# leaves this name as the only trace: their weights are split between ranks although parallel_mode is None.
+_EXPERT_RNG = "expert-parallel-rng"
+
+
+def default_init(weight: Tensor) -> Tensor:
+    """Fill a weight as Transformer Engine does if no method is given: normal, deviation 0.023."""
+    return torch.nn.init.normal_(weight, mean=0.0, std=0.023)
+
+
+def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> Tensor:
+    """A gradient that stands for one already added to ``main_grad``; Megatron reads its shape only."""
+    return torch.zeros(shape, dtype=dtype) if zero else torch.empty(shape, dtype=dtype)
+
+
+class TransformerEngineBaseModule(torch.nn.Module):
+    """Base of the linear layers.
+
+    Args:
+        tp_group: Tensor-parallel group; may be set later.
+        tp_size: Ranks in it.
+        sequence_parallel: Activations outside of the layer are split along the sequence.
+        parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
+        get_rng_state_tracker: Gives the tracker in whose state weights are initialised.
+        rng_tracker_name: Which of its states; None = the tracker's default.
+    """
+
+    fp8 = False
+    fp8_calibration = False
+    save_original_input = False
+    """Megatron sets it for FP8 recomputation; the original input is what is saved here anyway."""
+
+    def __init__(
+        self,
+        *,
+        tp_group: ProcessGroup | None,
+        tp_size: int,
+        sequence_parallel: bool,
+        parallel_mode: str | None,
+        get_rng_state_tracker: Callable[[], Any] | None,
+        rng_tracker_name: str | None,
+    ) -> None:
+        super().__init__()
+        if parallel_mode not in (None, "column", "row"):
+            raise EngineError(
+                f"There is no parallel_mode {parallel_mode!r}.",
+                where=f"transformer_engine.pytorch, {type(self).__name__}",
+                fix="use column, row or None",
+            )
+        self.tp_group = tp_group
+        self.tp_size = tp_size
+        self.parallel_mode = parallel_mode
+        self.sequence_parallel = sequence_parallel and tp_size > 1
+        # TEGroupedLinear.sharded_state_dict reads it.
+        self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": False}
+        self._get_rng_state_tracker = get_rng_state_tracker
+        self._rng_tracker_name = rng_tracker_name
+
+    def set_tensor_parallel_group(self, tp_group: ProcessGroup | None) -> None:
+        """Set the group of a layer that was built before groups existed."""
+        self.tp_group = tp_group
+
+    def init_fp8_metadata(self, num_gemms: int = 1) -> None:
+        """Prepare FP8 scales; there are none."""
+
+    def backward_dw(self) -> None:
+        """Compute weight gradients that were put off."""
+        refuse(type(self).__name__, "delayed weight gradients", "set delay_wgrad_compute to false")
+
+    # Checkpoints have an entry ``_extra_state`` per layer: FP8 scales, empty without FP8.
+
+    def get_extra_state(self) -> Tensor:
+        """uint8 ``[0]``."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor | None) -> None:
+        """Take an empty state; FP8 scales are refused."""
+        if state is not None and state.numel():
+            refuse(type(self).__name__, "FP8 state, and the checkpoint holds some", "save it without FP8")
+
+    def _encode_extra_state(self, state: object) -> Tensor:
+        # Called by TEGroupedLinear where it splits and merges the states of its experts.
+        del state
+        return self.get_extra_state()
+
+    def _decode_extra_state(self, state: Tensor) -> None:
+        self.set_extra_state(state)
+
+    def _add_parameter(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        init: InitMethod,
+        *,
+        partition_dim: int | None,
+        dtype: torch.dtype | None,
+        device: Any,
+    ) -> torch.nn.Parameter:
+        """Register a parameter, filled by ``init`` in the layer's random state unless on the meta device."""
+        parameter = torch.nn.Parameter(torch.empty(*shape, dtype=dtype or torch.get_default_dtype(), device=device))
+        if parameter.device.type != "meta":
+            with torch.no_grad(), self._rng_state():
+                init(parameter)
+        # What Megatron's gradient norm and mcore-bridge's LoRA read: is this one part of a split tensor?
+        split = partition_dim is not None and (self.parallel_mode is not None or self._rng_tracker_name == _EXPERT_RNG)
+        parameter.tensor_model_parallel = split
+        parameter.partition_dim = partition_dim if split else -1
+        parameter.partition_stride = 1
+        self.register_parameter(name, parameter)
+        return parameter
+
+    def _rng_state(self) -> contextlib.AbstractContextManager[None]:
+        if self._get_rng_state_tracker is None:
+            return contextlib.nullcontext()
+        tracker = self._get_rng_state_tracker()
+        return tracker.fork(self._rng_tracker_name) if self._rng_tracker_name else tracker.fork()

@@ -1,0 +1,112 @@
+"""One linear layer per expert, over consecutive rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.hooks.types import KernelName
+from anytron_megatron.portable_te.binding import kernels
+from anytron_megatron.portable_te.pytorch.module.base import InitMethod, TransformerEngineBaseModule, default_init
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+
+class GroupedLinear(TransformerEngineBaseModule):
+    """``num_gemms`` linear layers with parameters ``weight0``, ``bias0``, ``weight1``, ...
+
+    Megatron's token dispatcher communicates; the layer itself does not. Arguments as in
+    :class:`~anytron_megatron.portable_te.pytorch.module.linear.Linear`.
+
+    Raises:
+        EngineError: Tensor parallelism inside of the layer, or a setting that is not supported.
+    """
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: ProcessGroup | None = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        init_method: InitMethod | None = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        device: Any = None,
+        ub_name: str | None = None,
+        **unsupported: Any,
+    ) -> None:
+        refuse_settings("GroupedLinear", unsupported)
+        if parallel_mode is not None and tp_size > 1:
+            refuse("GroupedLinear", "tensor parallelism inside of it", "let Megatron's token dispatcher communicate")
+        del fuse_wgrad_accumulation
+        super().__init__(
+            tp_group=tp_group,
+            tp_size=tp_size,
+            sequence_parallel=sequence_parallel,
+            parallel_mode=parallel_mode,
+            get_rng_state_tracker=get_rng_state_tracker,
+            rng_tracker_name=rng_tracker_name,
+        )
+        self.ub_name = ub_name
+        self.num_gemms = num_gemms
+        self.in_features = in_features
+        self.out_features = out_features
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.apply_bias = bias and not return_bias
+        for index in range(num_gemms):
+            self._add_parameter(
+                f"weight{index}",
+                (out_features, in_features),
+                init_method or default_init,
+                partition_dim=1 if parallel_mode == "row" else 0,
+                dtype=params_dtype,
+                device=device,
+            )
+            if bias:
+                self._add_parameter(
+                    f"bias{index}",
+                    (out_features,),
+                    torch.nn.init.zeros_,
+                    partition_dim=None if parallel_mode == "row" else 0,
+                    dtype=params_dtype,
+                    device=device,
+                )
+            else:
+                setattr(self, f"bias{index}", torch.Tensor())
+        self._grouped_mm = kernels().fused(KernelName.GROUPED_MM, params_dtype)
+
+    def forward(self, x: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
+        """Multiply each group of rows with its weight.
+
+        Args:
+            x: ``[T, in_features]``, sorted by group.
+            m_splits: Rows of each group.
+            is_first_microbatch: As in ``Linear``.
+
+        Returns:
+            ``[T, out_features]``; with ``return_bias`` also the list of biases.
+        """
+        del is_first_microbatch
+        splits = [int(rows) for rows in m_splits]
+        output = self._grouped_mm(x, self._parts("weight"), splits)
+        if self.apply_bias:
+            rows = torch.tensor(splits, device=x.device)
+            output = output + torch.stack(self._parts("bias")).repeat_interleave(rows, dim=0)
+        return (output, self._parts("bias")) if self.return_bias else output
+
+    def _parts(self, name: str) -> list[Tensor]:
+        return [getattr(self, f"{name}{index}") for index in range(self.num_gemms)]

@@ -1,0 +1,88 @@
+"""A norm and the linear layer that follows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytron_megatron.portable_te.pytorch import collectives
+from anytron_megatron.portable_te.pytorch.module.linear import Linear
+from anytron_megatron.portable_te.pytorch.module.norm import norm_kernel
+
+
+class LayerNormLinear(Linear):
+    """``Linear(norm(x))``; the norm works on this rank's part of the sequence.
+
+    Args:
+        in_features: As in :class:`Linear`.
+        out_features: As in :class:`Linear`.
+        eps: Of the norm.
+        normalization: ``LayerNorm`` or ``RMSNorm``.
+        zero_centered_gamma: The norm's factor is ``1 + weight``.
+        return_layernorm_output: Return the norm's output too. mcore-bridge's LoRA sets the attribute.
+        return_layernorm_output_gathered: Return it for the whole sequence.
+        params_dtype: Element type of the parameters.
+        device: Where the parameters are made.
+        linear: The other arguments of :class:`Linear`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        eps: float = 1e-5,
+        *,
+        normalization: str = "LayerNorm",
+        zero_centered_gamma: bool = False,
+        return_layernorm_output: bool = False,
+        return_layernorm_output_gathered: bool = False,
+        params_dtype: torch.dtype | None = None,
+        device: Any = None,
+        **linear: Any,
+    ) -> None:
+        super().__init__(in_features, out_features, params_dtype=params_dtype, device=device, **linear)
+        self.eps = eps
+        self.normalization = normalization
+        self.zero_centered_gamma = zero_centered_gamma
+        self.return_layernorm_output = return_layernorm_output
+        self.return_layernorm_output_gathered = return_layernorm_output_gathered
+        size, dtype = (self.in_features,), params_dtype or torch.get_default_dtype()
+        self.layer_norm_weight = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.layer_norm_bias: torch.nn.Parameter | None = None
+        if normalization == "LayerNorm":
+            self.layer_norm_bias = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self._norm = norm_kernel(normalization, dtype, eps, zero_centered_gamma)
+        self.reset_layer_norm_parameters()
+        for parameter in (self.layer_norm_weight, self.layer_norm_bias):
+            if parameter is not None:
+                # Each rank sees a part of the sequence, so that Megatron must add the gradients.
+                parameter.sequence_parallel = self.sequence_parallel
+
+    def reset_layer_norm_parameters(self) -> None:
+        """Make the norm's factor one and its bias zero."""
+        torch.nn.init.constant_(self.layer_norm_weight, 0.0 if self.zero_centered_gamma else 1.0)
+        if self.layer_norm_bias is not None:
+            torch.nn.init.zeros_(self.layer_norm_bias)
+
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
+        """Normalise and multiply.
+
+        Args:
+            x: ``[S, ..., in_features]``, this rank's part.
+            is_first_microbatch: As in :class:`Linear`.
+
+        Returns:
+            The output, then the bias if ``return_bias``, then the norm's output if
+            ``return_layernorm_output``; alone if it is one thing.
+        """
+        del is_first_microbatch
+        normalized = self._norm(x, self.layer_norm_weight, self.layer_norm_bias)
+        output = self._multiply(normalized)
+        results = (output, self.bias) if self.return_bias else (output,)
+        if self.return_layernorm_output:
+            if self.return_layernorm_output_gathered and self.sequence_parallel:
+                normalized = collectives.gather_first(normalized, self.tp_group)
+            results = (*results, normalized)
+        return results if len(results) > 1 else output

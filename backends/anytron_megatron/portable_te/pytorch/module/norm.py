@@ -1,0 +1,108 @@
+"""Layer norm and RMS norm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from anytron.errors import EngineError
+from anytron.hooks.types import KernelName
+from anytron_megatron.portable_te.binding import kernels
+from anytron_megatron.portable_te.refusals import refuse_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Norm = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def norm_kernel(normalization: str, dtype: torch.dtype, eps: float, zero_centered: bool) -> Norm:
+    """Get the platform's kernel as a function of (x, weight, bias).
+
+    Args:
+        normalization: ``LayerNorm`` or ``RMSNorm``.
+        dtype: Element type of the weight.
+        eps: Of the norm.
+        zero_centered: The factor is ``1 + weight``.
+
+    Raises:
+        EngineError: Another normalization.
+    """
+    if normalization == "RMSNorm":
+        rms_norm = kernels().fused(KernelName.RMS_NORM, dtype, eps=eps, zero_centered=zero_centered)
+        return lambda x, weight, _bias: rms_norm(x, weight, eps, zero_centered)
+    if normalization == "LayerNorm":
+        layer_norm = kernels().fused(KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
+        return lambda x, weight, bias: layer_norm(x, weight, bias, eps, zero_centered)
+    raise EngineError(
+        f"There is no normalization {normalization!r}.",
+        where="transformer_engine.pytorch",
+        fix="use LayerNorm or RMSNorm",
+    )
+
+
+class _Norm(torch.nn.Module):
+    """A norm over the last dimension.
+
+    Args:
+        hidden_size: Its size.
+        eps: Of the norm.
+        sequence_parallel: Each rank sees a part of the sequence: Megatron adds the weight's gradients.
+        zero_centered_gamma: The factor is ``1 + weight``.
+        params_dtype: Element type of the parameters.
+        device: Where they are made.
+        unsupported: Transformer Engine's other settings.
+
+    Raises:
+        EngineError: A setting is not supported.
+    """
+
+    normalization: ClassVar[str]
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        zero_centered_gamma: bool = False,
+        params_dtype: torch.dtype | None = None,
+        device: Any = None,
+        **unsupported: Any,
+    ) -> None:
+        super().__init__()
+        refuse_settings(type(self).__name__, unsupported)
+        self.eps = eps
+        self.zero_centered_gamma = zero_centered_gamma
+        dtype = params_dtype or torch.get_default_dtype()
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device))
+        self.weight.sequence_parallel = sequence_parallel
+        self.bias: torch.nn.Parameter | None = None
+        if self.normalization == "LayerNorm":
+            self.bias = torch.nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device))
+            self.bias.sequence_parallel = sequence_parallel
+        self._norm = norm_kernel(self.normalization, dtype, eps, zero_centered_gamma)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Make the factor one and the bias zero."""
+        torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``[..., hidden_size]``."""
+        return self._norm(x, self.weight, self.bias)
+
+
+class LayerNorm(_Norm):
+    """Mean and standard deviation."""
+
+    normalization = "LayerNorm"
+
+
+class RMSNorm(_Norm):
+    """Root mean square."""
+
+    normalization = "RMSNorm"

@@ -1,0 +1,138 @@
+"""Optimizers and the operations over lists of tensors that Megatron's optimizers use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD as FusedSGD  # noqa: N811 - Transformer Engine's name; same arguments and state
+
+from anytron.hooks.types import KernelName
+from anytron_megatron.portable_te.binding import kernels
+from anytron_megatron.portable_te.refusals import refuse_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["FusedAdam", "FusedSGD", "multi_tensor_applier", "multi_tensor_l2norm", "multi_tensor_scale"]
+
+_CHUNK = 2048 * 32
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam whose step number stands in the parameter group, as in Apex and Transformer Engine.
+
+    Megatron's distributed-optimizer checkpoints rely on that (``distrib_optimizer.py``: with a step
+    per parameter, as in ``torch.optim.AdamW``, loading a fully reshardable one fails). Moments are
+    float32 under ``exp_avg`` and ``exp_avg_sq``.
+
+    Args:
+        params: Parameters or groups.
+        lr: Learning rate.
+        bias_correction: Divide the moments by ``1 - beta ** step``.
+        betas: Decay of the moments.
+        eps: Added to the denominator.
+        adam_w_mode: Decoupled weight decay instead of L2.
+        weight_decay: Factor.
+        set_grad_none: ``zero_grad`` frees gradients.
+        unsupported: Transformer Engine's other settings (amsgrad, master weights, FP8 moments, ...).
+
+    Raises:
+        EngineError: A setting is not supported.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        *,
+        set_grad_none: bool = True,
+        **unsupported: Any,
+    ) -> None:
+        refuse_settings("FusedAdam", unsupported)
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
+        self.adam_w_mode = adam_w_mode
+        self.set_grad_none = set_grad_none
+        self._adam = kernels().fused(KernelName.ADAM, torch.float32)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Free the gradients, or fill them with zeros."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient; return what ``closure`` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            # Counted even if this rank holds no part of the group, so that all ranks agree.
+            group["step"] = group.get("step", 0) + 1
+            if not params:
+                continue
+            for param in params:
+                if not self.state[param]:
+                    self.state[param]["exp_avg"] = torch.zeros_like(param, dtype=torch.float32)
+                    self.state[param]["exp_avg_sq"] = torch.zeros_like(param, dtype=torch.float32)
+            self._adam(
+                params,
+                [param.grad for param in params],
+                [self.state[param]["exp_avg"] for param in params],
+                [self.state[param]["exp_avg_sq"] for param in params],
+                step=group["step"],
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                decoupled=self.adam_w_mode,
+                bias_correction=group["bias_correction"],
+            )
+        return loss
+
+
+def multi_tensor_applier(
+    operation: Callable[..., Any], noop_flag: Tensor, tensor_lists: list[list[Tensor]], *args: Any
+) -> Any:
+    """Call ``operation`` on lists of tensors."""
+    return operation(_CHUNK, noop_flag, tensor_lists, *args)
+
+
+def multi_tensor_l2norm(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], per_tensor: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the float32 norm ``[1]`` of all tensors together and, if asked for, of each, ``[n]``."""
+    del chunk_size, noop_flag
+    (tensors,) = tensor_lists
+    norms = torch.stack(torch._foreach_norm([tensor.float() for tensor in tensors]))
+    return norms.norm().reshape(1), norms if per_tensor else None
+
+
+def multi_tensor_scale(
+    chunk_size: int, noop_flag: Tensor, tensor_lists: list[list[Tensor]], scale: float | Tensor
+) -> None:
+    """Write ``scale`` times the first list into the second, whose element types may differ.
+
+    ``noop_flag`` is left alone: Megatron passes a dummy and looks for infinities elsewhere.
+    """
+    del chunk_size, noop_flag
+    sources, targets = tensor_lists
+    if targets is sources:
+        torch._foreach_mul_(targets, scale)
+    else:
+        torch._foreach_copy_(targets, torch._foreach_mul(sources, scale))

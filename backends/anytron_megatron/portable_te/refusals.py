@@ -1,0 +1,36 @@
+"""Refuse what Transformer Engine offers and this package does not compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from anytron.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def refuse(where: str, what: str, fix: str) -> NoReturn:
+    """Raise for one thing that is asked for.
+
+    Raises:
+        EngineError: Always.
+    """
+    raise EngineError(
+        f"The portable Transformer Engine has no {what}.",
+        where=f"transformer_engine.pytorch, {where}",
+        why="it is plain torch; this needs the vendor's kernels",
+        fix=fix,
+    )
+
+
+def refuse_settings(where: str, settings: Mapping[str, Any]) -> None:
+    """Raise if any setting asks for something; None and False ask for nothing.
+
+    Raises:
+        EngineError: Naming the settings.
+    """
+    asked = {name: value for name, value in settings.items() if value is not None and value is not False}
+    if asked:
+        what = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        refuse(where, f"support for {what}", "leave these settings at their defaults")
