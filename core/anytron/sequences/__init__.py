@@ -11,6 +11,16 @@ N     slots of one rank, N = R * C (real tokens and padding)
 """
 
 from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import ContextShard, LayoutConstraints, SequenceLayout, plan_layout
+from anytron.sequences.layout import ContextShard, LayoutConstraints, SequenceLayout
+from anytron.sequences.lengths import lengths_from_cu_seqlens, lengths_from_keep_mask
+from anytron.sequences.planning import plan_layout
 
-__all__ = ["ContextShard", "LayoutConstraints", "ModelInputs", "SequenceLayout", "plan_layout"]
+__all__ = [
+    "ContextShard",
+    "LayoutConstraints",
+    "ModelInputs",
+    "SequenceLayout",
+    "lengths_from_cu_seqlens",
+    "lengths_from_keep_mask",
+    "plan_layout",
+]

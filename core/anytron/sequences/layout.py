@@ -1,16 +1,14 @@
-"""Plan how ragged sequences are arranged for a model, once, and move values through that plan.
+"""The plan itself: where every token of a micro-batch lies on one rank, and how values follow it.
 
 Everything that a model sees per token (ids, labels, loss masks, positions, routing indices) goes
-through the same index, so that they cannot disagree. Nothing here loops over sequences, and the
-whole plan is made on the host from host lengths: no device synchronisation.
-
-The alignment rules are those of Megatron-Core's context parallelism and of Transformer Engine's
-FP8 kernels, as verl, ms-swift and slime use them (see docs/explanation/layouts.md).
+through the same index, so that they cannot disagree. Nothing here loops over sequences or waits for
+the device. :func:`~anytron.sequences.planning.plan_layout` makes layouts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -20,15 +18,27 @@ from torch import Tensor
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch.distributed import ProcessGroup
 
 Format = Literal["thd", "bshd"]
 Partition = Literal["zigzag", "contiguous"]
 
+TakenAs = Literal["shard", "whole", "rows"]
+"""How a model takes its input, that is, who shards it for context parallelism and who packs it.
+
+``shard``: the engine does both; the model gets its own rank's slots. ``whole``: the model gets the
+slots of all shards in order and shards inside, after it has put images into the text (mcore-bridge's
+vision models). ``rows``: the model gets ``[B, longest]``, right-padded, and packs *and* shards inside
+(mbridge's vision models, which want the 2-D map for it). What the model returns are its rank's slots
+in every case.
+"""
+
 IGNORED_LABEL = -100
 """Label of a position that predicts nothing: padding and the last real token of each sequence."""
+
+Gather = Callable[[Tensor], Tensor]
+"""Concatenate ``[K, ...]`` of all context-parallel shards along dim 0, in rank order. Gradients must
+flow through the local slice only (:func:`anytron.sequences.parallel.gather_slots`)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,13 @@ class ContextShard:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise DataError("Impossible context-parallel shard.", why=f"rank {self.rank} of size {self.size}")
+        if self.partition not in ("zigzag", "contiguous"):
+            raise DataError("Unknown context-parallel partition.", why=f"{self.partition!r}")
+
+    @property
+    def chunks(self) -> int:
+        """Pieces into which each padded sequence is cut."""
+        return 2 * self.size if self.size > 1 and self.partition == "zigzag" else self.size
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,10 @@ class LayoutConstraints:
 
     align: int = 1
     bucket: int = 1
+
+    def __post_init__(self) -> None:
+        if self.align < 1 or self.bucket < 1:
+            raise DataError("Layout constraints are at least 1.", why=f"align {self.align}, bucket {self.bucket}")
 
     def merge(self, other: LayoutConstraints) -> LayoutConstraints:
         """Satisfy both: the least common multiple of each field."""
@@ -83,11 +104,14 @@ class SequenceLayout:
         cu_seqlens: int32 ``[B + 1]``, leading 0, cumulative real lengths over all shards (device).
         cu_seqlens_padded: int32 ``[B + 1]``, leading 0, cumulative padded lengths (device).
         max_seqlen: Longest padded sequence, over all shards.
-        position_ids: int64 ``[R, C]``, position in its own sequence; padding counts on (device).
+        position_ids: int64 ``[R, C]``, position in its own sequence; padding counts on, up to the
+            model's context length (device).
         valid: bool ``[R, C]``, True = real token (device).
         token_index: int64 ``[N]``, flat token that each local slot shows; ``T`` for padding (device).
         slot_index: int64 ``[T]``, where each flat token lies in the concatenation of all shards'
             slots, ``shard.size * N`` long (device).
+        whole: What a model that shards or packs by itself is called with; None where the engine
+            does it. Use :attr:`taken`.
     """
 
     format: Format
@@ -101,6 +125,7 @@ class SequenceLayout:
     valid: Tensor
     token_index: Tensor
     slot_index: Tensor
+    whole: SequenceLayout | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -114,15 +139,25 @@ class SequenceLayout:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(R, C) of the local model input."""
+        """(R, C) of the local slots, in which the model's output comes."""
         rows, columns = self.valid.shape
         return rows, columns
+
+    @property
+    def taken(self) -> SequenceLayout:
+        """The layout of what the model is called with: ids, positions and images' places go through it.
+
+        This layout itself, unless the model shards or packs inside. Labels and everything else that
+        meets the model's *output* go through this layout.
+        """
+        return self if self.whole is None else self.whole
 
     def pack(self, values: Tensor, fill: float | bool = 0) -> Tensor:
         """Arrange flat per-token values for this rank.
 
         Args:
-            values: ``[T, ...]``, any dtype, on the layout's device.
+            values: ``[T, ...]``, any dtype, on the layout's device; routing indices ``[T, L, K]``, for
+                example.
             fill: Value of padding slots.
 
         Returns:
@@ -131,41 +166,89 @@ class SequenceLayout:
         Raises:
             DataError: ``values`` has not exactly T entries.
         """
-        if values.shape[0] != self.num_tokens:
-            raise DataError(
-                "Values do not fit the layout.",
-                where="SequenceLayout.pack",
-                why=f"{values.shape[0]} values for {self.num_tokens} tokens",
+        if values.ndim == 0 or values.shape[0] != self.num_tokens:
+            raise _misfit(
+                "Values do not fit the layout.", "pack", f"{_count(values)} values for {self.num_tokens} tokens"
             )
-        padding = values.new_full((1, *values.shape[1:]), fill)
-        return torch.cat([values, padding])[self.token_index].view(*self.shape, *values.shape[1:])
+        return self._show(torch.cat([values, values.new_full((1, *values.shape[1:]), fill)]))
 
-    def unpack(self, values: Tensor, gather: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def pack_axes(self, values: Tensor, fill: float | bool = 0) -> Tensor:
+        """Arrange values whose tokens come last, such as the three position axes of a vision model's mrope.
+
+        Args:
+            values: ``[A, T]``.
+            fill: Value of padding slots.
+
+        Returns:
+            ``[A, R, C]``.
+
+        Raises:
+            DataError: ``values`` is not ``[A, T]``.
+        """
+        if values.ndim != 2 or values.shape[1] != self.num_tokens:
+            why = f"shape {tuple(values.shape)}, expected (A, {self.num_tokens})"
+            raise _misfit("Values do not fit the layout.", "pack_axes", why)
+        return self.pack(values.t(), fill).permute(2, 0, 1).contiguous()
+
+    def pack_temperatures(self, temperatures: Tensor) -> Tensor:
+        """Give each slot its sequence's temperature, and padding the neutral 1.0.
+
+        Not a tiny number for padding: cast to the logits' float16 it is 0, and 0 / 0 is NaN, which no
+        mask removes from a gradient (verl ``transformer_impl.py:1199``).
+
+        Args:
+            temperatures: float ``[B]``, by which logits are divided.
+
+        Returns:
+            ``[R, C]``, same dtype.
+
+        Raises:
+            DataError: ``temperatures`` is not one float for each sequence.
+        """
+        if tuple(temperatures.shape) != (self.num_sequences,) or not temperatures.is_floating_point():
+            why = f"{temperatures.dtype} {tuple(temperatures.shape)}, expected float ({self.num_sequences},)"
+            raise _misfit("Temperatures do not fit the layout.", "pack_temperatures", why)
+        lengths = self.cu_seqlens.diff().long()
+        return self.pack(torch.repeat_interleave(temperatures, lengths, output_size=self.num_tokens), fill=1.0)
+
+    def unpack(self, values: Tensor, gather: Gather | None = None) -> Tensor:
         """Undo :meth:`pack`: flat values without padding, in the order of the input sequences.
 
         Args:
             values: ``[R, C, ...]`` of this rank.
-            gather: With ``shard.size > 1``, concatenates the ``[N, ...]`` slots of all shards along
-                dim 0, in rank order. Gradients must flow through the local slice only.
+            gather: Needed if ``shard.size > 1``.
 
         Returns:
             ``[T, ...]``.
 
         Raises:
-            DataError: The shape is not this layout's, or a gather is needed and missing.
+            DataError: The shape is not this layout's, or a gather is needed and missing or incomplete.
         """
-        if tuple(values.shape[:2]) != self.shape:
-            raise DataError(
-                "Model output does not fit the layout.",
-                where="SequenceLayout.unpack",
-                why=f"output has leading shape {tuple(values.shape[:2])}, the layout {self.shape}",
-            )
-        slots = values.flatten(0, 1)
-        if self.shard.size > 1:
-            if gather is None:
-                raise DataError("A context-parallel layout needs a gather to unpack.", where="SequenceLayout.unpack")
-            slots = gather(slots)
-        return slots[self.slot_index]
+        return self._of_all_shards(self._slots(values, "unpack"), gather, "unpack").index_select(0, self.slot_index)
+
+    def last_token(self, values: Tensor, gather: Gather | None = None) -> Tensor:
+        """Take each sequence's value at its last real token, as value and reward heads need it.
+
+        Only ``B`` values travel between context-parallel ranks; the gradient reaches the rank that
+        holds the token.
+
+        Args:
+            values: ``[R, C, ...]`` of this rank.
+            gather: Needed if ``shard.size > 1``.
+
+        Returns:
+            ``[B, ...]``.
+
+        Raises:
+            DataError: As :meth:`unpack`.
+        """
+        slots = self._slots(values, "last_token")
+        last = self.slot_index.index_select(0, self.cu_seqlens[1:].long() - 1)
+        # On ranks that do not hold the token the local number points at another one, which is not chosen below.
+        shard, local = last // slots.shape[0], last % slots.shape[0]
+        candidates = self._of_all_shards(slots.index_select(0, local), gather, "last_token")
+        sequence = torch.arange(self.num_sequences, device=shard.device)
+        return candidates.index_select(0, shard * self.num_sequences + sequence)
 
     def next_tokens(self, tokens: Tensor) -> Tensor:
         """Labels: at each position the sequence's next real token.
@@ -175,8 +258,17 @@ class SequenceLayout:
 
         Returns:
             int64 ``[R, C]``; :data:`IGNORED_LABEL` at the last real token of a sequence and in padding.
+
+        Raises:
+            DataError: ``tokens`` has not exactly T entries.
         """
-        return self.pack(next_in_sequence(tokens, self.cu_seqlens), fill=IGNORED_LABEL)
+        if tuple(tokens.shape) != (self.num_tokens,):
+            why = f"shape {tuple(tokens.shape)}, expected ({self.num_tokens},)"
+            raise _misfit("Tokens do not fit the layout.", "next_tokens", why)
+        # Shifted by one, with an entry for padding at the end.
+        following = torch.cat([tokens[1:], tokens.new_full((2,), IGNORED_LABEL)])
+        following.index_fill_(0, self.cu_seqlens[1:].long() - 1, IGNORED_LABEL)
+        return self._show(following)
 
     def to(self, device: torch.device | str) -> SequenceLayout:
         """Copy the device fields to ``device``."""
@@ -184,156 +276,35 @@ class SequenceLayout:
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("cu_seqlens", "cu_seqlens_padded", "position_ids", "valid", "token_index", "slot_index")
         }
-        return replace(self, **moved)
+        return replace(self, **moved, whole=self.whole and self.whole.to(device))
+
+    def _show(self, values_and_padding: Tensor) -> Tensor:
+        """``[T + 1, ...]``, padding's value last -> ``[R, C, ...]``."""
+        # index_select: three times as fast as indexing with brackets.
+        shown = values_and_padding.index_select(0, self.token_index)
+        return shown.view(*self.shape, *values_and_padding.shape[1:])
+
+    def _slots(self, values: Tensor, where: str) -> Tensor:
+        if tuple(values.shape[:2]) != self.shape:
+            why = f"output has leading shape {tuple(values.shape[:2])}, the layout {self.shape}"
+            raise _misfit("Model output does not fit the layout.", where, why)
+        return values.flatten(0, 1)
+
+    def _of_all_shards(self, local: Tensor, gather: Gather | None, where: str) -> Tensor:
+        if self.shard.size == 1:
+            return local
+        if gather is None:
+            raise _misfit("A context-parallel layout needs a gather.", where, f"{self.shard.size} shards, no gather")
+        gathered = gather(local)
+        expected = self.shard.size * local.shape[0]
+        if gathered.shape[0] != expected:
+            raise _misfit("The gather is not complete.", where, f"{gathered.shape[0]} slots, expected {expected}")
+        return gathered
 
 
-def next_in_sequence(tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Shift flat tokens left by one within each sequence.
-
-    Args:
-        tokens: int64 ``[T]``.
-        cu_seqlens: int ``[B + 1]``, real cumulative lengths with a leading 0.
-
-    Returns:
-        int64 ``[T]``, :data:`IGNORED_LABEL` at the last token of each sequence.
-    """
-    shifted = torch.roll(tokens, -1)
-    shifted[cu_seqlens[1:].long() - 1] = IGNORED_LABEL
-    return shifted
+def _count(values: Tensor) -> str:
+    return str(values.shape[0]) if values.ndim else "scalar"
 
 
-def plan_layout(
-    lengths: Sequence[int] | Tensor,
-    *,
-    format: Format = "thd",
-    tensor_parallel: int = 1,
-    shard: ContextShard | None = None,
-    constraints: LayoutConstraints | None = None,
-    fp8: bool = False,
-    max_seqlen: int | None = None,
-    device: torch.device | str = "cpu",
-) -> SequenceLayout:
-    """Turn lengths into a layout.
-
-    Each sequence is padded on the right to a multiple of ``tensor_parallel`` (context parallelism
-    off), ``2 * tensor_parallel * cp`` (zigzag) or ``tensor_parallel * cp`` (contiguous), and of
-    ``constraints.align``. FP8 (Transformer Engine's block sizes) asks in thd for multiples of 16 per
-    sequence and of 128 alignments in total; in bshd the row length grows until ``B * S`` is such a
-    multiple. What the total lacks is added to the last sequence.
-
-    Args:
-        lengths: Real lengths, each at least 1; a sequence of ints or an int tensor ``[B]`` on the host.
-        format: ``thd`` or ``bshd``.
-        tensor_parallel: Tensor-parallel size (sequence parallelism splits the rows by it).
-        shard: The context-parallel shard; default: no context parallelism.
-        constraints: What the platform asks for.
-        fp8: Pad for FP8 kernels.
-        max_seqlen: bshd only: row length to reach at least (for example a mini-batch's maximum).
-        device: Where the index tensors go.
-
-    Returns:
-        The layout of ``shard``.
-
-    Raises:
-        DataError: No sequence, a length below 1, or a format that does not exist.
-    """
-    shard = shard or ContextShard()
-    constraints = constraints or LayoutConstraints()
-    real = _checked_lengths(lengths)
-    cp = shard.size
-    chunks = 2 * cp if cp > 1 and shard.partition == "zigzag" else cp
-    align = math.lcm(tensor_parallel * chunks, constraints.align)
-    if format == "thd":
-        padded = _padded_thd(real, align, constraints.bucket, cp, fp8)
-        rows = 1
-    elif format == "bshd":
-        padded = _padded_bshd(real, align, constraints.bucket, tensor_parallel * cp, fp8, max_seqlen)
-        rows = real.numel()
-    else:
-        raise DataError("Unknown sequence format.", why=f"{format!r}", fix="use 'thd' or 'bshd'")
-
-    position, token = _slots(real, padded, shard, per_row=format == "bshd")
-    total = int(real.sum())
-    local = position.shape[1]
-    slot_index = torch.empty(total + 1, dtype=torch.int64)
-    slot_index[token.flatten()] = torch.arange(cp * local)
-    columns = local // rows
-    layout = SequenceLayout(
-        format=format,
-        shard=shard,
-        lengths=real,
-        padded_lengths=padded,
-        cu_seqlens=_cumulative(real),
-        cu_seqlens_padded=_cumulative(padded),
-        max_seqlen=int(padded.max()),
-        position_ids=position[shard.rank].view(rows, columns),
-        valid=(token[shard.rank] < total).view(rows, columns),
-        token_index=token[shard.rank],
-        slot_index=slot_index[:total],
-    )
-    return layout.to(device)
-
-
-def _checked_lengths(lengths: Sequence[int] | Tensor) -> Tensor:
-    real = lengths.to("cpu", torch.int64) if isinstance(lengths, Tensor) else torch.tensor(lengths, dtype=torch.int64)
-    if real.ndim != 1 or real.numel() == 0:
-        raise DataError("A layout needs at least one sequence.", where="plan_layout", why=f"shape {tuple(real.shape)}")
-    if int(real.min()) < 1:
-        index = int(real.argmin())
-        raise DataError(
-            "A sequence has no tokens.", where="plan_layout", why=f"sequence {index} has length {int(real[index])}"
-        )
-    return real
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _padded_thd(real: Tensor, align: int, bucket: int, cp: int, fp8: bool) -> Tensor:
-    per_sequence = math.lcm(16, align) if fp8 else align
-    padded = -(-real // per_sequence) * per_sequence
-    total = int(padded.sum())
-    # The bucket counts the packed buffer of all shards; the deficit must keep the last sequence aligned.
-    whole = math.lcm(bucket, cp) if bucket > 1 else 1
-    if fp8:
-        whole = math.lcm(whole, 128 * align)
-    padded[-1] += _round_up(total, math.lcm(whole, per_sequence)) - total if whole > 1 else 0
-    return padded
-
-
-def _padded_bshd(real: Tensor, align: int, bucket: int, ranks: int, fp8: bool, max_seqlen: int | None) -> Tensor:
-    longest = max(int(real.max()), max_seqlen or 0)
-    if fp8:
-        block = 128 * ranks
-        align = math.lcm(block // math.gcd(real.numel(), block), align)
-    return torch.full_like(real, _round_up(longest, math.lcm(align, bucket)))
-
-
-def _slots(real: Tensor, padded: Tensor, shard: ContextShard, *, per_row: bool) -> tuple[Tensor, Tensor]:
-    """Positions and flat tokens of every slot of every shard, each int64 ``[cp, N]``."""
-    cp = shard.size
-    count = real.numel()
-    starts = torch.cumsum(real, 0) - real
-    total = int(real.sum())
-    if cp > 1 and shard.partition == "contiguous" and not per_row:
-        sequence = torch.repeat_interleave(torch.arange(count), padded)
-        position = torch.arange(int(padded.sum())) - torch.repeat_interleave(torch.cumsum(padded, 0) - padded, padded)
-        sequence, position = sequence.view(cp, -1), position.view(cp, -1)
-    else:
-        local = padded // cp
-        sequence = torch.repeat_interleave(torch.arange(count), local).expand(cp, -1)
-        offset = torch.arange(int(local.sum())) - torch.repeat_interleave(torch.cumsum(local, 0) - local, local)
-        rank = torch.arange(cp)[:, None]
-        if cp > 1 and shard.partition == "zigzag":
-            chunk = (padded // (2 * cp))[sequence[0]]
-            second = offset >= chunk
-            position = torch.where(second, (2 * cp - 1 - rank) * chunk + offset - chunk, rank * chunk + offset)
-        else:
-            position = rank * local[sequence[0]] + offset
-    token = torch.where(position < real[sequence], starts[sequence] + position, total)
-    return position, token
-
-
-def _cumulative(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
+def _misfit(what: str, where: str, why: str) -> DataError:
+    return DataError(what, where=f"SequenceLayout.{where}", why=why)

@@ -1,0 +1,80 @@
+"""Say to which length each sequence is padded: the only place that knows.
+
+The rules are those of Megatron-Core's context parallelism and of Transformer Engine's FP8 kernels, as
+verl, ms-swift and slime use them (docs/explanation/layouts.md). Elsewhere they are written out once
+for text, once for vision models and once for labels, and disagree (verl
+``models/mcore/util.py:861-891`` leaves out FP8).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FP8_SEQUENCE = 16
+"""Tokens of which a packed sequence is a multiple: the block of FP8 matrix products."""
+FP8_TOTAL = 128
+"""Alignments of which the whole buffer is a multiple: the tile of block-scaled FP8."""
+
+
+def sequence_alignment(tensor_parallel: int, chunks: int, align: int) -> int:
+    """Tokens of which every padded sequence is a multiple.
+
+    Args:
+        tensor_parallel: Sequence parallelism splits the rows by it.
+        chunks: Pieces into which context parallelism cuts a sequence (``2 * cp`` in zigzag).
+        align: What the platform asks for.
+    """
+    return math.lcm(tensor_parallel * chunks, align)
+
+
+def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) -> Tensor:
+    """Lengths in a packed buffer: int64 ``[B]``; what the total lacks is added to the last sequence."""
+    per_sequence = math.lcm(FP8_SEQUENCE, align) if fp8 else align
+    padded = (real + (per_sequence - 1)).div_(per_sequence, rounding_mode="floor").mul_(per_sequence)
+    # The bucket counts the packed buffer of all shards; the deficit must keep the last sequence aligned.
+    whole = math.lcm(bucket, cp) if bucket > 1 else 1
+    if fp8:
+        whole = math.lcm(whole, FP8_TOTAL * align)
+    if whole > 1:
+        total = int(padded.sum())
+        padded[-1] += round_up(total, math.lcm(whole, per_sequence)) - total
+    return padded
+
+
+def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool, forced: int | None) -> Tensor:
+    """Lengths where each sequence has a row: int64 ``[B]``, all the same.
+
+    Args:
+        real: int64 ``[B]``.
+        align: Tokens of which a row is a multiple.
+        bucket: The same, as the platform's bucket.
+        ranks: Tensor times context parallel ranks, between which FP8 blocks are split.
+        fp8: ``B * S`` is a multiple of 128 blocks on every rank.
+        forced: Row length to give in place of the longest; it is rounded up like any other.
+
+    Raises:
+        DataError: A sequence is longer than ``forced``.
+    """
+    longest = int(real.max())
+    if forced is not None:
+        if longest > forced:
+            why = f"sequence {int(real.argmax())} has {longest} tokens, max_seqlen is {forced}"
+            raise DataError("A sequence is longer than the forced row length.", where="plan_layout", why=why)
+        longest = forced
+    if fp8:
+        block = FP8_TOTAL * ranks
+        align = math.lcm(block // math.gcd(real.numel(), block), align)
+    return torch.full_like(real, round_up(longest, math.lcm(align, bucket)))
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple, ``value`` itself included."""
+    return -(-value // multiple) * multiple

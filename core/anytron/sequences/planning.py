@@ -1,0 +1,182 @@
+"""Turn lengths into a layout, on the host: one pass over the tokens for each field, no loop over sequences.
+
+Planned is the *whole* first: all padded sequences one behind the other. A context-parallel shard is
+then a choice of whole slots in another order, and the fields of a rank are what that choice shows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.errors import DataError
+from anytron.sequences.alignment import padded_packed, padded_rows, sequence_alignment
+from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
+from anytron.sequences.lengths import checked_lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+def plan_layout(
+    lengths: Sequence[int] | Tensor,
+    *,
+    format: Format = "thd",
+    tensor_parallel: int = 1,
+    shard: ContextShard | None = None,
+    constraints: LayoutConstraints | None = None,
+    fp8: bool = False,
+    max_seqlen: int | None = None,
+    context_length: int | None = None,
+    taken_as: TakenAs = "shard",
+    device: torch.device | str = "cpu",
+) -> SequenceLayout:
+    """Turn lengths into a layout.
+
+    Each sequence is padded on the right to a multiple of ``tensor_parallel`` (context parallelism
+    off), ``2 * tensor_parallel * cp`` (zigzag) or ``tensor_parallel * cp`` (contiguous), and of
+    ``constraints.align``. FP8 (Transformer Engine's block sizes) asks in thd for multiples of 16 per
+    sequence and of 128 alignments in total; in bshd the row length grows until ``B * S`` is such a
+    multiple. What the total lacks is added to the last sequence.
+
+    Args:
+        lengths: Real lengths, each at least 1; a sequence of ints or an int tensor ``[B]``, best on
+            the host (one on a device costs the one copy that a micro-batch may cost).
+        format: ``thd`` or ``bshd``.
+        tensor_parallel: Tensor-parallel size (sequence parallelism splits the rows by it).
+        shard: The context-parallel shard; default: no context parallelism.
+        constraints: What the platform asks for.
+        fp8: Pad for FP8 kernels.
+        max_seqlen: bshd only: force this row length (for example a mini-batch's maximum), rounded up
+            as any other.
+        context_length: The longest sequence that the model reads; None = no limit. Positions of
+            padding stay below it too, for models that look positions up in a table.
+        taken_as: How the model takes its input; see :data:`TakenAs`.
+        device: Where the index tensors go.
+
+    Returns:
+        The layout of ``shard``.
+
+    Raises:
+        DataError: No sequence, a length below 1, above ``max_seqlen`` or above ``context_length``;
+            sizes below 1; an option that does not exist or that the format does not have.
+    """
+    shard = shard or ContextShard()
+    constraints = constraints or LayoutConstraints()
+    _check_options(format, tensor_parallel, max_seqlen, taken_as)
+    real = checked_lengths(lengths, context_length)
+    cp = shard.size
+    align = sequence_alignment(tensor_parallel, shard.chunks, constraints.align)
+    if format == "thd":
+        padded = padded_packed(real, align, constraints.bucket, cp, fp8=fp8)
+    else:
+        padded = padded_rows(real, align, constraints.bucket, tensor_parallel * cp, fp8=fp8, forced=max_seqlen)
+    whole = None
+    if taken_as == "rows":
+        whole = _arrange(
+            "bshd", real, padded_rows(real, 1, 1, 1, fp8=False, forced=None), ContextShard(), context_length
+        )
+    elif taken_as == "whole" and cp > 1:
+        whole = _arrange(format, real, padded, ContextShard(), context_length)
+    return _arrange(format, real, padded, shard, context_length, whole).to(device)
+
+
+def _check_options(format: Format, tensor_parallel: int, max_seqlen: int | None, taken_as: TakenAs) -> None:
+    where = "plan_layout"
+    if format not in ("thd", "bshd"):
+        raise DataError("Unknown sequence format.", where=where, why=f"{format!r}", fix="use 'thd' or 'bshd'")
+    if taken_as not in ("shard", "whole", "rows"):
+        fix = "use 'shard', 'whole' or 'rows'"
+        raise DataError("Unknown way of taking the input.", where=where, why=f"{taken_as!r}", fix=fix)
+    if tensor_parallel < 1:
+        raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
+    if format == "thd" and max_seqlen is not None:
+        fix = "use format='bshd', or leave max_seqlen away"
+        raise DataError("A packed layout has no row length to force.", where=where, why="format is 'thd'", fix=fix)
+    if format == "bshd" and taken_as == "rows":
+        fix = "use taken_as='whole': in bshd the model gets rows in any case"
+        raise DataError("Only a packed layout can be taken as rows.", where=where, why="format is 'bshd'", fix=fix)
+
+
+def _arrange(
+    format: Format,
+    real: Tensor,
+    padded: Tensor,
+    shard: ContextShard,
+    context_length: int | None,
+    whole: SequenceLayout | None = None,
+) -> SequenceLayout:
+    """Lay sequences of these real and padded lengths out and take one shard."""
+    ends, padded_ends = real.cumsum(0), padded.cumsum(0)
+    total, slots = int(ends[-1]), int(padded_ends[-1])
+    starts, padded_starts = ends - real, padded_ends - padded
+
+    # Whole slots: where each token lies, what each slot shows, and where in its sequence each slot stands.
+    ramp = torch.arange(slots)
+    slot_index = _counted(total, starts, 1 + (padded - real)[:-1])
+    shown = torch.full((slots,), total).scatter_(0, slot_index, ramp[:total])
+    position = _counted(slots, padded_starts, 1 - padded[:-1])
+
+    order = _shard_order(format, padded, padded_starts, shard)
+    share = slice(shard.rank * (slots // shard.size), (shard.rank + 1) * (slots // shard.size))
+    if order is None:
+        shown, position = shown[share], position[share]
+    else:
+        inverse = torch.empty_like(order).scatter_(0, order, ramp)
+        slot_index = inverse.index_select(0, slot_index)
+        mine = order[share]
+        shown, position = shown.index_select(0, mine), position.index_select(0, mine)
+
+    max_seqlen = int(padded.max())
+    if context_length is not None and max_seqlen > context_length:
+        position = position.clamp(max=context_length - 1)
+    rows = real.numel() if format == "bshd" else 1
+    return SequenceLayout(
+        format=format,
+        shard=shard,
+        lengths=real,
+        padded_lengths=padded,
+        cu_seqlens=_cumulative(ends),
+        cu_seqlens_padded=_cumulative(padded_ends),
+        max_seqlen=max_seqlen,
+        position_ids=position.view(rows, -1),
+        valid=(shown < total).view(rows, -1),
+        token_index=shown,
+        slot_index=slot_index,
+        whole=whole,
+    )
+
+
+def _shard_order(format: Format, padded: Tensor, padded_starts: Tensor, shard: ContextShard) -> Tensor | None:
+    """Which whole slot each slot shows, the slots of all shards one behind the other: int64 ``[cp * N]``.
+
+    None where that is the order of the whole itself.
+    """
+    if shard.size == 1 or (shard.partition == "contiguous" and format == "thd"):
+        return None
+    rank = torch.arange(shard.size)
+    # Each shard holds, of each sequence in turn, these chunks.
+    chunk = torch.stack([rank, 2 * shard.size - 1 - rank], 1) if shard.partition == "zigzag" else rank[:, None]
+    width = padded // shard.chunks
+    begins = padded_starts[None, :, None] + chunk[:, None, :] * width[None, :, None]
+    widths = width[None, :, None].expand_as(begins).flatten()
+    slots = int(padded.sum())
+    shift = begins.flatten() - (widths.cumsum(0) - widths)
+    return torch.repeat_interleave(shift, widths, output_size=slots).add_(torch.arange(slots))
+
+
+def _counted(size: int, starts: Tensor, steps: Tensor) -> Tensor:
+    """Count from 0 by ones, but by ``steps`` where each sequence after the first starts: int64 ``[size]``.
+
+    One buffer and one pass; ``repeat_interleave`` makes three, and their page faults are what a plan costs.
+    """
+    counted = torch.ones(size, dtype=torch.int64)
+    counted[0] = 0
+    return counted.scatter_(0, starts[1:], steps).cumsum_(0)
+
+
+def _cumulative(ends: Tensor) -> Tensor:
+    return torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
