@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import PatchError
+from anytron.patches.change import make_change
+from anytron.patches.order import check_targets, in_order
 from anytron.patches.patch import Outcome, Patch, PatchRecord, Phase
-from anytron.patches.rebind import Rebinding, can_be_found, holders, rebind
-from anytron.patches.versions import in_range, installed_version
+from anytron.patches.plan import Verdict, judge, supersessions
+from anytron.patches.rebind import holders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
+
+    from anytron.patches.change import Change
 
 _PHASES = tuple(Phase)
-_ABSENT = object()
-
-
-@dataclass(frozen=True)
-class _Applied:
-    """What is needed to verify and undo one applied patch."""
-
-    patch: Patch
-    undo: Callable[[], None]
-    still_holds: Callable[[], bool]
 
 
 class Ledger:
     """The patches of this process.
 
-    Patches are applied in the order in which they were added, each once. A patch whose version
-    range does not hold is skipped with its reason. What was applied is verified; then modules that
-    had imported the old object by name are given the new one, and the record's detail lists them.
+    Within a phase, patches are applied in the order in which they were added, each after those that it
+    builds upon, each once. A patch whose version range does not hold is skipped with its reason. What
+    was applied is verified; then modules that had imported the old object by name are given the new
+    one, and the record's detail lists them, and who holds the old one where nothing can be done.
 
     Args:
         patches: The first patches; more may be added before their phase is applied.
@@ -45,7 +39,7 @@ class Ledger:
     def __init__(self, patches: Iterable[Patch] = ()) -> None:
         self._patches: dict[str, Patch] = {}
         self._records: dict[str, PatchRecord] = {}
-        self._applied: list[_Applied] = []
+        self._applied: list[Change] = []
         self._reached: Phase | None = None
         self.add(patches)
 
@@ -55,16 +49,19 @@ class Ledger:
         return list(self._records.values())
 
     def add(self, patches: Iterable[Patch]) -> None:
-        """Take patches, without applying them.
+        """Take patches, all or none, without applying them.
 
         Raises:
-            PatchError: An id exists already, two owners change one target without saying so with
-                ``after``, ``after`` names no earlier patch of the same target, or the patch's phase
-                has passed.
+            PatchError: An id exists already, two owners change one target in this environment without
+                saying so with ``after``, ``after`` names no patch of the same target and of no later
+                phase, or a patch's phase has passed.
         """
+        known = dict(self._patches)
         for patch in patches:
-            self._check(patch)
-            self._patches[patch.id] = patch
+            self._check_name_and_phase(patch, known)
+            known[patch.id] = patch
+        check_targets(known)
+        self._patches = known
 
     def apply(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Add ``patches``, then apply everything of ``phase`` that was not tried yet.
@@ -85,17 +82,55 @@ class Ledger:
             )
         self._reached = phase
         pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
-        for patch in pending:
+        ordered = in_order(pending, self._patches)
+        for patch in ordered:
             self._records[patch.id] = self._try(patch)
-        return [self._records[patch.id] for patch in pending]
+        return [self._records[patch.id] for patch in ordered]
 
     def verify(self) -> list[Patch]:
-        """Return the applied patches whose target does not hold the replacement any more.
+        """Return the applied patches that are not in effect any more, because someone patched over them.
 
-        Someone patched over them (``mindspeed.patch_utils`` re-applies its own, for example).
+        One that was wrapped is still in effect; one that was replaced is not.
         """
-        topmost = {entry.patch.target: entry for entry in self._applied}  # later entries win: chains
-        return [entry.patch for entry in topmost.values() if not entry.still_holds()]
+        topmost = {change.patch.target: change for change in self._applied}  # later ones win: chains
+        lost = {target for target, change in topmost.items() if not change.is_in_effect}
+        return [change.patch for change in self._applied if change.patch.target in lost]
+
+    def revalidate(self) -> list[PatchRecord]:
+        """Apply again what someone patched over, on top of what they put there.
+
+        To be called after ``mindspeed.patch_utils`` has re-applied its own patches, for example: it
+        starts from the object that it saw first and drops everybody else's. Undoing then restores
+        what they put there, which is theirs to undo.
+
+        Returns:
+            The new records; none if everything was in effect.
+
+        Raises:
+            PatchError: A required patch could not be applied again, or one is not a replacement of one
+                attribute: what it did elsewhere would be done twice.
+        """
+        lost = {patch.id for patch in self.verify()}
+        composite = [change.patch for change in self._applied if change.patch.id in lost and change.patch.install]
+        if composite:
+            raise PatchError(
+                "patches were lost that cannot be applied again: " + ", ".join(patch.id for patch in composite),
+                where=", ".join(patch.target for patch in composite),
+                why="someone else replaced the target, and these patches change more than that",
+                fix="let the other party patch first",
+            )
+        dropped = [change for change in self._applied if change.patch.id in lost]
+        self._applied = [change for change in self._applied if change.patch.id not in lost]
+        for change in reversed(dropped):
+            # The target is theirs now; names in other modules go back to where they started from.
+            for rebinding in reversed(change.rebindings):
+                rebinding.undo()
+        for change in dropped:
+            record = self._change(change.patch, self._records[change.patch.id].installed_version)
+            note = "applied again after someone else had replaced the target"
+            detail = "; ".join(filter(None, (note, record.detail)))
+            self._records[change.patch.id] = replace(record, detail=detail)
+        return [self._records[change.patch.id] for change in dropped]
 
     def undo(self, phase: Phase = Phase.BEFORE_IMPORT) -> None:
         """Undo, in reverse, everything applied in ``phase`` and later; it may be applied again.
@@ -105,71 +140,61 @@ class Ledger:
                 left as they are, and stay recorded as applied.
         """
         start = _PHASES.index(phase)
-        overwritten = {patch.target for patch in self.verify()}
-        kept: list[_Applied] = []
-        for entry in reversed(self._applied):
-            if _PHASES.index(entry.patch.phase) < start or entry.patch.target in overwritten:
-                kept.append(entry)
+        topmost = {change.patch.target: change for change in self._applied}
+        overwritten = {target for target, change in topmost.items() if not change.is_topmost}
+        kept: list[Change] = []
+        for change in reversed(self._applied):
+            if _PHASES.index(change.patch.phase) < start or change.patch.target in overwritten:
+                kept.append(change)
                 continue
-            entry.undo()
-            self._records[entry.patch.id] = replace(self._records[entry.patch.id], outcome=Outcome.UNDONE)
+            change.undo()
+            self._records[change.patch.id] = replace(self._records[change.patch.id], outcome=Outcome.UNDONE)
         self._applied = kept[::-1]
-        foreign = [e.patch for e in self._applied if e.patch.target in overwritten]
+        if self._reached is not None and _PHASES.index(self._reached) >= start:
+            self._reached = _PHASES[start - 1] if start else None
+        foreign = [c.patch for c in self._applied if c.patch.target in overwritten]
+        foreign = [patch for patch in foreign if _PHASES.index(patch.phase) >= start]
         if foreign:
             raise PatchError(
                 "patches could not be undone: " + ", ".join(patch.id for patch in foreign),
-                where=", ".join(sorted(overwritten)),
+                where=", ".join(sorted({patch.target for patch in foreign})),
                 why="the targets were changed by someone else after these patches",
                 fix="undo the other change first",
             )
-        if self._reached is not None and _PHASES.index(self._reached) >= start:
-            self._reached = _PHASES[start - 1] if start else None
 
-    def report(self) -> list[dict[str, str]]:
-        """Return the records as ``patches.json`` holds them: a list of objects with string values."""
-        return [
-            {
-                "id": record.patch.id,
-                "owner": record.patch.owner,
-                "target": record.patch.target,
-                "phase": record.patch.phase.value,
-                "outcome": record.outcome.value,
-                "reason": record.patch.reason,
-                "requires": f"{record.patch.package}{record.patch.requires}",
-                "installed": record.installed_version,
-                "detail": record.detail,
-                "upstream": record.patch.upstream,
-                "remove_when": record.patch.remove_when,
-            }
-            for record in self._records.values()
-        ]
+    def report(self) -> list[dict[str, Any]]:
+        """Return what happened, as ``patches.json`` and the manifests of checkpoints hold it.
+
+        Each record is followed by the classes that supersede its patch.
+        """
+        rows: list[dict[str, Any]] = []
+        for record in self._records.values():
+            rows.append(record.as_json())
+            if record.outcome is Outcome.APPLIED:
+                rows += [
+                    {
+                        **record.as_json(),
+                        "target": one.target,
+                        "outcome": Outcome.SUPERSEDED.value,
+                        "detail": one.why,
+                        "requires": f"{one.package}{one.requires}",
+                        "installed": one.installed,
+                    }
+                    for one in supersessions(record.patch)
+                ]
+        return rows
 
     def _is_pending(self, patch: Patch) -> bool:
         record = self._records.get(patch.id)
         return record is None or record.outcome is Outcome.UNDONE
 
-    def _check(self, patch: Patch) -> None:
-        twin = self._patches.get(patch.id)
+    def _check_name_and_phase(self, patch: Patch, known: dict[str, Patch]) -> None:
+        twin = known.get(patch.id)
         if twin is not None:
             raise PatchError(
                 f"two patches are called {patch.id}",
                 where=f"owners {twin.owner} and {patch.owner}",
                 fix="give one of them another id",
-            )
-        rivals = [p for p in self._patches.values() if p.target == patch.target and p.owner != patch.owner]
-        if rivals and patch.after not in {p.id for p in rivals}:
-            rival = rivals[-1]
-            raise PatchError(
-                f"two owners patch {patch.target}",
-                where=f"{rival.id} of {rival.owner}, and {patch.id} of {patch.owner}",
-                why="the second would hide the first",
-                fix=f"remove one of them, or let the second say after={rival.id!r} if it keeps the first one's effect",
-            )
-        if patch.after and not any(p.id == patch.after and p.target == patch.target for p in self._patches.values()):
-            raise PatchError(
-                f"patch {patch.id} builds upon {patch.after}, which is not there",
-                where=patch.target,
-                why="no earlier patch of this target has that id",
             )
         if self._reached is not None and _PHASES.index(patch.phase) < _PHASES.index(self._reached):
             raise PatchError(
@@ -180,16 +205,17 @@ class Ledger:
             )
 
     def _try(self, patch: Patch) -> PatchRecord:
-        version = installed_version(patch.package) if patch.package else ""
-        if patch.package and not version:
-            return PatchRecord(patch, Outcome.SKIPPED, f"{patch.package} is not installed")
-        if patch.requires and not in_range(version, patch.requires):
-            detail = f"{patch.package} {version} is outside of {patch.requires}"
-            return PatchRecord(patch, Outcome.SKIPPED, detail, version)
+        judgement = judge(patch)
+        version = judgement.installed
+        if judgement.verdict is Verdict.SKIPPED:
+            return PatchRecord(patch, Outcome.SKIPPED, judgement.why, version)
         if patch.phase is Phase.BEFORE_IMPORT:
             _assert_not_imported(patch)
+        return self._change(patch, version)
+
+    def _change(self, patch: Patch, version: str) -> PatchRecord:
         try:
-            entry, detail = _install(patch) if patch.install else _replace(patch)
+            change = make_change(patch)
         except Exception as error:  # foreign code may fail in any way; recorded or raised
             failed = PatchRecord(patch, Outcome.FAILED, f"{type(error).__name__}: {error}", version)
             self._records[patch.id] = failed
@@ -201,8 +227,8 @@ class Ledger:
                 why=failed.detail,
                 fix=patch.upstream and f"see {patch.upstream}",
             ) from error
-        self._applied.append(entry)
-        return PatchRecord(patch, Outcome.APPLIED, detail, version)
+        self._applied.append(change)
+        return PatchRecord(patch, Outcome.APPLIED, change.detail, version)
 
 
 def _assert_not_imported(patch: Patch) -> None:
@@ -216,69 +242,3 @@ def _assert_not_imported(patch: Patch) -> None:
         why=f"{package} is imported already" + (f", by {', '.join(importers)}" if importers else ""),
         fix=f"apply the before_import patches first, and import {package} inside functions until then",
     )
-
-
-def _resolve(patch: Patch) -> tuple[Any, str]:
-    """Import the target's module and return (the object that has the attribute, its name)."""
-    owner: Any = importlib.import_module(patch.module)
-    *path, name = patch.attribute.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    return owner, name
-
-
-def _raw(owner: Any, name: str) -> Any:
-    """The attribute as its owner stores it: descriptors unbound, inherited ones absent."""
-    return vars(owner).get(name, _ABSENT)
-
-
-def _replace(patch: Patch) -> tuple[_Applied, str]:
-    """Put the replacement in its place, here and in modules that hold the original by name."""
-    assert patch.replacement is not None
-    owner, name = _resolve(patch)
-    raw = _raw(owner, name)
-    original = raw.__func__ if isinstance(raw, staticmethod | classmethod) else getattr(owner, name)
-    new = patch.replacement(original)
-    stored = type(raw)(new) if isinstance(raw, staticmethod | classmethod) else new
-
-    setattr(owner, name, stored)
-    rebindings: list[Rebinding] = []
-
-    def undo() -> None:
-        for rebinding in reversed(rebindings):
-            rebinding.undo()
-        if raw is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, raw)
-        # Whoever imported the replacement by name in between gets the original back.
-        if module_level:
-            rebind([(new, original)])
-
-    module_level = "." not in patch.attribute and can_be_found(original)
-    if _raw(owner, name) is not stored:
-        undo()
-        raise PatchError(f"{patch.target} did not take its replacement", why="its owner intercepts assignment")
-    if module_level:
-        # Not where the replacement itself lives: it may call the original under that very name.
-        home = getattr(new, "__globals__", {}).get("__name__")
-        rebindings += rebind([(original, new)], lambda module: module != home)
-    detail = "also rebound in " + ", ".join(map(str, rebindings)) if rebindings else ""
-    return _Applied(patch, undo, lambda: _raw(owner, name) is stored), detail
-
-
-def _install(patch: Patch) -> tuple[_Applied, str]:
-    """Run the patch's own installer; a target with an attribute must be another object afterwards."""
-    assert patch.install is not None
-    describe = patch.describe or str  # str() is the empty string
-    if not patch.attribute:
-        undo = patch.install()
-        return _Applied(patch, undo, lambda: True), describe()
-    owner, name = _resolve(patch)
-    before = _raw(owner, name)
-    undo = patch.install()
-    after = _raw(owner, name)
-    if after is before:
-        undo()
-        raise PatchError(f"{patch.target} is unchanged after its patch was installed")
-    return _Applied(patch, undo, lambda: _raw(owner, name) is after), describe()

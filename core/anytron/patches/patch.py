@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from packaging.specifiers import SpecifierSet
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,8 +30,27 @@ class Outcome(str, Enum):
 
     APPLIED = "applied"
     SKIPPED = "skipped"
+    SUPERSEDED = "superseded"
+    """A class that inherits from the target brings its own version: the patch does not reach it."""
     FAILED = "failed"
     UNDONE = "undone"
+
+
+@dataclass(frozen=True)
+class Supersession:
+    """A subclass of the target's class that does by itself what the patch does.
+
+    Attributes:
+        target: Its own version of the patched attribute, ``module:attribute.path``.
+        package: Distribution that it belongs to.
+        requires: PEP 440 range of ``package`` that has it; empty = any.
+        reason: What it does instead.
+    """
+
+    target: str
+    package: str
+    requires: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,9 @@ class Patch:
         install: Makes a change that is not one attribute (a module alias, a set of wrappers) and
             returns the function that undoes it.
         describe: With ``install``: asked after installing, says what was changed, for the record.
+        superseded_by: Classes that the patch does not reach because they bring their own version.
+        stays: What undoing cannot take back (a package's own effects when it is imported), for the
+            record.
     """
 
     id: str
@@ -74,6 +98,8 @@ class Patch:
     replacement: Callable[[Any], Any] | None = None
     install: Callable[[], Callable[[], None]] | None = None
     describe: Callable[[], str] | None = None
+    superseded_by: tuple[Supersession, ...] = ()
+    stays: str = ""
 
     def __post_init__(self) -> None:
         if (self.replacement is None) == (self.install is None):
@@ -84,6 +110,10 @@ class Patch:
             raise ValueError(f"patch {self.id}: describe belongs to install")
         if self.requires and not self.package:
             raise ValueError(f"patch {self.id}: requires={self.requires!r} needs package")
+        if self.before and self.phase is not Phase.BEFORE_IMPORT:
+            raise ValueError(f"patch {self.id}: before={self.before!r} belongs to the phase before_import")
+        for requires in (self.requires, *(one.requires for one in self.superseded_by)):
+            SpecifierSet(requires)  # InvalidSpecifier is a ValueError
 
     @property
     def module(self) -> str:
@@ -104,3 +134,21 @@ class PatchRecord:
     outcome: Outcome
     detail: str
     installed_version: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as ``patches.json`` and a checkpoint's manifest hold it."""
+        return {
+            "id": self.patch.id,
+            "owner": self.patch.owner,
+            "target": self.patch.target,
+            "phase": self.patch.phase.value,
+            "required": self.patch.required,
+            "outcome": self.outcome.value,
+            "detail": self.detail,
+            "requires": f"{self.patch.package}{self.patch.requires}",
+            "installed": self.installed_version,
+            "reason": self.patch.reason,
+            "stays": self.patch.stays,
+            "upstream": self.patch.upstream,
+            "remove_when": self.patch.remove_when,
+        }

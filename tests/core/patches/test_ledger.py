@@ -169,8 +169,8 @@ def test_the_report_is_json_with_every_documented_key(victim):
     ledger.apply(Phase.BEFORE_BUILD)
     (entry,) = json.loads(json.dumps(ledger.report()))
     assert set(entry) == {
-        "id", "owner", "target", "phase", "outcome", "reason", "requires", "installed", "detail", "upstream",
-        "remove_when",
+        "id", "owner", "target", "phase", "required", "outcome", "reason", "requires", "installed", "detail", "stays",
+        "upstream", "remove_when",
     }  # fmt: skip
     assert (entry["outcome"], entry["phase"], entry["requires"]) == ("applied", "before_build", "pluggy>=1")
 
