@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from anytron.errors import HookContractError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from anytron.sequences import SequenceLayout
@@ -28,7 +31,8 @@ class MaskKind(str, Enum):
     PADDING_2D = "padding-2d"
     """bool ``[B, S]``: which tokens are real; the model packs or masks by it."""
     FULL_4D = "full-4d"
-    """bool ``[B, 1, S, S]``: every query-key pair."""
+    """bool ``[B, 1, C, S]``: every pair of a query of this rank and a key of *any* context-parallel rank,
+    keys in order of position; ``[B, 1, S, S]`` without context parallelism."""
     COMPRESSED_CAUSAL = "compressed-causal"
     """bool ``[2048, 2048]`` upper triangle, shared by all micro-batches (Ascend sparse modes 2 to 4)."""
 
@@ -40,6 +44,18 @@ class Polarity(str, Enum):
     """True = real token, may attend."""
     MASKED = "masked"
     """True = forbidden."""
+
+
+MODEL_POLARITY: Mapping[MaskKind, Polarity] = MappingProxyType(
+    {
+        # Models that pack or mask by the 2-D map read it as Hugging Face does.
+        MaskKind.PADDING_2D: Polarity.KEEP,
+        # Megatron's softmax, Transformer Engine's `arbitrary` and npu_fusion_attention.
+        MaskKind.FULL_4D: Polarity.MASKED,
+        MaskKind.COMPRESSED_CAUSAL: Polarity.MASKED,
+    }
+)
+"""What True means to a model that is handed a mask of this kind."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +146,8 @@ class AttnMask:
     linear_attn_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.polarity is not None and not isinstance(self.polarity, Polarity):
+            raise HookContractError("A mask's polarity is a Polarity: keep or masked.", why=f"it is {self.polarity!r}")
         if (self.tensor is None) != (self.polarity is None):
             raise HookContractError(
                 "A mask tensor and its polarity must come together.",
@@ -137,6 +155,16 @@ class AttnMask:
             )
         if self.kind is MaskKind.NONE and self.tensor is not None:
             raise HookContractError("A mask of kind 'none' carries no tensor.")
+
+    def read_as(self, polarity: Polarity) -> Tensor | None:
+        """The tensor for a reader to whom True means ``polarity``; negated if it was written the other way."""
+        if self.tensor is None or self.polarity is polarity:
+            return self.tensor
+        return ~self.tensor
+
+    def for_model(self) -> Tensor | None:
+        """The tensor to call a model with, in the polarity in which models read this kind."""
+        return None if self.tensor is None else self.read_as(MODEL_POLARITY[self.kind])
 
 
 def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plugin: str) -> None:
@@ -152,11 +180,13 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
         HookContractError: Naming the plugin and the broken rule.
     """
 
-    def refuse(rule: str, why: str) -> None:
+    def refuse(rule: str, why: str) -> NoReturn:
         raise HookContractError(
             f"build_attn_mask of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
         )
 
+    if not isinstance(mask, AttnMask):
+        refuse("the answer is an AttnMask", f"it is {type(mask).__name__}")
     if mask.kind not in request.accepted:
         names = ", ".join(sorted(kind.value for kind in request.accepted))
         refuse("the kind must be one that the model accepts", f"answered {mask.kind.value}, accepted: {names}")
@@ -165,20 +195,32 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
             "kind and kernel mode are fixed at engine build",
             f"then {built.kind.value}/{built.kernel_mode}, now {mask.kind.value}/{mask.kernel_mode}",
         )
-    if request.layout is None or mask.kind is MaskKind.NONE:
+    layout = request.layout
+    if layout is None:
         return
-    if mask.tensor is None:
+    if mask.tensor is None and mask.kind is not MaskKind.NONE:
         refuse("a micro-batch's mask needs its tensor", f"kind {mask.kind.value} without a tensor")
-        return
-    import torch
-
-    if mask.tensor.dtype is not torch.bool:
-        refuse("masks are bool", f"dtype {mask.tensor.dtype}")
-    size, columns = request.layout.num_sequences, request.layout.shape[1]
-    shapes = {
-        MaskKind.PADDING_2D: [(size, request.layout.max_seqlen), (size, int(request.layout.lengths.max()))],
-        MaskKind.FULL_4D: [(size, 1, columns, columns)],
+    maps: list[tuple[int, ...]] = [
+        (layout.num_sequences, layout.max_seqlen),
+        (layout.num_sequences, int(layout.lengths.max())),
+    ]
+    rows, columns = layout.shape
+    by_kind: dict[MaskKind, list[tuple[int, ...]]] = {
+        MaskKind.NONE: [],
+        MaskKind.PADDING_2D: maps,
+        MaskKind.FULL_4D: [(rows, 1, columns, columns * layout.shard.size)],
         MaskKind.COMPRESSED_CAUSAL: [(2048, 2048)],
-    }[mask.kind]
-    if tuple(mask.tensor.shape) not in shapes:
-        refuse("the shape follows from the kind", f"{tuple(mask.tensor.shape)}, expected one of {shapes}")
+    }
+    parts: list[tuple[str, Tensor | None, Sequence[tuple[int, ...]]]] = [
+        ("the mask", mask.tensor, by_kind[mask.kind]),
+        ("padding_mask", mask.padding_mask, [layout.shape]),
+        ("linear_attn_mask", mask.linear_attn_mask, maps),
+    ]
+    for name, tensor, shapes in parts:
+        if tensor is None:
+            continue
+        if str(tensor.dtype) != "torch.bool":
+            refuse("masks are bool", f"{name} is {tensor.dtype}")
+        if tuple(tensor.shape) not in shapes:
+            expected = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
+            refuse("the shape follows from the kind", f"{name} is {tuple(tensor.shape)}, expected {expected}")

@@ -38,10 +38,12 @@ class NeutralDefaults:
         layout = request.layout
         if layout is None:
             return AttnMask(kind, mode)
+        linear = request.traits.linear_attention
+        real = real_token_map(layout) if linear or kind is MaskKind.PADDING_2D else None
         tensor: Tensor | None = None
         polarity: Polarity | None = None
         if kind is MaskKind.PADDING_2D:
-            tensor, polarity = real_token_map(layout), Polarity.KEEP
+            tensor, polarity = real, Polarity.KEEP
         elif kind is MaskKind.FULL_4D:
             tensor, polarity = _full_mask(layout, request), Polarity.MASKED
         return AttnMask(
@@ -50,7 +52,7 @@ class NeutralDefaults:
             tensor=tensor,
             polarity=polarity,
             padding_mask=~layout.valid if request.traits.mixture_of_experts else None,
-            linear_attn_mask=real_token_map(layout) if request.traits.linear_attention else None,
+            linear_attn_mask=real if linear else None,
         )
 
     @hookimpl
@@ -98,11 +100,16 @@ def real_token_map(layout: SequenceLayout) -> Tensor:
 
 def _neutral_kind(request: MaskRequest) -> MaskKind:
     """The kind for a request; depends on traits, format, parallel sizes and accepted kinds only."""
-    # Without causality a real row of a padded batch would see padded keys, so "no mask" is not exact there.
-    exact = [MaskKind.NONE] if request.format == "thd" or request.traits.causal else []
-    exact.append(MaskKind.PADDING_2D)
-    # A full mask covers the slots of one rank; with context parallelism attention crosses ranks.
-    if request.format == "bshd" and request.parallel.context == 1:
+    packed, causal, context = request.format == "thd", request.traits.causal, request.parallel.context
+    exact: list[MaskKind] = []
+    # In right-padded rows causality hides the padding. Without it a real row would see padded keys.
+    if packed or causal:
+        exact.append(MaskKind.NONE)
+    # Ring attention knows the padding of packed sequences (cu_seqlens), not of rows.
+    if packed or causal or context == 1:
+        exact.append(MaskKind.PADDING_2D)
+    # A full mask is for attention that has all keys; ring attention takes none.
+    if not packed and context == 1:
         exact.append(MaskKind.FULL_4D)
     for kind in exact:
         if kind in request.accepted:
@@ -111,7 +118,7 @@ def _neutral_kind(request: MaskRequest) -> MaskKind:
         "The neutral default has no exact attention mask that this model accepts.",
         where=f"build_attn_mask, {request.format}, context parallel {request.parallel.context}, "
         f"{'causal' if request.traits.causal else 'not causal'}",
-        why=f"exact here: {', '.join(kind.value for kind in exact)}; "
+        why=f"exact here: {', '.join(kind.value for kind in exact) or 'nothing'}; "
         f"accepted: {', '.join(sorted(kind.value for kind in request.accepted)) or 'nothing'}",
         fix="set engine.sequence_format to the other format, or use a platform that answers this hook",
     )
