@@ -76,7 +76,7 @@ def portable_transformer_engine(context: PatchContext) -> Patch:
     def install() -> Callable[[], None]:
         from anytron_megatron.portable_te.alias import install as install_alias
 
-        return install_alias(context.hooks)
+        return install_alias(context.hooks, context.platform.runtime().device_type)
 
     return Patch(
         id="megatron.portable-transformer-engine",
