@@ -71,7 +71,7 @@ def run_micro_batches(
         arguments = {
             "input_ids": inputs.input_ids,
             "position_ids": inputs.position_ids,
-            "attention_mask": prepared.mask.tensor,
+            "attention_mask": prepared.mask.for_model(),
             "packed_seq_params": prepared.packed,
             **inputs.extra,
         }

@@ -38,6 +38,23 @@ def test_a_broken_answer_names_plugin_and_rule(mask, rule):
     assert caught.value.where == "plugin toy"
 
 
+@pytest.mark.parametrize("name", ["padding_mask", "linear_attn_mask"])
+@pytest.mark.parametrize(
+    ("tensor", "rule"),
+    [(LAYOUT.valid.long(), "masks are bool"), (LAYOUT.valid[:1], "shape follows from the kind")],
+)
+def test_the_maps_beside_the_mask_are_held_to_the_same_rules(name, tensor, rule):
+    with pytest.raises(HookContractError, match=rule) as caught:
+        check_mask(AttnMask(MaskKind.NONE, "causal", **{name: tensor}), REQUEST, None, "toy")
+    assert name in caught.value.why
+
+
+def test_what_is_no_mask_at_all_is_refused():
+    with pytest.raises(HookContractError, match="the answer is an AttnMask") as caught:
+        check_mask(LAYOUT.valid, REQUEST, None, "toy")
+    assert caught.value.where == "plugin toy"
+
+
 def test_an_answer_of_another_kind_than_at_build_is_refused():
     built = AttnMask(MaskKind.NONE, "causal")
     with pytest.raises(HookContractError, match="fixed at engine build"):
@@ -49,5 +66,24 @@ def test_an_answer_of_another_kind_than_at_build_is_refused():
 def test_a_tensor_without_polarity_cannot_be_written():
     with pytest.raises(HookContractError, match="polarity"):
         AttnMask(MaskKind.FULL_4D, "arbitrary", torch.zeros(1, 1, 3, 3, dtype=torch.bool))
+    with pytest.raises(HookContractError, match="keep or masked"):
+        AttnMask(MaskKind.PADDING_2D, "padding", LAYOUT.valid, True)
     with pytest.raises(HookContractError, match="carries no tensor"):
         AttnMask(MaskKind.NONE, "causal", torch.zeros(1), Polarity.KEEP)
+
+
+@pytest.mark.parametrize(
+    ("kind", "models_read"),
+    [
+        (MaskKind.PADDING_2D, Polarity.KEEP),
+        (MaskKind.FULL_4D, Polarity.MASKED),
+        (MaskKind.COMPRESSED_CAUSAL, Polarity.MASKED),
+    ],
+)
+def test_a_model_gets_the_polarity_that_it_reads_whatever_a_plugin_wrote(kind, models_read):
+    tensor = torch.tensor([[True, False]])
+    as_read = AttnMask(kind, "any", tensor, models_read)
+    (other,) = set(Polarity) - {models_read}
+    assert as_read.for_model() is tensor
+    assert torch.equal(AttnMask(kind, "any", ~tensor, other).for_model(), tensor)
+    assert AttnMask(MaskKind.NONE, "any").for_model() is None

@@ -11,10 +11,11 @@ import torch
 from anytron.config.schema import RunConfig
 from anytron.hooks.registry import specifications
 from anytron.hooks.types import AttentionCall, AttentionSpec, KernelName, KernelSpec, LayoutRequest, LogProbSpec
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.masks import AttnMask, MaskKind, MaskRequest, ModelTraits, ParallelSizes
 from anytron.patches import Ledger, Phase
 from anytron.plugins import check_requirements, open_session
-from anytron.sequences import ModelInputs, plan_layout, scopes
+from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
+from anytron.testing.masks import defined_pairs, read_flash_attention, read_transformer_engine
 
 TOY = Path(__file__).parent / "toy_platform"
 
@@ -89,6 +90,18 @@ def test_a_micro_batch_goes_through_its_hooks(session):
 def test_what_it_leaves_open_the_neutral_default_answers(session):
     request = MaskRequest("bshd", ModelTraits(), ParallelSizes(), frozenset({MaskKind.NONE}))
     assert session.hooks.build_attn_mask(request).kernel_mode == "causal"
+
+
+def test_its_masks_are_exact(session):
+    """In thd its library attends sequence by sequence, causally, as flash-attn does; in bshd as Transformer Engine."""
+    traits, accepted = ModelTraits(), frozenset({MaskKind.NONE})
+    readers = {"thd": read_flash_attention, "bshd": read_transformer_engine}
+    for sequence_format, read in readers.items():
+        layout = plan_layout([3, 6], format=sequence_format, constraints=LayoutConstraints(align=4))
+        request = MaskRequest(sequence_format, traits, ParallelSizes(), accepted, layout)
+        mask = session.hooks.build_attn_mask(request)
+        read_mask = AttnMask(mask.kind, "causal") if mask.kernel_mode == "toy_lengths" else mask
+        assert read(read_mask, [layout], traits) == defined_pairs([3, 6], traits)
 
 
 def test_its_kernels_agree_with_the_neutral_ones(session):

@@ -1,0 +1,49 @@
+"""What the CUDA platform answers is exact as Transformer Engine reads it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from anytron.hooks.facade import Hooks
+from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.sequences import ContextShard, plan_layout
+from anytron.testing.masks import defined_pairs, read_transformer_engine
+
+PLUGIN = Path(__file__).parents[3] / "plugins" / "cuda"
+LENGTHS = [3, 1, 6]
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    monkeypatch.syspath_prepend(PLUGIN)
+    from anytron_cuda import CudaPlatform
+
+    yield Hooks.of(CudaPlatform())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "anytron_cuda"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("format", "accepted", "taken_as"),
+    [
+        ("thd", {MaskKind.NONE}, "shard"),
+        ("thd", {MaskKind.NONE}, "whole"),
+        ("thd", {MaskKind.PADDING_2D}, "rows"),
+        ("bshd", {MaskKind.NONE, MaskKind.FULL_4D}, "shard"),
+        ("bshd", {MaskKind.PADDING_2D}, "whole"),
+    ],
+)
+@pytest.mark.parametrize("window", [None, (2, 0)])
+def test_transformer_engine_reads_the_definition(hooks, format, accepted, taken_as, cp, window):
+    traits = ModelTraits(window=window, vision=taken_as != "shard")
+    layouts = [
+        plan_layout(LENGTHS, format=format, tensor_parallel=2, shard=ContextShard(cp, rank), taken_as=taken_as)
+        for rank in range(cp)
+    ]
+    request = MaskRequest(format, traits, ParallelSizes(tensor=2, context=cp), frozenset(accepted), layouts[0])
+    mask = hooks.build_attn_mask(request)
+    assert read_transformer_engine(mask, layouts, traits) == defined_pairs(LENGTHS, traits)
