@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +72,15 @@ class FusedAdam(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Free the gradients, or fill them with zeros."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore moments, as copies in float32: torch would give them the parameters' type."""
+        super().load_state_dict(state_dict)
+        saved = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        own = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        for key, param in zip(saved, own, strict=True):
+            for name, moment in state_dict["state"].get(key, {}).items():
+                self.state[param][name] = moment.to(device=param.device, dtype=torch.float32, copy=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -1,0 +1,66 @@
+"""Portable modules with the neutral kernels bound, and programs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anytron.hooks.facade import Hooks
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture
+def bound():
+    """The neutral defaults, bound for the time of a test."""
+    from anytron_megatron.portable_te.binding import bind
+
+    hooks = Hooks.of()
+    undo = bind(hooks, "cpu")
+    yield hooks
+    undo()
+
+
+@pytest.fixture
+def run_program(tmp_path):
+    """Run a program of this folder in N ranks; give what rank 0 printed, fail with the output of those that failed."""
+
+    def run(name: str, *arguments: str, ranks: int = 1) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        shared = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(ranks),
+        }
+        command = [sys.executable, "-W", "ignore", str(PROGRAMS / name), *arguments]
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**shared, "RANK": str(rank)},
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        outputs = []
+        try:
+            outputs = [process.communicate(timeout=120)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for process, output in zip(processes, outputs, strict=True):
+            assert process.returncode == 0, output[-4000:]
+        return outputs[0]
+
+    return run

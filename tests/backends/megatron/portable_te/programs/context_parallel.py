@@ -1,0 +1,90 @@
+"""One rank of attention over sequences split in zigzag; compared with the definition on whole sequences."""
+
+import itertools
+
+import torch
+import torch.distributed as dist
+
+from anytron.hooks.facade import Hooks
+from anytron.testing.attention import reference_attention
+from anytron_megatron.portable_te import pytorch as te
+from anytron_megatron.portable_te.binding import bind
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+bind(Hooks.of(), "cpu")
+
+
+def zigzag(start, width):
+    """Rows of this rank, of a sequence that starts at a row of the whole buffer."""
+    chunks = torch.arange(start, start + width).chunk(2 * size)
+    return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
+
+
+def operands(rows):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(rows, HEADS, DIM), (rows, KV_HEADS, DIM), (rows, KV_HEADS, DIM), (rows, HEADS * DIM)]
+    *inputs, cotangent = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in inputs], cotangent
+
+
+def check(lengths, widths, causal, window, attend):
+    starts = list(itertools.accumulate(widths, initial=0))
+    inputs, cotangent = operands(starts[-1])
+    wanted = reference_attention(
+        *inputs,
+        lengths=lengths,
+        starts=starts[:-1],
+        key_starts=starts[:-1],
+        scale=DIM**-0.5,
+        causal=causal,
+        window=window,
+    ).flatten(-2)
+    real = torch.cat([torch.arange(width) < length for width, length in zip(widths, lengths, strict=True)])
+    cotangent = cotangent * real[:, None]
+    wanted_grads = torch.autograd.grad(wanted, inputs, cotangent)
+    rows = torch.cat([zigzag(start, width) for start, width in zip(starts, widths, strict=False)])
+    mine = [tensor.detach()[rows].requires_grad_() for tensor in inputs]
+    module = te.DotProductAttention(
+        HEADS, DIM, num_gqa_groups=KV_HEADS, attn_mask_type="causal" if causal else "no_mask", window_size=window
+    )
+    module.set_context_parallel_group(group, list(range(size)), None)
+    output = attend(module, mine, lengths, starts)
+    torch.testing.assert_close(output[real[rows]], wanted[rows][real[rows]])
+    for got, expected in zip(torch.autograd.grad(output, mine, cotangent[rows]), wanted_grads, strict=True):
+        torch.testing.assert_close(got, expected[rows])
+
+
+def packed(module, inputs, lengths, starts):
+    cu_seqlens = torch.tensor(list(itertools.accumulate(lengths, initial=0)), dtype=torch.int32)
+    cu_padded = torch.tensor(starts, dtype=torch.int32)
+    outputs = [
+        module(
+            *inputs,
+            qkv_format="thd",
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens,
+            cu_seqlens_q_padded=cu_padded,
+            cu_seqlens_kv_padded=cu_padded,
+            attn_mask_type="padding_causal" if module.attn_mask_type == "causal" else "padding",
+        )
+        for _ in range(2)  # the second layer finds the first one's plan
+    ]
+    assert torch.equal(*outputs)
+    return outputs[0]
+
+
+def padded(module, inputs, lengths, starts):
+    batch = [tensor.unflatten(0, (len(lengths), -1)) for tensor in inputs]
+    return module(*batch, qkv_format="bshd").flatten(0, 1)
+
+
+unit = 2 * size
+for causal, window in ((True, None), (True, (3, 0)), (False, None)):
+    # Real lengths that fill their chunks, end inside one, and leave whole chunks empty.
+    check([2 * unit, 3 * unit - 1, 1, unit + 1], [2 * unit, 3 * unit, unit, 2 * unit], causal, window, packed)
+    check([3 * unit] * 2, [3 * unit] * 2, causal, window, padded)
+dist.destroy_process_group()

@@ -1,0 +1,196 @@
+"""The attention module: formats and mask types against the definition of attention."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from anytron.errors import EngineError
+from anytron.testing.attention import reference_attention
+from anytron_megatron.portable_te import pytorch as te
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+LENGTHS = [5, 3, 7]
+
+
+def module(**settings):
+    return te.DotProductAttention(HEADS, DIM, num_gqa_groups=KV_HEADS, **settings)
+
+
+def operands(*leading):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*leading, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+
+
+def cumulative(lengths):
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def expected(query, key, value, lengths, **settings):
+    output = reference_attention(query, key, value, lengths=lengths, scale=DIM**-0.5, **settings)
+    return output.float().flatten(-2)
+
+
+def test_packed_sequences_with_gaps(bound):
+    starts = [0, 6, 10]
+    query, key, value = operands(20)
+    padded = torch.tensor([*starts, 20], dtype=torch.int32)
+    output = module()(
+        *(query, key, value),
+        qkv_format="thd",
+        cu_seqlens_q=cumulative(LENGTHS),
+        cu_seqlens_kv=cumulative(LENGTHS),
+        cu_seqlens_q_padded=padded,
+        cu_seqlens_kv_padded=padded,
+        max_seqlen_q=7,
+        max_seqlen_kv=7,
+        attn_mask_type="padding_causal",
+    )
+    torch.testing.assert_close(output, expected(query, key, value, LENGTHS, starts=starts, key_starts=starts))
+
+
+@pytest.mark.parametrize("mask_type", ["causal", "no_mask"])
+@pytest.mark.parametrize("window", [None, (2, 0), (-1, -1)])
+def test_sbhd_and_bshd_agree_with_the_definition(bound, mask_type, window):
+    batch, length = 3, 6
+    query, key, value = operands(batch, length)
+    flat = [operand.flatten(0, 1) for operand in (query, key, value)]
+    wanted = expected(*flat, [length] * batch, causal=mask_type == "causal", window=window)
+    attention = module(attn_mask_type=mask_type, window_size=window)
+    padded = attention(query, key, value, qkv_format="bshd")
+    torch.testing.assert_close(padded.flatten(0, 1), wanted)
+    sequence_first = attention(*(operand.transpose(0, 1) for operand in (query, key, value)))
+    assert sequence_first.shape == (length, batch, HEADS * DIM)
+    torch.testing.assert_close(sequence_first.transpose(0, 1), padded)
+
+
+def test_a_padding_mask_hides_keys_and_makes_padded_rows_zero(bound):
+    query, key, value = operands(3, 7)
+    mask = torch.arange(7)[None] >= torch.tensor(LENGTHS)[:, None]
+    output = module()(
+        query, key, value, mask[:, None, None], qkv_format="bshd", attn_mask_type="padding_causal"
+    ).flatten(0, 1)
+    flat = [operand.flatten(0, 1) for operand in (query, key, value)]
+    starts = [0, 7, 14]
+    torch.testing.assert_close(output, expected(*flat, LENGTHS, starts=starts, key_starts=starts))
+
+
+def test_an_arbitrary_mask_says_everything(bound):
+    query, key, value = operands(1, 4)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).triu(1)
+    output = module()(query, key, value, mask, qkv_format="bshd", attn_mask_type="arbitrary")[0]
+    torch.testing.assert_close(output, expected(query[0], key[0], value[0], [4]))
+
+
+def test_a_mask_does_not_count_where_the_mask_type_says_none(bound):
+    # As Transformer Engine: Megatron passes masks along with attn_mask_type causal.
+    query, key, value = operands(1, 4)
+    everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    output = module()(query, key, value, everything, qkv_format="bshd", attn_mask_type="causal")[0]
+    torch.testing.assert_close(output, expected(query[0], key[0], value[0], [4]))
+
+
+def test_the_last_query_stands_at_the_last_key_where_asked_for(bound):
+    (query, _, _), (_, key, value) = operands(2), operands(6)
+    output = module()(query[None], key[None], value[None], qkv_format="bshd", attn_mask_type="causal_bottom_right")
+    torch.testing.assert_close(output[0], expected(query, key, value, [2], key_lengths=[6]))
+
+
+def test_value_heads_may_have_another_size(bound):
+    query, key, _ = operands(6)
+    value = torch.randn(6, KV_HEADS, 5)
+    attention = te.DotProductAttention(HEADS, (DIM, 5), num_gqa_groups=KV_HEADS, softmax_scale=0.5)
+    output = attention(query[None], key[None], value[None], qkv_format="bshd")
+    wanted = reference_attention(query, key, value, lengths=[6], scale=0.5).float().flatten(-2)
+    torch.testing.assert_close(output[0], wanted)
+
+
+def test_dropout_draws_in_the_trackers_state_and_only_while_training(bound):
+    import contextlib
+
+    forks = []
+
+    class Tracker:
+        @contextlib.contextmanager
+        def fork(self):
+            forks.append(True)
+            yield
+
+    attention = module(attention_dropout=0.5, get_rng_state_tracker=Tracker)
+    inputs = operands(1, 32)
+    first, second = (attention(*inputs, qkv_format="bshd") for _ in range(2))
+    assert not torch.equal(first, second)
+    assert len(forks) == 2
+    attention.eval()
+    assert torch.equal(attention(*inputs, qkv_format="bshd"), module()(*inputs, qkv_format="bshd"))
+    assert len(forks) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"attn_mask_type": "odd"}, "mask type 'odd'"),
+        ({"qkv_format": "t3hd"}, "qkv_format t3hd"),
+        ({"window_size": (3, 0)}, "window_size=(3, 0)"),
+        ({"core_attention_bias_type": "alibi"}, "core_attention_bias_type='alibi'"),
+        ({"num_splits": 4}, "num_splits=4"),
+        ({"attn_mask_type": "padding"}, "needs a mask"),
+    ],
+)
+def test_calls_that_are_not_computed_are_refused(bound, settings, named):
+    with pytest.raises(EngineError) as error:
+        module()(*operands(1, 4), **{"qkv_format": "bshd", **settings})
+    assert named in str(error.value)
+
+
+def test_causality_without_an_alignment_is_refused(bound):
+    (query, _, _), (_, key, value) = operands(1, 2), operands(1, 6)
+    with pytest.raises(EngineError, match="2 queries and 6 keys"):
+        module()(query, key, value, qkv_format="bshd")
+
+
+def test_settings_that_are_not_computed_are_refused(bound):
+    with pytest.raises(EngineError, match="softmax_type='learnable'"):
+        module(softmax_type="learnable")
+    with pytest.raises(EngineError, match="hierarchical"):
+        module(cp_group=[None, None])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_is_megatrons_in_every_format(bound, interleaved):
+    t = torch.randn(6, 2, HEADS, DIM)
+    freqs = torch.randn(10, 1, 1, DIM // 2)
+    freqs = freqs.repeat_interleave(2, -1) if interleaved else torch.cat([freqs, freqs], -1)
+    rotate = te.attention.apply_rotary_pos_emb
+    sequence_first = rotate(t, freqs, interleaved=interleaved)
+    batch_first = rotate(t.transpose(0, 1), freqs, tensor_format="bshd", interleaved=interleaved)
+    assert torch.equal(sequence_first, batch_first.transpose(0, 1))
+    packed = rotate(
+        t.transpose(0, 1).flatten(0, 1),
+        freqs,
+        tensor_format="thd",
+        cu_seqlens=torch.tensor([0, 6, 12], dtype=torch.int32),
+        interleaved=interleaved,
+    )
+    assert torch.equal(packed, batch_first.flatten(0, 1))
+    # The first position of every sequence turns by the first angle.
+    first = rotate(t[:1], freqs[:1], interleaved=interleaved)
+    assert torch.equal(sequence_first[:1], first)
+
+
+def test_rope_positions_of_a_context_parallel_rank_are_zigzag(bound):
+    from anytron_megatron.portable_te.pytorch.attention.context_parallel import zigzag_positions
+
+    cu_seqlens = torch.tensor([0, 8, 12], dtype=torch.int32)
+    assert zigzag_positions(cu_seqlens, 2, 0).tolist() == [0, 1, 6, 7, 0, 3]
+    assert zigzag_positions(cu_seqlens, 2, 1).tolist() == [2, 3, 4, 5, 1, 2]
+
+
+def test_split_gives_contiguous_parts_and_joins_gradients():
+    x = torch.randn(3, 6, requires_grad=True)
+    first, second = te.attention._SplitAlongDim.apply(x, 1, [2, 4])
+    assert second.is_contiguous()
+    (first.sum() + 2 * second.sum()).backward()
+    assert torch.equal(x.grad, torch.tensor([1.0, 1, 2, 2, 2, 2]).expand(3, 6))
