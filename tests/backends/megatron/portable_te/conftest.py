@@ -40,12 +40,13 @@ def run_program(tmp_path):
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(ranks),
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }
         command = [sys.executable, "-W", "ignore", str(PROGRAMS / name), *arguments]
         processes = [
             subprocess.Popen(
                 command,
-                env={**shared, "RANK": str(rank)},
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

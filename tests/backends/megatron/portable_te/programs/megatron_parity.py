@@ -1,0 +1,69 @@
+"""One rank of a Megatron model built of the portable modules, as a training rank builds it; compared with Hugging Face.
+
+Arguments: model directory (with ``expected.pt``: ids int64 [B, S] and logits float32 [B, S, V]), tensor-parallel size.
+"""
+
+import sys
+from pathlib import Path
+
+from anytron.hooks.types import PatchContext
+from anytron.masks import ParallelSizes
+from anytron.patches import Ledger, Phase
+from anytron.plugins import open_session
+
+
+def main(folder, tensor_parallel):
+    session = open_session(platform="cpu")
+    context = PatchContext(platform=session.platform, role="trainer", hooks=session.hooks)
+    ledger = Ledger()
+    for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
+        ledger.apply(phase, session.hooks.patch_model(phase, context))
+
+    import torch
+    import transformer_engine
+    from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    from anytron_megatron.parallel import initialize
+    from anytron_megatron.weights import WeightBridge
+
+    assert HAVE_TE
+    assert "portable_te" in transformer_engine.__file__
+    torch.set_num_threads(1)
+    sizes = ParallelSizes(tensor=tensor_parallel, sequence_parallel=tensor_parallel > 1)
+    initialize(session.platform.runtime(), sizes, seed=1, timeout_s=60)
+    bridge = WeightBridge(folder, dtype=torch.float32, sizes=sizes, recompute="none", deterministic=False, options={})
+    (model,) = bridge.build()
+    assert any(isinstance(module, TEDotProductAttention) for module in model.modules())
+    expected = torch.load(folder / "expected.pt")
+    ids, logits = expected["ids"], expected["logits"]
+    batch, length = ids.shape
+    positions = torch.arange(length).expand(batch, -1)
+
+    def whole(output):
+        if tensor_parallel == 1:
+            return output
+        parts = [torch.empty_like(output) for _ in range(tensor_parallel)]
+        torch.distributed.all_gather(parts, output.contiguous())
+        return torch.cat(parts, -1)
+
+    cu_seqlens = torch.arange(0, batch * length + 1, length, dtype=torch.int32)
+    packed = PackedSeqParams("thd", cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, length, length)
+    with torch.no_grad():
+        padded_output = whole(model(ids, positions, None))
+        packed_output = whole(model(ids.view(1, -1), positions.reshape(1, -1), None, packed_seq_params=packed))
+    vocabulary = logits.shape[-1]
+    for output in (padded_output, packed_output.view(batch, length, -1)):
+        difference = (output[..., :vocabulary] - logits).abs().max().item()
+        print("difference", difference)
+        assert difference < 1e-6 * logits.abs().max().clamp(min=1.0).item(), difference
+
+    output = model(ids.view(1, -1), positions.reshape(1, -1), None, packed_seq_params=packed)
+    output.float().square().sum().backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not without, without
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
