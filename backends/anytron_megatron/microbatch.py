@@ -9,16 +9,16 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from anytron.hooks.types import LayoutRequest
-from anytron.masks import AttnMask, MaskRequest
+from anytron.masks import AttnMask, MaskKind, MaskRequest
 from anytron.sequences import ModelInputs, plan_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.hooks.facade import Hooks
-    from anytron.masks import MaskKind, ModelTraits, ParallelSizes
+    from anytron.masks import ModelTraits, ParallelSizes
     from anytron.sequences import ContextShard, SequenceLayout
-    from anytron.sequences.layout import Format
+    from anytron.sequences.layout import Format, TakenAs
     from anytron.trainer.batch import RaggedBatch
 
 
@@ -68,6 +68,7 @@ class BatchPreparer:
         self._sizes = sizes
         self._shard = shard
         self._device = device
+        self._taken_as = _taken_as(sequence_format, traits, accepted)
         self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
         self._request = MaskRequest(sequence_format, traits, sizes, accepted)
         self.mask_kind = hooks.build_attn_mask(self._request)
@@ -80,14 +81,15 @@ class BatchPreparer:
             tensor_parallel=self._sizes.tensor,
             shard=self._shard,
             constraints=self._constraints,
+            taken_as=self._taken_as,
             device=self._device,
         )
         tokens = batch.tokens.to(self._device, non_blocking=True)
         inputs = self._hooks.preprocess_sequences(
             ModelInputs(
                 layout=layout,
-                input_ids=layout.pack(tokens),
-                position_ids=layout.position_ids,
+                input_ids=layout.taken.pack(tokens),
+                position_ids=layout.taken.position_ids,
                 labels=layout.next_tokens(tokens),
             )
         )
@@ -125,3 +127,10 @@ class BatchPreparer:
             max_seqlen_q=layout.max_seqlen,
             max_seqlen_kv=layout.max_seqlen,
         )
+
+
+def _taken_as(sequence_format: Format, traits: ModelTraits, accepted: frozenset[MaskKind]) -> TakenAs:
+    """Who packs and shards. Vision models shard inside, because images go into whole sequences."""
+    if sequence_format == "thd" and MaskKind.NONE not in accepted:
+        return "rows"
+    return "whole" if traits.vision else "shard"

@@ -23,9 +23,10 @@ class ModelInputs:
 
     Attributes:
         layout: The plan that all tensors here followed.
-        input_ids: int64 ``[R, C]``; padding holds 0.
-        position_ids: int64 ``[R, C]``.
-        labels: int64 ``[R, C]``, the next real token, ``IGNORED_LABEL`` elsewhere.
+        input_ids: int64 ``[R, C]`` of ``layout.taken`` (whole sequences for models that shard inside);
+            padding holds 0.
+        position_ids: int64, shaped as ``input_ids``.
+        labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, ``IGNORED_LABEL`` elsewhere.
         scope: Makes a context manager to hold around this micro-batch's forward pass and around
             each recomputation of it; None if no plugin needs one. A plugin adds its own with
             ``scopes.combine(inputs.scope, mine)``.
