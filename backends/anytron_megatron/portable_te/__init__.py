@@ -7,8 +7,8 @@ unchanged, with TE's parameter names. The kernels come from the active platform,
 that :func:`anytron_megatron.portable_te.binding.bind` was given.
 
 What is absent is absent on purpose: Megatron falls back to plain torch where it cannot import
-``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``router`` or ``graph``. What Megatron
-could ask for and this package does not compute (FP8, userbuffers, delayed weight gradients) is an
+``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``router``, ``graph`` or
+``module.base.get_dummy_wgrad``. What Megatron could ask for and this package does not compute (FP8, userbuffers, delayed weight gradients) is an
 :class:`~anytron.errors.EngineError`.
 """
 

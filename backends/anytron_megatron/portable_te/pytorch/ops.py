@@ -28,6 +28,29 @@ class SwiGLU(FusibleOperation):
         return output
 
 
+class _Unfused(FusibleOperation):
+    """An activation that Megatron names when it is imported (0.14) and this package does not compute."""
+
+    def __init__(self, **_settings: object) -> None:
+        refuse(f"ops.{type(self).__name__}", "such operation", "set use_te_activation_func to false")
+
+
+class GELU(_Unfused):
+    """``gelu(x)``."""
+
+
+class GEGLU(_Unfused):
+    """``gelu(a) * b``."""
+
+
+class ReLU(_Unfused):
+    """``relu(x)``."""
+
+
+class ReGLU(_Unfused):
+    """``relu(a) * b``."""
+
+
 class Sequential(FusibleOperation):
     """Operations that are fused with each other (``use_transformer_engine_op_fuser``)."""
 

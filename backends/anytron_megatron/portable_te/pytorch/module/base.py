@@ -27,11 +27,6 @@ def default_init(weight: Tensor) -> Tensor:
     return torch.nn.init.normal_(weight, mean=0.0, std=0.023)
 
 
-def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> Tensor:
-    """A gradient that stands for one already added to ``main_grad``; Megatron reads its shape only."""
-    return torch.zeros(shape, dtype=dtype) if zero else torch.empty(shape, dtype=dtype)
-
-
 class TransformerEngineBaseModule(torch.nn.Module):
     """Base of the linear layers.
 
