@@ -8,8 +8,8 @@ that :func:`anytron_megatron.portable_te.binding.bind` was given.
 
 What is absent is absent on purpose: Megatron falls back to plain torch where it cannot import
 ``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``router``, ``graph`` or
-``module.base.get_dummy_wgrad``. What Megatron could ask for and this package does not compute (FP8, userbuffers, delayed weight gradients) is an
-:class:`~anytron.errors.EngineError`.
+``module.base.get_dummy_wgrad``. What Megatron could ask for and this package does not compute (FP8,
+userbuffers, delayed weight gradients) is an :class:`~anytron.errors.EngineError`.
 """
 
 from anytron_megatron.portable_te import common, pytorch
