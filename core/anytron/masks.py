@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from anytron.errors import HookContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -35,6 +35,10 @@ class MaskKind(str, Enum):
     keys in order of position; ``[B, 1, S, S]`` without context parallelism."""
     COMPRESSED_CAUSAL = "compressed-causal"
     """bool ``[2048, 2048]`` upper triangle, shared by all micro-batches (Ascend sparse modes 2 to 4)."""
+
+
+COMPRESSED = 2048
+"""Side of a compressed mask (``npu_fusion_attention``'s documentation)."""
 
 
 class Polarity(str, Enum):
@@ -200,27 +204,30 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
         return
     if mask.tensor is None and mask.kind is not MaskKind.NONE:
         refuse("a micro-batch's mask needs its tensor", f"kind {mask.kind.value} without a tensor")
-    maps: list[tuple[int, ...]] = [
-        (layout.num_sequences, layout.max_seqlen),
-        (layout.num_sequences, int(layout.lengths.max())),
-    ]
-    rows, columns = layout.shape
-    by_kind: dict[MaskKind, list[tuple[int, ...]]] = {
-        MaskKind.NONE: [],
-        MaskKind.PADDING_2D: maps,
-        MaskKind.FULL_4D: [(rows, 1, columns, columns * layout.shard.size)],
-        MaskKind.COMPRESSED_CAUSAL: [(2048, 2048)],
-    }
-    parts: list[tuple[str, Tensor | None, Sequence[tuple[int, ...]]]] = [
-        ("the mask", mask.tensor, by_kind[mask.kind]),
-        ("padding_mask", mask.padding_mask, [layout.shape]),
-        ("linear_attn_mask", mask.linear_attn_mask, maps),
-    ]
-    for name, tensor, shapes in parts:
-        if tensor is None:
-            continue
-        if str(tensor.dtype) != "torch.bool":
-            refuse("masks are bool", f"{name} is {tensor.dtype}")
-        if tuple(tensor.shape) not in shapes:
-            expected = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-            refuse("the shape follows from the kind", f"{name} is {tuple(tensor.shape)}, expected {expected}")
+    for name in ("tensor", "padding_mask", "linear_attn_mask"):
+        tensor: Tensor | None = getattr(mask, name)
+        if tensor is not None:
+            _check_tensor(name, tensor, mask.kind, layout, refuse)
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, kind: MaskKind, layout: SequenceLayout, refuse: Callable[[str, str], NoReturn]
+) -> None:
+    if tensor.dtype is not layout.valid.dtype:  # bool, without importing torch
+        refuse("masks are bool", f"{name} is {tensor.dtype}")
+    shapes = _shapes(name, kind, layout)
+    if tensor.shape not in shapes:
+        expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
+        refuse("the shape follows from the kind", f"{name} is {tuple(tensor.shape)}, expected {expected}")
+
+
+def _shapes(name: str, kind: MaskKind, layout: SequenceLayout) -> list[tuple[int, ...]]:
+    """The shapes that a tensor of an answer may have."""
+    if name == "padding_mask":
+        return [layout.valid.shape]
+    if name == "linear_attn_mask" or kind is MaskKind.PADDING_2D:
+        return [(layout.num_sequences, layout.longest), (layout.num_sequences, layout.max_seqlen)]
+    if kind is MaskKind.FULL_4D:
+        rows, columns = layout.shape
+        return [(rows, 1, columns, columns * layout.shard.size)]
+    return [(COMPRESSED, COMPRESSED)]

@@ -93,7 +93,7 @@ def real_token_map(layout: SequenceLayout) -> Tensor:
     """
     import torch
 
-    columns = int(layout.lengths.max()) if layout.format == "thd" else layout.max_seqlen
+    columns = layout.longest if layout.format == "thd" else layout.max_seqlen
     positions = torch.arange(columns, device=layout.cu_seqlens.device)
     return positions[None] < layout.cu_seqlens.diff()[:, None]
 

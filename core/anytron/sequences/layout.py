@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -136,6 +137,11 @@ class SequenceLayout:
     def num_tokens(self) -> int:
         """T, real tokens over all shards."""
         return self.slot_index.numel()
+
+    @cached_property
+    def longest(self) -> int:
+        """Real tokens of the longest sequence."""
+        return int(self.lengths.max())
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.masks import AttnMask, MaskKind, ModelTraits, Polarity
+from anytron.masks import COMPRESSED, AttnMask, MaskKind, ModelTraits, Polarity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,9 +27,6 @@ PADDING = -1
 
 Pair = tuple[int, int]
 """(query token, key token), flat."""
-
-COMPRESSED = 2048
-"""Side of ``npu_fusion_attention``'s compressed mask."""
 
 
 def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
