@@ -69,6 +69,7 @@ def recorded() -> RaggedBatch:
         reference_log_probs=recorded_log_probs(),
         advantages=torch.randn(len(LENGTHS), generator=generator).repeat_interleave(lengths),
         loss_weights=response / response.sum(),
+        token_shares=response / response.sum(),
     )
 
 
@@ -98,7 +99,7 @@ def start_engine(tiny_model, tmp_path_factory):
             "model": {"path": str(tiny_model), "dtype": "float32"},
             "data": {"source": "unused"},
             "rewards": [{"function": "unused"}],
-            "optimizer": {"name": "sgd", "lr": 0.05},
+            "optimizer": {"name": "sgd", "lr": 0.5},
             "engine": {"max_tokens_per_micro_batch": 24, "distributed_optimizer": False},
             "platform": {"name": "cpu"},
             "trainer": {"output_dir": str(output)},

@@ -43,9 +43,10 @@ def test_one_rank_scores_as_hugging_face_does(one_rank, recorded, tiny_model):
 def test_updates_moved_the_weights(one_rank, tiny_model):
     before = load_file(tiny_model / "model.safetensors")
     assert set(before) == set(one_rank.weights)
-    assert all(norm > 0.1 for norm in one_rank.grad_norms)
-    moved = [(before[name] - one_rank.weights[name]).abs().max() > 1e-4 for name in before]
-    assert all(moved)
+    assert all(norm > 1e-2 for norm in one_rank.grad_norms), one_rank.grad_norms
+    moved = {name: (before[name] - one_rank.weights[name]).abs().max().item() for name in before}
+    # The tolerance below is 1e-5: what an update does must be far above it.
+    assert min(moved.values()) > 1e-4, moved
 
 
 @pytest.mark.parametrize("split", SPLITS)
