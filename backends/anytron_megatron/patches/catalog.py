@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.patches import Patch, Phase
+from anytron_megatron.patches.faults import megatron_patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     if context.platform.portable_modules:
         # Last of its phase: its modules may import what the others prepare.
         candidates.append(portable_transformer_engine(context))
+    candidates += megatron_patches(context, OWNER)
     return [patch for patch in candidates if patch.phase is phase]
 
 
@@ -152,6 +154,10 @@ def bridge_import() -> Patch:
         remove_when="mcore-bridge patches when asked",
         install=imported.install,
         describe=imported.describe,
+        stays=(
+            "the modules stay imported, and what they do besides: logging set up at import, "
+            "entries of transformers' and peft's tables"
+        ),
     )
 
 

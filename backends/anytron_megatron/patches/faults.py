@@ -1,0 +1,183 @@
+"""Faults of megatron-core, each with the versions that have it and the patch that cures it.
+
+Every range was measured: the tests show each fault on an affected version and the patch skipped on the
+others (``tox -e mcore012,mcore013,mcore014,mcore015,mcore016``).
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from anytron.patches import Patch, Phase, Supersession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.hooks.types import PatchContext
+
+PACKAGE = "megatron-core"
+MLA = "megatron.core.transformer.multi_latent_attention"
+
+
+def megatron_patches(context: PatchContext, owner: str) -> list[Patch]:
+    """Return the patches of Megatron itself, whatever the platform is."""
+    patches = [
+        mla_packed_rotary(owner),
+        mla_packed_qkv(owner),
+        mla_padded_positions(owner),
+        mla_values(owner),
+        recompute_scopes(owner),
+        recompute_scopes_without_output(owner),
+    ]
+    if context.platform.portable_modules or find_spec("transformer_engine"):
+        patches.append(recompute_scopes_transformer_engine(owner))
+    return patches
+
+
+def mla_packed_rotary(owner: str) -> Patch:
+    """Rotate packed queries and keys that still have their dimension of size 1."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.mla_packing import rotating_with_a_batch_dimension
+
+        return rotating_with_a_batch_dimension(original)
+
+    return Patch(
+        id="megatron.mla-packed-rotary",
+        owner=owner,
+        target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires="<0.13",
+        reason="packed queries of multi-latent attention are [T, 1, N, D], and the rotary embedding broadcasts over 1",
+        upstream="megatron-core 0.12.3, multi_latent_attention.py, qkv_up_proj_and_rope_apply; verl #6005",
+        remove_when="megatron-core before 0.13 is not supported",
+        replacement=replace,
+    )
+
+
+def mla_packed_qkv(owner: str) -> Patch:
+    """Give packed attention kernels three dimensions."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.mla_packing import dropping_the_batch_dimension
+
+        return dropping_the_batch_dimension(original)
+
+    return Patch(
+        id="megatron.mla-packed-qkv",
+        owner=owner,
+        target=f"{MLA}:MLASelfAttention.get_query_key_value_tensors",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires="<0.13",
+        reason="with packed sequences it gives [T, 1, N, D], and thd kernels take [T, N, D]",
+        upstream="megatron-core 0.12.3, multi_latent_attention.py; verl #6005",
+        remove_when="megatron-core before 0.13 is not supported",
+        replacement=replace,
+    )
+
+
+def mla_padded_positions(owner: str) -> Patch:
+    """Rotate packed sequences where they lie in the buffer, padding included."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.mla_packing import rotating_padded_sequences
+
+        return rotating_padded_sequences(original)
+
+    return Patch(
+        id="megatron.mla-padded-positions",
+        owner=owner,
+        target=f"{MLA}:MLASelfAttention.get_query_key_value_tensors",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires="<0.14",
+        reason="it cuts a packed buffer at the real lengths, although sequences lie at the padded ones",
+        upstream="megatron-core 0.14.0, multi_latent_attention.py, line 511: 'if ... cu_seqlens_q_padded is not None'",
+        remove_when="megatron-core before 0.14 is not supported",
+        replacement=replace,
+    )
+
+
+def mla_values(owner: str) -> Patch:
+    """Let kernels that want values as wide as queries compute multi-latent attention."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.mla_values import padding_values
+
+        return padding_values(original)
+
+    return Patch(
+        id="megatron.mla-values",
+        owner=owner,
+        target=f"{MLA}:MultiLatentAttention.forward",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires="<0.16.2",
+        reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) want values as wide as queries",
+        upstream="https://github.com/NVIDIA/Megatron-LM/pull/3003, verl #6005",
+        remove_when="megatron-core before 0.16.2 is not supported",
+        replacement=replace,
+        superseded_by=(
+            Supersession(
+                target="mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.forward",
+                package="mcore-bridge",
+                requires=">=1.6.5,<1.7",
+                reason="models that mcore-bridge builds have a class with its own forward, which pads values",
+            ),
+        ),
+    )
+
+
+def recompute_scopes(owner: str) -> Patch:
+    """Recompute a layer inside its own micro-batch's scope."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.recompute_scopes import rescoping_function
+
+        return rescoping_function(original)
+
+    return _rescoping("", "megatron.core.tensor_parallel.random:checkpoint", owner, replace)
+
+
+def recompute_scopes_without_output(owner: str) -> Patch:
+    """Recompute a part of a layer whose output was dropped inside its own micro-batch's scope."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.recompute_scopes import rescoping_method
+
+        return rescoping_method(original)
+
+    target = "megatron.core.tensor_parallel.random:CheckpointWithoutOutput.checkpoint"
+    return _rescoping(".without-output", target, owner, replace)
+
+
+def recompute_scopes_transformer_engine(owner: str) -> Patch:
+    """Recompute a layer through Transformer Engine inside its own micro-batch's scope."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.recompute_scopes import rescoping_function
+
+        return rescoping_function(original)
+
+    target = "megatron.core.extensions.transformer_engine:te_checkpoint"
+    return _rescoping(".transformer-engine", target, owner, replace)
+
+
+def _rescoping(suffix: str, target: str, owner: str, replace: Callable[[Any], Any]) -> Patch:
+    return Patch(
+        id="megatron.recompute-scopes" + suffix,
+        owner=owner,
+        target=target,
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        reason=(
+            "what is recomputed in the backward pass would see the device state of another micro-batch, or none: "
+            "autograd runs it later, on a thread of its own"
+        ),
+        upstream="verl util.py, preprocess_for_mindspeed: process globals, read by recomputed functions",
+        remove_when="no device needs process-global state around a micro-batch",
+        replacement=replace,
+    )

@@ -1,0 +1,143 @@
+"""Multi-latent attention in thd with kernels that want values as wide as queries and keys.
+
+DeepSeek's heads are 192 wide for queries and keys (128 + 64 of rotary embedding) and 128 for values.
+Transformer Engine's packed kernels of several versions, and MindSpeed's TND kernel, refuse that.
+Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``); for earlier
+versions this wraps ``MultiLatentAttention.forward``, whose body differs from version to version, at
+the two places that all versions share: the call of the core attention, and its recomputation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor, nn
+
+VALUE_WIDTH = "hidden_size_per_attention_head_v"
+"""Where Transformer Engine's and MindSpeed's attention modules keep the width that they check values against."""
+
+_ABSENT = object()
+
+
+def padding_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``MultiLatentAttention.forward``.
+
+    Values are padded with zeros to the queries' width, and the output cut back, only if sequences are
+    packed, values are there (absorbed decoding has none) and narrower, and no experimental attention
+    variant computes its own. Recomputed core attention does the same, and the DSA variant gets there
+    the two extra inputs that Megatron 0.16 hands it only without recomputation.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        packed = signature.bind(self, *args, **kwargs).arguments.get("packed_seq_params")
+        # The attribute is as young as the variants: Megatron 0.16.
+        variant = getattr(self.config, "experimental_attention_variant", None)
+        pads = packed is not None and packed.qkv_format == "thd" and variant is None
+        if not pads and variant != "dsa":
+            return original(self, *args, **kwargs)
+        with ExitStack() as touched:
+            core = self.core_attention
+            attend = _padded(core) if pads else core.forward
+            extra: dict[str, Tensor] = {}
+            if variant == "dsa":
+                touched.enter_context(_shadowed(self, "get_query_key_value_tensors", _keeping(self, extra)))
+            touched.enter_context(_shadowed(core, "forward", attend))
+            touched.enter_context(_shadowed(self, "_checkpointed_attention_forward", _recomputed(self, attend, extra)))
+            return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _padded(core: nn.Module) -> Callable[..., Tensor]:
+    """Core attention for values that may be narrower than queries."""
+    inner = core.forward
+
+    def attend(query: Tensor, key: Tensor, value: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Take ``[T, N, D]``, ``[T, N, D]`` and ``[T, N, Dv]``; give ``[T, N, Dv]`` if Dv < D."""
+        if value is None or value.shape[-1] >= query.shape[-1]:
+            return inner(query, key, value, *args, **kwargs)
+        wide, narrow = query.shape[-1], value.shape[-1]
+        with _shadowed(core, VALUE_WIDTH, wide) if hasattr(core, VALUE_WIDTH) else ExitStack():
+            output = inner(query, key, F.pad(value, (0, wide - narrow)), *args, **kwargs)
+        if output.ndim == 2:  # Transformer Engine gives [T, N * D], MindSpeed [T, N, D]
+            output = output.unflatten(-1, (-1, wide))
+        return output[..., :narrow]
+
+    return attend
+
+
+def _recomputed(
+    attention: nn.Module, attend: Callable[..., Tensor], extra: dict[str, Tensor]
+) -> Callable[..., Tensor]:
+    """``Attention._checkpointed_attention_forward``, with ``attend`` also in the recomputation."""
+    core = attention.core_attention
+
+    def checkpointed(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        rotary_pos_emb: None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        from megatron.core.tensor_parallel import checkpoint
+
+        del rotary_pos_emb  # of other attentions; here it is applied already
+        names = list(extra)
+
+        def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *more: Tensor) -> Tensor:
+            with _shadowed(core, "forward", attend):
+                return core(
+                    query,
+                    key,
+                    value,
+                    mask,
+                    attn_mask_type=attn_mask_type or attention.attn_mask_type,
+                    attention_bias=attention_bias,
+                    packed_seq_params=packed_seq_params,
+                    **dict(zip(names, more, strict=True)),
+                )
+
+        # Inputs that need gradients are arguments: what a recomputed function keeps is not detached.
+        return checkpoint(run, False, query, key, value, attention_mask, *extra.values())  # noqa: FBT003
+
+    return checkpointed
+
+
+def _keeping(attention: nn.Module, extra: dict[str, Tensor]) -> Callable[..., Any]:
+    """``get_query_key_value_tensors``, keeping what DSA's core attention wants besides: ``x`` and ``qr``."""
+    inner = attention.get_query_key_value_tensors
+
+    def get_query_key_value_tensors(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(hidden_states, *args, **kwargs)
+        extra.update(x=hidden_states, qr=answer[3])  # query, key, value, compressed query, compressed key and value
+        return answer
+
+    return get_query_key_value_tensors
+
+
+@contextmanager
+def _shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an instance's attribute be another for a while; afterwards the instance holds what it held."""
+    own = vars(owner)
+    before = own.get(name, _ABSENT)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            del own[name]
+        else:
+            own[name] = before
