@@ -12,6 +12,9 @@ SPLITS = {
     "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
     "pp2-bshd": {"parallel": {"pipeline_model_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
     "dp2": {"parallel": {"data_parallel_size": 2}},
+    "cp2": {"parallel": {"context_parallel_size": 2}},
+    "cp2-bshd": {"parallel": {"context_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
+    "tp2-sp-cp2": {"parallel": {"tensor_model_parallel_size": 2, "context_parallel_size": 2}},
 }
 
 
