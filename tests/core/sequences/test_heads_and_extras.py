@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.errors import DataError
-from anytron.sequences import ContextShard, plan_layout
+from anytron.sequences import ContextShard, LayoutConstraints, plan_layout
 from anytron.sequences.layout import IGNORED_LABEL
 
 plans = st.fixed_dictionaries(
@@ -168,6 +168,21 @@ def test_positions_of_padding_stay_inside_of_the_context():
 def test_options_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(DataError, match=message):
         plan_layout([3, 5], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ContextShard(2, 2), "rank 2 of size 2"),
+        (lambda: ContextShard(0), "rank 0 of size 0"),
+        (lambda: ContextShard(2, 0, "striped"), "'striped'"),
+        (lambda: LayoutConstraints(align=0), "align 0"),
+        (lambda: LayoutConstraints(bucket=-8), "bucket -8"),
+    ],
+)
+def test_impossible_shards_and_constraints_are_refused(make, message):
+    with pytest.raises(DataError, match=message):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 
 from anytron.hooks.facade import Hooks
 from anytron.sequences import ContextShard, plan_layout
+from anytron.sequences.parallel import gather_slots
 
 LENGTHS = [5, 1, 9]
 
@@ -29,6 +30,14 @@ def _rank(rank: int, size: int, store: str, format: str, partition: str) -> None
         assert torch.equal(whole, flat)
         whole.sum().backward()
         assert torch.equal(local.grad, layout.valid[..., None].expand_as(local).float())
+
+        local.grad = None
+        ends = torch.tensor(LENGTHS).cumsum(0) - 1
+        last = layout.last_token(local, gather_slots(dist.group.WORLD))
+        assert torch.equal(last, flat[ends])
+        last.sum().backward()
+        mine = torch.zeros(sum(LENGTHS), 1).index_fill(0, ends, 1.0)
+        assert torch.equal(local.grad, layout.pack(mine).expand_as(local)), "only where the token lies"
     finally:
         dist.destroy_process_group()
 
