@@ -25,6 +25,8 @@ loaded = [name for name in ("torch", "torch_npu") if name in sys.modules]
 print(json.dumps([probe.availability.value, probe.reason, probe.remedy, probe.devices, loaded]))
 """
 
+pytestmark = pytest.mark.compiler
+
 
 @pytest.fixture
 def probe(tmp_path):

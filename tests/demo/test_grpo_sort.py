@@ -1,0 +1,123 @@
+"""The README's demonstration, run as a user runs it: the command line, real Megatron, real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
+METRICS = {
+    "step",
+    "reward/mean",
+    "reward/std",
+    "loss/policy",
+    "loss/kl",
+    "policy/entropy",
+    "grad_norm",
+    "response/length_mean",
+    "rollout/log_prob_abs_diff",
+    "time/step_s",
+    "time/rollout_s",
+    "time/update_s",
+    "throughput/tokens_per_s",
+}
+
+
+def anytron(*arguments, **environment):
+    command = [sys.executable, "-m", "anytron.cli.main", *arguments]
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.run(command, capture_output=True, text=True, env={**variables, **environment}, check=False)
+
+
+def train(output, *overrides, **environment):
+    finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides, **environment)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return finished.stdout, metrics
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """Three steps with everything switched on: a reference model, two updates per step."""
+    output = tmp_path_factory.mktemp("short") / "run"
+    overrides = ("trainer.total_steps=3", "algorithm.kl_coefficient=0.01", "algorithm.mini_batches=2")
+    stdout, metrics = train(output, *overrides)
+    return output, stdout, metrics
+
+
+def test_the_first_line_says_which_platform_was_chosen_and_why(short_run):
+    _, stdout, _ = short_run
+    assert stdout.splitlines()[0].startswith("platform: cpu (")
+
+
+def test_every_promised_metric_is_there(short_run):
+    _, _, metrics = short_run
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    for line in metrics:
+        assert set(line) >= METRICS
+        assert line["rollout/log_prob_abs_diff"] < 1e-5
+        assert line["grad_norm"] > 0
+    # The first update of a step is made before the policy has left its reference.
+    assert metrics[2]["loss/kl"] > metrics[0]["loss/kl"] >= 0
+
+
+def test_the_run_leaves_what_the_readme_says(short_run):
+    output, _, _ = short_run
+    assert (output / "plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
+    samples = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
+    assert {sample["step"] for sample in samples} == {1, 2, 3}
+    patches = json.loads((output / "patches.json").read_text())
+    applied = {record["id"] for rank in patches["trainer"] for record in rank["patches"]}
+    assert {"megatron.torch-cuda", "megatron.portable-transformer-engine", "megatron.mcore-bridge-import"} <= applied
+    assert not [record for rank in patches["rollout"] for record in rank.get("patches", [])]
+    assert (output / "logs" / "trainer-0.log").exists()
+
+
+def test_the_trained_model_loads_with_transformers_and_has_moved(short_run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    output, _, _ = short_run
+    trained = AutoModelForCausalLM.from_pretrained(output / "hf")
+    initial = AutoModelForCausalLM.from_pretrained(output / "initial_model")
+    assert AutoTokenizer.from_pretrained(output / "hf")("31>").input_ids
+    assert not torch.equal(trained.lm_head.weight, initial.lm_head.weight)
+
+
+def test_the_resolved_configuration_is_what_ran(short_run):
+    import yaml
+
+    output, _, _ = short_run
+    config = yaml.safe_load((output / "config.yaml").read_text())
+    assert config["trainer"]["total_steps"] == 3
+    assert config["algorithm"]["mini_batches"] == 2
+
+
+def test_two_runs_with_one_seed_are_the_same(short_run, tmp_path):
+    _, _, first = short_run
+    overrides = ("trainer.total_steps=2", "algorithm.kl_coefficient=0.01", "algorithm.mini_batches=2")
+    # The learning-rate schedule spans the run: keep it as long as the first one's.
+    _, second = train(tmp_path / "run", *overrides, "optimizer.schedule=constant")
+    assert second[0]["reward/mean"] == first[0]["reward/mean"]
+    assert second[0]["policy/entropy"] == pytest.approx(first[0]["policy/entropy"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("split", "reward"),
+    [
+        ("parallel.data_parallel_size=1", 0.90),
+        ("parallel.tensor_model_parallel_size=2", 0.80),
+        ("parallel.pipeline_model_parallel_size=2", 0.80),
+        ("engine.sequence_format=bshd", 0.80),
+    ],
+)
+def test_it_learns_to_sort(split, reward, tmp_path):
+    _, metrics = train(tmp_path / "run", split)
+    assert metrics[0]["reward/mean"] < 0.15
+    assert metrics[-1]["reward/mean"] >= reward
