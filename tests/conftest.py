@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 # Set before anything imports torch: tests run several processes on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A deadline per example would time the machine; on CI the same examples are tried at every run.
+settings.register_profile("anytron", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("anytron")
 
 SKIPPED = {"gpu": 2, "npu": 0, "compiler": 0, "mcore": 0}
 """How many tests of the whole suite skip on a machine without accelerator, by the marker that says what they need."""
