@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from anytron.executor.bootstrap import Bootstrap
@@ -84,7 +83,6 @@ def build_engine(bootstrap: Bootstrap) -> Any:
     return engine_class(
         EngineContext(
             config=config,
-            base_dir=Path(bootstrap.base_dir),
             hooks=session.hooks,
             platform=session.platform,
             ledger=ledger,
@@ -129,4 +127,10 @@ def _end_with_driver(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    status = main(int(sys.argv[1]))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: process groups that modules still refer to (mcore-bridge keeps one in a global) take
+    # their gloo threads into the interpreter's end, which is std::terminate.
+    os._exit(status)
