@@ -53,7 +53,7 @@ class MegatronEngine:
         self._apply_patches(Phase.BEFORE_BUILD)
         dtype = getattr(torch, config.model.dtype)
         self._bridge = WeightBridge(
-            model_directory(config, context.base_dir),
+            model_directory(config),
             dtype=dtype,
             sizes=self._sizes,
             recompute=config.engine.recompute,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from anytron.patches import Patch, Phase
 
 ENGINE = "megatron"
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+"""What mcore-bridge looks for (mcore_bridge/utils/safetensors.py)."""
 _INSTALL = "pip install 'anytron' again, or the version in constraints/"
 
 
@@ -39,7 +41,7 @@ class MegatronBackend:
         """Find settings that Megatron would refuse after minutes, or compute wrongly."""
         if config.engine.name != ENGINE:
             return []
-        return list(_model_diagnostics(config, _hf_text_config(config)))
+        return [*_model_diagnostics(config, _hf_text_config(config)), *_other_diagnostics(config)]
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> Mapping[str, str]:
@@ -92,21 +94,44 @@ def _model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[
         )
 
 
+def _other_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find what Megatron and mcore-bridge refuse whatever the model's sizes are."""
+    if config.optimizer.name != "adam" and config.engine.distributed_optimizer:
+        # megatron/core/optimizer/distrib_optimizer.py: "Only Adam and HybridDeviceOptimizer currently supported".
+        yield Diagnostic(
+            "error",
+            "engine.distributed_optimizer",
+            f"Megatron's distributed optimizer knows Adam only, and optimizer.name is {config.optimizer.name}",
+            "set engine.distributed_optimizer=false, or optimizer.name=adam",
+        )
+    if config.model.path is not None and not _has_safetensors(Path(config.model.path)):
+        yield Diagnostic(
+            "error",
+            "model.path",
+            f"mcore-bridge reads {' or '.join(_SAFETENSORS)}, and {config.model.path} has neither",
+            "convert the weights: load the model with transformers and save it with save_pretrained",
+        )
+
+
+def _has_safetensors(directory: Path) -> bool:
+    """Whether the bridge can read the weights; True where there are none at all, which the core reports."""
+    weights = any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    return not weights or any((directory / name).is_file() for name in _SAFETENSORS)
+
+
 def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
     return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
 
 
 def _hf_text_config(config: RunConfig) -> Mapping[str, Any]:
-    """Return the Hugging Face config of the language model; empty if it cannot be read here.
+    """Return the Hugging Face config of the language model.
 
-    Relative paths are relative to the YAML file, which the hook is not told; Megatron's own check
-    finds the same mistakes in them, when the engine is built. A missing ``config.json`` is reported by
-    the core's check of files.
+    Empty if there is none: the core's check of files reports that.
     """
     model: Mapping[str, Any] = config.model.config or {}
     if config.model.path is not None:
         path = Path(config.model.path) / "config.json"
-        if not (path.is_absolute() and path.is_file()):
+        if not path.is_file():
             return {}
         model = json.loads(path.read_text(encoding="utf-8"))
     return model.get("text_config", model)

@@ -50,7 +50,7 @@ class TransformersEngine:
         self._runtime = context.platform.runtime()
         self._tokenizer: Any = None
         self._version: int | None = None
-        config = load_hf_config(context.config.model, context.base_dir)
+        config = load_hf_config(context.config.model)
         model = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, context.config.model.dtype), **rollout.options
         )
@@ -131,7 +131,7 @@ class TransformersEngine:
 
     def _stop_tokenizer(self, sampling: SamplingParams) -> Any:
         if sampling.stop and self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._context.config.model, self._context.base_dir)
+            self._tokenizer = load_tokenizer(self._context.config.model)
         return self._tokenizer
 
 

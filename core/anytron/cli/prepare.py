@@ -21,14 +21,12 @@ class Prepared:
 
     Attributes:
         config: Overrides and the plugins' edits applied.
-        base_dir: Directory of the YAML file: relative paths refer to it.
         session: The plugins and the active platform.
         platform_line: Which platform was chosen, and why.
         remarks: Edits of plugins with their reasons, warnings, optional packages that are missing.
     """
 
     config: RunConfig
-    base_dir: Path
     session: Session
     platform_line: str
     remarks: list[str]
@@ -52,7 +50,7 @@ def prepare_run(path: Path, overrides: Sequence[str]) -> Prepared:
         remarks.append(f"{remark.severity} of {plugin}: {remark.key}: {remark.message}{fix}")
     config = _with_rollout_options(config, session)
     line = f"platform: {session.platform.name} ({session.choice_reason})"
-    return Prepared(config, path.resolve().parent, session, line, remarks)
+    return Prepared(config, session, line, remarks)
 
 
 def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:

@@ -24,11 +24,11 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
     """
     console = Console(highlight=False, soft_wrap=True)
     prepared = prepare_run(path, overrides)
-    config, base_dir, session = prepared.config, prepared.base_dir, prepared.session
+    config, session = prepared.config, prepared.session
     console.print(prepared.platform_line, markup=False)
     for remark in prepared.remarks:
         console.print(remark, markup=False)
-    for warning in check_config(config, base_dir, session.platform, session.probe):
+    for warning in check_config(config, session.platform, session.probe):
         console.print(f"warning: {warning}", markup=False)
     executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
 
@@ -41,10 +41,10 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
         markup=False,
     )
     with (
-        executor_class(config, base_dir, session) as executor,
+        executor_class(config, session) as executor,
         make_progress(console, shown=config.tracking.progress) as progress,
     ):
-        summary = train(config, base_dir, executor, progress)
+        summary = train(config, executor, progress)
     console.print(
         f"{summary.steps} steps in {summary.seconds:.1f} s, "
         f"last reward {summary.metrics['reward/mean']:.3f}; see {summary.output_dir}",

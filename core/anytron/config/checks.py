@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from anytron.components import require_component
 from anytron.config.mistakes import Mistake, refuse
+from anytron.data.pretrained import directory_mistakes
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,16 +18,12 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.platform import Platform, Probe
 
-WEIGHT_FILES = ("*.safetensors", "*.bin")
-"""What the weights of a Hugging Face model directory are called."""
 
-
-def check_config(config: RunConfig, base_dir: Path, platform: Platform, probe: Probe) -> list[str]:
+def check_config(config: RunConfig, platform: Platform, probe: Probe) -> list[str]:
     """Find what cannot work on this machine.
 
     Args:
-        config: The configuration, with the edits of plugins.
-        base_dir: Directory that relative paths in it refer to.
+        config: The configuration, its paths absolute, with the edits of plugins.
         platform: The active platform.
         probe: What it found.
 
@@ -43,8 +40,8 @@ def check_config(config: RunConfig, base_dir: Path, platform: Platform, probe: P
             *_components(config),
             *_sizes(config),
             *_devices(config, platform, probe),
-            *_model(config, base_dir),
-            *_references(config, base_dir),
+            *directory_mistakes(config.model),
+            *_references(config),
             *_output(config),
         ]
     )
@@ -107,44 +104,25 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mi
         )
 
 
-def _model(config: RunConfig, base_dir: Path) -> Iterator[Mistake]:
-    if config.model.path is None:
-        return
-    directory = base_dir / config.model.path
-    if not directory.is_dir():
-        yield Mistake(
-            "model.path",
-            f"there is no directory {directory}",
-            "give the directory of a Hugging Face model; a relative path is relative to the YAML file",
-        )
-        return
-    if not (directory / "config.json").is_file():
-        yield Mistake("model.path", f"{directory} has no config.json", "give the directory of a Hugging Face model")
-    if not any(path for pattern in WEIGHT_FILES for path in directory.glob(pattern)):
-        yield Mistake(
-            "model.path",
-            f"{directory} has no weights ({' or '.join(WEIGHT_FILES)})",
-            "complete the download, or set model.config instead to start from random weights",
-        )
-    if config.model.tokenizer is None and not any(directory.glob("tokenizer*")):
-        yield Mistake("model.path", f"{directory} has no tokenizer", "set model.tokenizer")
-
-
-def _references(config: RunConfig, base_dir: Path) -> Iterator[Mistake]:
+def _references(config: RunConfig) -> Iterator[Mistake]:
     named = {"data.source": config.data.source}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     tokenizer = config.model.tokenizer
     if tokenizer is not None and ":" in tokenizer:
         named["model.tokenizer"] = tokenizer
-    elif tokenizer is not None and not (base_dir / tokenizer).is_dir():
-        yield Mistake("model.tokenizer", f"there is no directory {base_dir / tokenizer}")
+    elif tokenizer is not None and not Path(tokenizer).is_dir():
+        yield Mistake(
+            "model.tokenizer",
+            f"there is no directory {tokenizer}",
+            "give a local directory, relative to the YAML file, or 'file.py:function'",
+        )
     for key, reference in named.items():
         location, colon, _ = reference.rpartition(":")
         if not colon:
             continue  # a registered name: whoever keeps the registry knows
         if location.endswith(".py"):
-            if not (base_dir / location).is_file():
-                yield Mistake(key, f"there is no file {base_dir / location}", "paths are relative to the YAML file")
+            if not Path(location).is_file():
+                yield Mistake(key, f"there is no file {location}", "paths are relative to the YAML file")
         elif not location or find_spec(location.partition(".")[0]) is None:
             yield Mistake(key, f"there is no module {location!r}", "write module:function or path/to/file.py:function")
 
@@ -156,6 +134,13 @@ def _output(config: RunConfig) -> Iterator[Mistake]:
         yield Mistake("trainer.output_dir", f"{existing} is not a directory", "choose another directory")
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield Mistake("trainer.output_dir", f"{existing} may not be written to", "choose another directory")
+    for key, value in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
+        if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:
+            yield Mistake(
+                "trainer.overwrite",
+                f"it would delete {key}, {value}, which lies in trainer.output_dir",
+                "choose another trainer.output_dir",
+            )
 
 
 def _warnings(config: RunConfig, platform: Platform) -> Iterator[str]:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,12 @@ from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 NOTHING_REGISTERED: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
 def resolve(
     reference: str,
-    base_dir: Path,
     *,
     key: str,
     registered: Mapping[str, Callable[..., Any]] = NOTHING_REGISTERED,
@@ -31,7 +30,6 @@ def resolve(
     Args:
         reference: A registered name, ``module:function``, or ``path/to/file.py:function``. A file is
             run once per process, however many references name it.
-        base_dir: Directory that a relative file is relative to.
         key: The configuration key that holds the reference, for error messages.
         registered: Functions by registered name.
 
@@ -52,7 +50,7 @@ def resolve(
             if near
             else "use a registered name, 'module:function' or 'file.py:function'",
         )
-    module = _from_file(location, base_dir, key) if location.endswith(".py") else _from_module(location, key)
+    module = _from_file(location, key) if location.endswith(".py") else _from_module(location, key)
     try:
         function = getattr(module, attribute)
     except AttributeError as error:
@@ -86,8 +84,8 @@ def _from_module(name: str, key: str) -> ModuleType:
         ) from error
 
 
-def _from_file(location: str, base_dir: Path, key: str) -> ModuleType:
-    path = (base_dir / location).resolve()
+def _from_file(location: str, key: str) -> ModuleType:
+    path = Path(location).resolve()
     if not path.is_file():
         raise ConfigError(
             f"There is no file {location}.",

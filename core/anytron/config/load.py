@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from anytron.config.anchor import anchor
 from anytron.config.mistakes import Mistake, refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
@@ -30,7 +31,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
             lists, and a later override wins.
 
     Returns:
-        The configuration, valid in itself; :mod:`anytron.config.checks` holds it against the machine.
+        The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`);
+        :mod:`anytron.config.checks` holds it against the machine.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
@@ -56,7 +58,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
             fix="give the key a value, or refer to one that exists: ${section.key}",
         ) from error
     try:
-        return RunConfig.model_validate(values)
+        return anchor(RunConfig.model_validate(values), path.parent)
     except ValidationError as error:
         refuse([_mistake(detail, places, path) for detail in error.errors()])
         raise  # an invalid configuration without a mistake does not exist

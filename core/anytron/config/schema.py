@@ -15,7 +15,9 @@ from anytron.masks import ParallelSizes
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values do not change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 class ModelSection(Section):

@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.imports import resolve
+from anytron.config.mistakes import Mistake, refuse
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from anytron.config.schema import ModelSection
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
-def checkpoint_directory(model: ModelSection, base_dir: Path) -> Path:
-    """Find ``model.path`` and make sure that it can be loaded, before anything is.
+def directory_mistakes(model: ModelSection) -> Iterator[Mistake]:
+    """Say why ``model.path`` cannot be loaded; nothing if it can, or if the run has none."""
+    if model.path is None:
+        return
+    directory = Path(model.path)
+    if not directory.is_dir():
+        yield Mistake(
+            "model.path",
+            f"there is no directory {directory}",
+            "give the local directory of a Hugging Face model, for example made by 'hf download'; "
+            "a relative path is relative to the YAML file",
+        )
+        return
+    if not (directory / "config.json").is_file():
+        yield Mistake("model.path", f"{directory} has no config.json", "give the directory of a Hugging Face model")
+    if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
+        yield Mistake(
+            "model.path",
+            f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})",
+            "complete the download, or set model.config instead of model.path to start from random weights",
+        )
+    if model.tokenizer is None and not any(directory.glob("tokenizer*")):
+        yield Mistake("model.path", f"{directory} has no tokenizer", "set model.tokenizer")
+
+
+def checkpoint_directory(model: ModelSection) -> Path:
+    """Return ``model.path``, after making sure that it can be loaded.
 
     Raises:
-        ConfigError: There is no such directory, or it lacks ``config.json`` or weights.
+        ConfigError: There is no such directory, or it lacks ``config.json``, weights or tokenizer.
     """
     assert model.path is not None
-    directory = (base_dir / model.path).resolve()
-    if not directory.is_dir():
-        raise ConfigError(
-            "There is no such model directory.",
-            where=f"model.path = {model.path}",
-            why=f"looked for {directory}",
-            fix="give a local directory (relative to the YAML file), for example made by 'hf download'",
-        )
-    if not (directory / "config.json").is_file():
-        raise ConfigError("The model directory has no config.json.", where=f"model.path = {directory}")
-    if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
-        raise ConfigError(
-            "The model directory has no weights.",
-            where=f"model.path = {directory}",
-            why=f"looked for {', '.join(WEIGHT_FILES)}",
-            fix="download the weights, or set model.config instead of model.path to start from random ones",
-        )
-    return directory
+    refuse(list(directory_mistakes(model)))
+    return Path(model.path)
 
 
-def load_hf_config(model: ModelSection, base_dir: Path) -> Any:
+def load_hf_config(model: ModelSection) -> Any:
     """Build the model's ``transformers.PretrainedConfig``.
 
     Raises:
@@ -51,7 +62,7 @@ def load_hf_config(model: ModelSection, base_dir: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    directory = None if model.path is None else checkpoint_directory(model, base_dir)
+    directory = None if model.path is None else checkpoint_directory(model)
     try:
         if directory is not None:
             return AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -65,7 +76,7 @@ def load_hf_config(model: ModelSection, base_dir: Path) -> Any:
         ) from error
 
 
-def load_tokenizer(model: ModelSection, base_dir: Path) -> Any:
+def load_tokenizer(model: ModelSection) -> Any:
     """Load the tokenizer: a directory, a function that returns one, or the one in ``model.path``.
 
     Returns:
@@ -78,7 +89,7 @@ def load_tokenizer(model: ModelSection, base_dir: Path) -> Any:
 
     reference = model.tokenizer
     if reference is not None and ":" in reference:
-        tokenizer = resolve(reference, base_dir, key="model.tokenizer")()
+        tokenizer = resolve(reference, key="model.tokenizer")()
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ConfigError(
                 "The function returns no tokenizer.",
@@ -87,11 +98,11 @@ def load_tokenizer(model: ModelSection, base_dir: Path) -> Any:
                 fix="return a transformers tokenizer",
             )
         return tokenizer
-    directory = checkpoint_directory(model, base_dir) if reference is None else (base_dir / reference).resolve()
+    directory = checkpoint_directory(model) if reference is None else Path(reference)
     if not directory.is_dir():
         raise ConfigError(
             "There is no such tokenizer directory.",
-            where=f"model.tokenizer = {reference}",
+            where="model.tokenizer",
             why=f"looked for {directory}",
             fix="give a local directory (relative to the YAML file) or 'file.py:function'",
         )
@@ -106,7 +117,7 @@ def load_tokenizer(model: ModelSection, base_dir: Path) -> Any:
         ) from error
 
 
-def end_token_ids(model: ModelSection, base_dir: Path, tokenizer: Any) -> tuple[int, ...]:
+def end_token_ids(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
     """Collect the tokens that end a response: the tokenizer's, and those of ``generation_config.json``.
 
     Instruction-tuned checkpoints often name several (end of turn, end of text) there only.
@@ -115,7 +126,7 @@ def end_token_ids(model: ModelSection, base_dir: Path, tokenizer: Any) -> tuple[
 
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if model.path is not None:
-        directory = checkpoint_directory(model, base_dir)
+        directory = checkpoint_directory(model)
         if (directory / "generation_config.json").is_file():
             named = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
             ends.update([named] if isinstance(named, int) else named or [])

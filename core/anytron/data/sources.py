@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +13,17 @@ from anytron.data.prompts import Prompt
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from anytron.config.schema import DataSection
 
 PromptSource = Callable[..., Iterable[Prompt]]
-"""(**options) -> prompts. Registered sources get ``base_dir`` besides."""
+"""(**options) -> prompts."""
 
 
-def jsonl(*, base_dir: Path, path: str, prompt_key: str = "prompt", id_key: str = "id") -> list[Prompt]:
+def jsonl(path: str, prompt_key: str = "prompt", id_key: str = "id") -> list[Prompt]:
     """Read prompts from a file with one JSON object per line.
 
     Args:
-        base_dir: Directory that a relative ``path`` is relative to.
-        path: The file, UTF-8. Empty lines are skipped.
+        path: The file, UTF-8; in a configuration relative to the YAML file. Empty lines are skipped.
         prompt_key: The entry that holds the prompt: a string, or a list of token ids.
         id_key: The entry that names the prompt; without it the name is ``line N``.
 
@@ -36,7 +33,7 @@ def jsonl(*, base_dir: Path, path: str, prompt_key: str = "prompt", id_key: str 
     Raises:
         DataError: The file is missing, or a line is not such an object.
     """
-    file = base_dir / path
+    file = Path(path)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -77,16 +74,14 @@ SOURCES: Mapping[str, PromptSource] = MappingProxyType({"jsonl": jsonl})
 """By their name in ``data.source``."""
 
 
-def load_prompts(data: DataSection, base_dir: Path) -> list[Prompt]:
+def load_prompts(data: DataSection) -> list[Prompt]:
     """Get all prompts of a run.
 
     Raises:
         ConfigError: The source does not exist.
         DataError: It fails, or gives something else than prompts.
     """
-    source: Callable[..., Any] = resolve(data.source, base_dir, key="data.source", registered=SOURCES)
-    if data.source in SOURCES:
-        source = partial(source, base_dir=base_dir)
+    source: Callable[..., Any] = resolve(data.source, key="data.source", registered=SOURCES)
     try:
         prompts = list(source(**data.options))
     except DataError:

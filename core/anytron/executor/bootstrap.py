@@ -24,7 +24,6 @@ class Bootstrap:
         platform: Name of the platform that the driver chose; the worker does not choose again.
         platform_options: ``platform.options`` of the configuration.
         config: The run's configuration, resolved, as JSON values.
-        base_dir: Directory that relative paths in the configuration refer to.
         engine_group: Entry-point group of the engine.
         engine_name: Name of the engine in that group.
         sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
@@ -40,7 +39,6 @@ class Bootstrap:
     platform: str
     platform_options: dict[str, Any]
     config: dict[str, Any]
-    base_dir: str
     engine_group: str
     engine_name: str
     sys_path: list[str]

@@ -34,13 +34,11 @@ class LocalExecutor:
 
     Args:
         config: The run's configuration.
-        base_dir: Directory that relative paths in the configuration refer to.
         session: The driver's plugins; they give each process its environment.
     """
 
-    def __init__(self, config: RunConfig, base_dir: Path, session: Session) -> None:
+    def __init__(self, config: RunConfig, session: Session) -> None:
         self._config = config
-        self._base_dir = base_dir
         self._session = session
         self._groups: list[LocalWorkerGroup] = []
 
@@ -68,7 +66,6 @@ class LocalExecutor:
                     platform=self._session.platform.name,
                     platform_options=self._config.platform.options,
                     config=self._config.model_dump(mode="json"),
-                    base_dir=str(self._base_dir.resolve()),
                     engine_group=engine_group,
                     engine_name=engine_name,
                     sys_path=list(sys.path),

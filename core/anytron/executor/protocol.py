@@ -1,7 +1,7 @@
 """The protocols between the loop and whatever runs its processes.
 
 Implementations are found by entry point (group ``anytron.executors``; the value is a class that is
-constructed with ``(config, base_dir, session)``). What every implementation promises:
+constructed with ``(config, session)``). What every implementation promises:
 
 * A worker bootstraps before it unpickles anything of ours: plain data, environment, plugins, the
   ``before_import`` patches, the engine; only then the arguments of the first call.

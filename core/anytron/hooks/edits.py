@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from anytron.config.mistakes import Mistake, refuse
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,14 +23,13 @@ def refuse_errors(diagnostics: Iterable[tuple[str, Diagnostic]]) -> None:
     Raises:
         ConfigError: With every diagnostic of severity ``error``.
     """
-    errors = [(plugin, diagnostic) for plugin, diagnostic in diagnostics if diagnostic.severity == "error"]
-    if errors:
-        raise ConfigError(
-            "A plugin refuses this configuration.",
-            where=", ".join(diagnostic.key for _, diagnostic in errors),
-            why="; ".join(f"{diagnostic.message} (plugin '{plugin}')" for plugin, diagnostic in errors),
-            fix="; ".join(diagnostic.fix for _, diagnostic in errors if diagnostic.fix),
-        )
+    refuse(
+        [
+            Mistake(diagnostic.key, f"{diagnostic.message} (plugin '{plugin}')", diagnostic.fix)
+            for plugin, diagnostic in diagnostics
+            if diagnostic.severity == "error"
+        ]
+    )
 
 
 def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> RunConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -18,7 +19,6 @@ from anytron.rewards.registered import REWARDS, RewardFunction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from anytron.config.schema import RewardSection
     from anytron.rewards.sample import Sample
@@ -62,6 +62,8 @@ class Reward:
         """
         try:
             scores = self.function(samples)
+            if isinstance(scores, Iterator):
+                scores = list(scores)  # a generator raises only when it is read
         except DataError:
             raise
         except Exception as error:
@@ -71,16 +73,16 @@ class Reward:
                 why="".join(traceback.format_exception(error)).rstrip(),
                 fix="correct the function; the step's samples are in samples.jsonl",
             ) from error
-        values = self._numbers(scores, samples)
-        for sample, value in zip(samples, values, strict=True):
+        rewards = torch.tensor(self._numbers(scores, samples), dtype=torch.float32)
+        for sample, value in zip(samples, rewards.tolist(), strict=True):
             if not math.isfinite(value):
                 raise DataError(
                     f"A reward is {value}.",
                     where=self._where(sample),
-                    why="rewards must be finite: one that is not would reach every weight of the model",
+                    why="rewards must be finite in float32: one that is not would reach every weight of the model",
                     fix="return a finite number for every sample; the step's samples are in samples.jsonl",
                 )
-        return torch.tensor(values, dtype=torch.float32)
+        return rewards
 
     def _numbers(self, scores: Sequence[float], samples: Sequence[Sample]) -> list[float]:
         try:
@@ -123,7 +125,7 @@ class RewardSum:
     rewards: tuple[Reward, ...]
 
     @classmethod
-    def from_config(cls, sections: Sequence[RewardSection], base_dir: Path) -> RewardSum:
+    def from_config(cls, sections: Sequence[RewardSection]) -> RewardSum:
         """Find the functions.
 
         Raises:
@@ -131,7 +133,7 @@ class RewardSum:
         """
         rewards: list[Reward] = []
         for index, section in enumerate(sections):
-            function = resolve(section.function, base_dir, key=f"rewards[{index}].function", registered=REWARDS)
+            function = resolve(section.function, key=f"rewards[{index}].function", registered=REWARDS)
             name = section.function.rpartition(":")[2]
             if any(name == reward.name for reward in rewards):
                 raise ConfigError(

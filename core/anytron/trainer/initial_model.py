@@ -16,18 +16,17 @@ INITIAL_MODEL = "initial_model"
 """Name, in the run's directory, of a model that was made from ``model.config``."""
 
 
-def model_directory(config: RunConfig, base_dir: Path) -> Path:
+def model_directory(config: RunConfig) -> Path:
     """Find the Hugging Face directory that the run's model starts from.
 
     Args:
         config: The run.
-        base_dir: Directory that a relative ``model.path`` refers to.
 
     Returns:
         ``model.path``, or what :func:`write_random_model` has written for ``model.config``.
     """
     if config.model.path is not None:
-        return base_dir / config.model.path
+        return Path(config.model.path)
     return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
 
 
@@ -73,6 +72,6 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         )
     # The run has a progress bar of its own.
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    directory = model_directory(config, Path())
+    directory = model_directory(config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -45,15 +45,15 @@ class RunSummary:
     seconds: float
 
 
-def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progress) -> RunSummary:
+def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
     """Train a policy by reinforcement learning.
 
     Everything that can be wrong with configuration and data is found before a worker starts.
     Metrics and samples are on disk as soon as they are known; an error loses nothing of them.
 
     Args:
-        config: The run, complete (edits of plugins applied).
-        base_dir: Directory that relative paths in the configuration refer to.
+        config: The run, complete: paths absolute, edits of plugins applied, and held against this machine
+            (:func:`anytron.config.checks.check_config`).
         executor: Starts the workers; the caller closes it.
         progress: Is told of every step.
 
@@ -63,7 +63,7 @@ def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progr
         EngineError: An engine cannot do what was asked, or the two engines disagree.
         WorkerError: A worker process failed.
     """
-    task = prepare(config, base_dir)
+    task = prepare(config)
     updates = UpdatePlan.from_config(config)
     loss = PolicyLoss.from_config(config.algorithm)
     seed, steps = config.trainer.seed, config.trainer.total_steps
@@ -85,7 +85,7 @@ def train(config: RunConfig, base_dir: Path, executor: Executor, progress: Progr
                 responses = rollout.generate(
                     [prompt.tokens for prompt in prompts], task.sampling, derive_seed(seed, "rollout", step)
                 )
-            samples = make_samples(prompts, responses, task.tokenizer)
+            samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, task.tokenizer)
 
             with clock.measure("reward"):
                 try:

@@ -16,8 +16,6 @@ from anytron.rewards.scoring import RewardSum
 from anytron.trainer.roles import SamplingParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from anytron.config.schema import RunConfig
 
 
@@ -38,22 +36,21 @@ class Task:
     sampling: SamplingParams
 
 
-def prepare(config: RunConfig, base_dir: Path) -> Task:
+def prepare(config: RunConfig) -> Task:
     """Load tokenizer, prompts and rewards, and check them against the model.
 
     Args:
         config: The run.
-        base_dir: Directory that relative paths refer to.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
     _check_algorithm(config)
-    rewards = RewardSum.from_config(config.rewards, base_dir)
-    prompts = load_prompts(config.data, base_dir)
-    hf_config = load_hf_config(config.model, base_dir).get_text_config()
-    tokenizer = load_tokenizer(config.model, base_dir)
+    rewards = RewardSum.from_config(config.rewards)
+    prompts = load_prompts(config.data)
+    hf_config = load_hf_config(config.model).get_text_config()
+    tokenizer = load_tokenizer(config.model)
     tokenized = tokenize(
         prompts,
         tokenizer,
@@ -61,7 +58,7 @@ def prepare(config: RunConfig, base_dir: Path) -> Task:
         vocab_size=hf_config.vocab_size,
         max_new_tokens=config.rollout.max_new_tokens,
     )
-    ends = end_token_ids(config.model, base_dir, tokenizer)
+    ends = end_token_ids(config.model, tokenizer)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     return Task(
         tokenizer=tokenizer,
@@ -97,10 +94,4 @@ def _check_algorithm(config: RunConfig) -> None:
             where="rollout.samples_per_prompt",
             why="with one, every advantage is 0 and nothing is learnt",
             fix="set rollout.samples_per_prompt to 2 or more; 8 to 16 is usual",
-        )
-    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
-        raise ConfigError(
-            "The shortest response is longer than the longest.",
-            where="rollout.min_new_tokens",
-            why=f"{config.rollout.min_new_tokens} > rollout.max_new_tokens = {config.rollout.max_new_tokens}",
         )

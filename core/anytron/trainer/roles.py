@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
@@ -46,7 +45,6 @@ class EngineContext:
 
     Attributes:
         config: The run's configuration.
-        base_dir: Directory that relative paths in the configuration refer to.
         hooks: The facade over all plugins.
         platform: The active platform.
         ledger: The patches of this process; ``before_import`` has been applied.
@@ -54,7 +52,6 @@ class EngineContext:
     """
 
     config: RunConfig
-    base_dir: Path
     hooks: Hooks
     platform: Platform
     ledger: Ledger

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 def make_samples(
-    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], tokenizer: Any
+    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], group_size: int, tokenizer: Any
 ) -> list[Sample]:
     """Join each prompt with its responses, decoded without special tokens.
 
     Args:
         prompts: P prompts.
         responses: G responses for each.
+        group_size: G; groups are told apart by it from here on.
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
@@ -38,6 +39,13 @@ def make_samples(
     Raises:
         EngineError: The rollout engine's answer has another number of responses, or of log-probs.
     """
+    if len(responses) != len(prompts) or any(len(group) != group_size for group in responses):
+        raise EngineError(
+            "The rollout engine returned another number of responses than were asked for.",
+            where="generate",
+            why=f"{len(prompts)} groups of {group_size} were asked for; it returned {len(responses)} groups, of sizes "
+            f"{sorted({len(group) for group in responses})}",
+        )
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
     for prompt, response in pairs:
         if len(response.tokens) != len(response.log_probs):

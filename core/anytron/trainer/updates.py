@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
-from anytron.errors import ConfigError
 from anytron.trainer.batching import micro_batches
 
 if TYPE_CHECKING:
@@ -51,19 +50,7 @@ class UpdatePlan:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> UpdatePlan:
-        """Take the plan from the configuration.
-
-        Raises:
-            ConfigError: More mini-batches than groups.
-        """
-        groups = config.data.prompts_per_step
-        if config.algorithm.mini_batches > groups:
-            raise ConfigError(
-                "There are fewer groups than mini-batches.",
-                where="algorithm.mini_batches",
-                why=f"{groups} prompts for {config.algorithm.mini_batches} mini-batches; groups stay together",
-                fix=f"set algorithm.mini_batches to at most {groups}",
-            )
+        """Take the plan from the configuration."""
         return cls(
             epochs=config.algorithm.epochs,
             count=config.algorithm.mini_batches,

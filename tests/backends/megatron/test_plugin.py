@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from anytron.config.load import load_config
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Phase
@@ -71,6 +72,29 @@ def test_sizes_are_read_from_a_model_directory_and_from_a_multimodal_models_text
     run = config(parallel={"pipeline_model_parallel_size": 5})
     run = run.model_copy(update={"model": ModelSection(path=str(tmp_path))})
     assert keys(run) == [("error", "parallel.pipeline_model_parallel_size")]
+
+
+def test_a_relative_model_directory_has_been_anchored_when_the_hook_is_called(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "run.yaml").write_text("model: {path: model}\ndata: {source: s}\nrewards: [{function: f}]\n")
+    run = load_config(tmp_path / "run.yaml", ["parallel.pipeline_model_parallel_size=4", "rollout.max_new_tokens=8"])
+    assert keys(run) == [("error", "parallel.pipeline_model_parallel_size")]
+
+
+def test_the_distributed_optimizer_is_for_adam_only():
+    assert keys(config(optimizer={"name": "sgd"})) == [("error", "engine.distributed_optimizer")]
+    assert keys(config(optimizer={"name": "sgd"}, engine={"distributed_optimizer": False})) == []
+
+
+def test_weights_that_the_bridge_cannot_read_are_found_at_once(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    run = config().model_copy(update={"model": ModelSection(path=str(tmp_path))})
+    assert keys(run) == []  # no weights at all: the core says so
+    (tmp_path / "pytorch_model.bin").touch()
+    assert keys(run) == [("error", "model.path")]
+    (tmp_path / "model.safetensors").touch()
+    assert keys(run) == []
 
 
 def test_other_engines_are_none_of_its_business():

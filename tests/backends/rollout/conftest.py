@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
@@ -36,20 +37,19 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run_config(model=None, **rollout) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"dtype": "float32", "tokenizer": "sort_digits.py:tokenizer"}
-            | ({"config": QWEN3} if model is None else model),
-            "data": {"source": "sort_digits.py:prompts"},
-            "rewards": [{"function": "exact_match"}],
-            "rollout": rollout,
-        }
-    )
+    values = {
+        "model": {"dtype": "float32", "tokenizer": "sort_digits.py:tokenizer"}
+        | ({"config": QWEN3} if model is None else model),
+        "data": {"source": "sort_digits.py:prompts"},
+        "rewards": [{"function": "exact_match"}],
+        "rollout": rollout,
+    }
+    return anchor(RunConfig.model_validate(values), EXAMPLES)
 
 
 def engine_for(config: RunConfig) -> TransformersEngine:
     platform = CpuPlatform()
-    context = EngineContext(config, EXAMPLES, SimpleNamespace(), platform, Ledger(), ProcessInfo("rollout"))
+    context = EngineContext(config, SimpleNamespace(), platform, Ledger(), ProcessInfo("rollout"))
     return TransformersEngine(context)
 
 

@@ -138,5 +138,5 @@ def test_a_model_directory_without_weights_is_refused_at_once(new_engine, tmp_pa
     if present:
         (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     path = tmp_path if present else tmp_path / "nowhere"
-    with pytest.raises(ConfigError, match="has no weights" if present else "no such model directory"):
+    with pytest.raises(ConfigError, match="has no weights" if present else "there is no directory"):
         new_engine(model={"path": str(path)})

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from anytron.config.anchor import anchor
 from anytron.config.checks import check_config
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
@@ -45,7 +46,7 @@ def check(tmp_path):
             name: {**values.get(name, {}), **keys} if isinstance(keys, dict) else keys
             for name, keys in sections.items()
         }
-        return check_config(RunConfig.model_validate(values), tmp_path, platform, platform.probe())
+        return check_config(anchor(RunConfig.model_validate(values), tmp_path), platform, platform.probe())
 
     return check
 
@@ -122,6 +123,17 @@ def test_an_output_directory_below_a_file_is_refused(check, tmp_path):
 
     with pytest.raises(ConfigError, match="is not a directory"):
         check(trainer={"output_dir": str(tmp_path / "file" / "run")})
+
+
+def test_overwriting_the_model_that_a_run_starts_from_is_refused(check, tmp_path):
+    directory = tmp_path / "run" / "hf"
+    directory.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (directory / name).touch()
+
+    assert check(model={"path": "run/hf"}) == []
+    with pytest.raises(ConfigError, match=r"would delete model\.path"):
+        check(model={"path": "run/hf"}, trainer={"overwrite": True})
 
 
 def test_all_mistakes_come_at_once(check):

@@ -25,26 +25,25 @@ number = 5
 
 
 @pytest.fixture
-def base_dir(tmp_path):
+def directory(tmp_path):
     (tmp_path / "task.py").write_text(CODE)
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     return tmp_path
 
 
-def test_a_registered_name_comes_first(tmp_path):
-    assert resolve("length", tmp_path, key="k", registered={"length": len}) is len
+def test_a_registered_name_comes_first():
+    assert resolve("length", key="k", registered={"length": len}) is len
 
 
-def test_a_function_of_a_module(tmp_path):
-    assert resolve("dataclasses:replace", tmp_path, key="k") is dataclasses.replace
+def test_a_function_of_a_module():
+    assert resolve("dataclasses:replace", key="k") is dataclasses.replace
 
 
-def test_a_file_is_relative_to_the_configuration_and_run_once(base_dir):
-    make = resolve("task.py:make", base_dir, key="k")
+def test_a_file_is_run_once(directory):
+    make = resolve(f"{directory}/task.py:make", key="k")
     thing = make()
     assert thing.size == 3
-    assert resolve("task.py:make", base_dir, key="k") is make
-    assert resolve(f"{base_dir}/task.py:make", base_dir.parent, key="k") is make
+    assert resolve(f"{directory}/../{directory.name}/task.py:make", key="k") is make
     assert pickle.loads(pickle.dumps(thing)) == thing
 
 
@@ -54,18 +53,18 @@ def test_a_file_is_relative_to_the_configuration_and_run_once(base_dir):
         ("lenght", r"(?s)'lenght' is not registered.*rewards\[0\].function.*did you mean 'length'"),
         ("zzz", "(?s)'zzz' is not registered.*'file.py:function'"),
         ("no_such_module_here:f", "(?s)no module 'no_such_module_here'.*name a file"),
-        ("elsewhere.py:f", "(?s)no file elsewhere.py.*relative to the YAML file"),
-        ("task.py:mak", "(?s)has no 'mak'.*did you mean 'make'"),
-        ("task.py:number", "(?s)not a function.*int"),
-        ("broken.py:f", "(?s)fails to run.*a_package_that_is_not_there"),
+        ("PATH/elsewhere.py:f", "(?s)no file .*elsewhere.py.*relative to the YAML file"),
+        ("PATH/task.py:mak", "(?s)has no 'mak'.*did you mean 'make'"),
+        ("PATH/task.py:number", "(?s)not a function.*int"),
+        ("PATH/broken.py:f", "(?s)fails to run.*a_package_that_is_not_there"),
     ],
 )
-def test_what_cannot_be_found_is_explained(base_dir, reference, message):
+def test_what_cannot_be_found_is_explained(directory, reference, message):
     with pytest.raises(ConfigError, match=message):
-        resolve(reference, base_dir, key="rewards[0].function", registered={"length": len})
+        resolve(reference.replace("PATH", str(directory)), key="rewards[0].function", registered={"length": len})
 
 
-def test_a_module_that_lacks_a_dependency_is_not_called_missing(base_dir, monkeypatch):
-    monkeypatch.syspath_prepend(base_dir)
+def test_a_module_that_lacks_a_dependency_is_not_called_missing(directory, monkeypatch):
+    monkeypatch.syspath_prepend(directory)
     with pytest.raises(ConfigError, match=r"(?s)Module broken fails to import.*a_package_that_is_not_there"):
-        resolve("broken:f", base_dir, key="k")
+        resolve("broken:f", key="k")

@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anytron.config.anchor import anchor
 from anytron.config.load import known_keys, load_config
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
@@ -57,6 +58,13 @@ def test_values_are_those_of_the_file_and_defaults_elsewhere(good):
     assert config.rollout == RunConfig.model_fields["rollout"].default
 
 
+@pytest.mark.parametrize(
+    "override", ["algorithm.entropy_coefficient=.nan", "optimizer.lr=.inf", "rewards[0].weight=.inf"]
+)
+def test_numbers_are_finite(good, override):
+    assert "finite number" in refusal(good, override).why
+
+
 def test_overrides_are_yaml_reach_into_lists_and_the_last_wins(good):
     config = load_config(
         good,
@@ -94,7 +102,7 @@ def test_what_is_dumped_is_read_back(tmp_path_factory, steps, lr, text):
     config = RunConfig.model_validate(values)
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
 
-    assert load_config(path) == config
+    assert load_config(path) == anchor(config, path.parent)
 
 
 def test_an_unknown_key_is_refused_with_file_line_and_the_nearest_known_name(good):

@@ -20,19 +20,19 @@ LIMITS = {"context_length": 16, "vocab_size": 16, "max_new_tokens": 4}
 
 @pytest.fixture
 def tokenizer():
-    return resolve("sort_digits.py:tokenizer", EXAMPLES, key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
 
 
 def write(path: Path, *records) -> DataSection:
     path.write_text("\n".join(json.dumps(record) for record in records) + "\n\n")
-    return DataSection(source="jsonl", options={"path": path.name})
+    return DataSection(source="jsonl", options={"path": str(path)})
 
 
 def test_a_file_of_lines(tmp_path):
     data = write(
         tmp_path / "p.jsonl", {"prompt": "31>", "answer": "13"}, {"id": "second", "prompt": [5, 10], "answer": "5"}
     )
-    first, second = load_prompts(data, tmp_path)
+    first, second = load_prompts(data)
     assert first == Prompt("line 1", text="31>", data={"answer": "13"})
     assert second == Prompt("second", tokens=(5, 10), data={"id": "second", "answer": "5"})
 
@@ -52,11 +52,12 @@ def test_a_file_that_is_not_usable(tmp_path, content, message):
     if content is not None:
         (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
-        load_prompts(DataSection(source="jsonl", options={"path": "p.jsonl"}), tmp_path)
+        load_prompts(DataSection(source="jsonl", options={"path": str(tmp_path / "p.jsonl")}))
 
 
 def test_a_function_in_a_file():
-    prompts = load_prompts(DataSection(source="sort_digits.py:prompts", options={"count": 5, "digits": 3}), EXAMPLES)
+    source = f"{EXAMPLES}/sort_digits.py:prompts"
+    prompts = load_prompts(DataSection(source=source, options={"count": 5, "digits": 3}))
     assert [prompt.id for prompt in prompts] == [f"sort-{index}" for index in range(5)]
     assert all(sorted(prompt.text[:3]) == list(prompt.data["answer"]) for prompt in prompts)
 
@@ -64,11 +65,11 @@ def test_a_function_in_a_file():
 def test_a_source_that_fails_or_gives_something_else(tmp_path):
     (tmp_path / "s.py").write_text("def strings():\n    return ['a']\n\ndef fails():\n    raise OSError('disk')\n")
     with pytest.raises(DataError, match=r"(?s)something else than prompts.*entry 0 is str"):
-        load_prompts(DataSection(source="s.py:strings"), tmp_path)
+        load_prompts(DataSection(source=f"{tmp_path}/s.py:strings"))
     with pytest.raises(DataError, match=r"(?s)source of prompts failed.*s\.py:fails.*OSError: disk"):
-        load_prompts(DataSection(source="s.py:fails"), tmp_path)
+        load_prompts(DataSection(source=f"{tmp_path}/s.py:fails"))
     with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
-        load_prompts(DataSection(source="json"), tmp_path)
+        load_prompts(DataSection(source="json"))
 
 
 def test_text_and_tokens_meet(tokenizer):

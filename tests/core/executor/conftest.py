@@ -23,7 +23,7 @@ def make_executor(testchip, tmp_path):
                 "trainer": {"total_steps": 7, "output_dir": str(tmp_path / "run")},
             }
         )
-        executor = LocalExecutor(config, tmp_path, open_session(platform="testchip"))
+        executor = LocalExecutor(config, open_session(platform="testchip"))
         made.append(executor)
         return executor
 

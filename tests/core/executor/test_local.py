@@ -35,7 +35,7 @@ class ImportsTheEngine:
         return (eval, ("list(__import__('testchip').EVENTS)",))
 
 
-def test_a_worker_is_built_in_order_and_told_who_it_is(start, tmp_path):
+def test_a_worker_is_built_in_order_and_told_who_it_is(start):
     first, second = start(ranks=2).call("describe")
 
     assert first["events"] == [
@@ -49,7 +49,7 @@ def test_a_worker_is_built_in_order_and_told_who_it_is(start, tmp_path):
     assert (second["env"]["RANK"], second["env"]["WORLD_SIZE"], second["env"]["LOCAL_RANK"]) == ("1", "2", "1")
     assert first["env"]["MASTER_PORT"] == second["env"]["MASTER_PORT"]
     assert (first["platform"], first["patches"], first["steps"]) == ("testchip", ["testchip.mark"], 7)
-    assert (first["base_dir"], first["threads"], first["env"]["OMP_NUM_THREADS"]) == (str(tmp_path), 1, "1")
+    assert (first["threads"], first["env"]["OMP_NUM_THREADS"]) == (1, "1")
 
 
 def test_nothing_of_ours_is_unpickled_before_the_engine_is_built(start):
@@ -223,7 +223,7 @@ def test_workers_end_when_the_driver_is_killed(testchip, tmp_path):
         config = RunConfig.model_validate(dict(
             model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),
             rewards=[dict(function="none")], trainer=dict(output_dir={str(tmp_path / "run")!r})))
-        executor = LocalExecutor(config, Path("."), open_session(platform="testchip"))
+        executor = LocalExecutor(config, open_session(platform="testchip"))
         group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
         print(*[facts["pid"] for facts in group.call("describe")], flush=True)
         group.call("hang_in_this_function", 0)

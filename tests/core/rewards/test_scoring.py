@@ -41,17 +41,17 @@ def test_rewards_are_added_with_their_weights_and_options(tmp_path):
     )
     sections = [
         RewardSection(function="exact_match", weight=2.0),
-        RewardSection(function="r.py:size", weight=-1.0, options={"per": 10}),
+        RewardSection(function=f"{tmp_path}/r.py:size", weight=-1.0, options={"per": 10}),
     ]
-    scores = RewardSum.from_config(sections, tmp_path)(SAMPLES)
+    scores = RewardSum.from_config(sections)(SAMPLES)
     torch.testing.assert_close(scores.total, torch.tensor([1.8, 1.6, -0.5]))
     assert scores.parts["exact_match"].tolist() == [1, 1, 0]
     torch.testing.assert_close(scores.parts["size"], torch.tensor([0.2, 0.4, 0.5]))
 
 
-def test_two_rewards_of_one_name_are_refused(tmp_path):
+def test_two_rewards_of_one_name_are_refused():
     with pytest.raises(ConfigError, match=r"(?s)Two rewards are called exact_match.*rewards\[1\]"):
-        RewardSum.from_config([RewardSection(function="exact_match")] * 2, tmp_path)
+        RewardSum.from_config([RewardSection(function="exact_match")] * 2)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,7 @@ def test_any_sequence_of_numbers_will_do(answer):
     [
         ([0.0, math.nan, 0.0], "(?s)A reward is nan.*reward judge, prompt p1, response ' 13 '.*finite"),
         ([0.0, 0.0, -math.inf], "(?s)A reward is -inf.*prompt p2"),
+        ([0.0, 1e39, 0.0], "(?s)A reward is inf.*prompt p1.*finite in float32"),
         ([1.0, 2.0], "(?s)wrong number of rewards.*reward judge.*2 rewards for 3 samples"),
         ([1.0, None, 2.0], "(?s)not a number.*prompt p1.*None"),
         (0.5, "(?s)returned no list.*float"),
@@ -86,3 +87,15 @@ def test_a_function_that_raises_is_shown_with_the_sample_it_looked_at():
     with pytest.raises(DataError, match=r"(?s)reward judge, prompt p2.*ZeroDivisionError.*samples\.jsonl") as caught:
         Reward("judge", lambda samples: [score(one) for one in samples], 1.0)(SAMPLES)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_generator_will_do_and_may_raise_late():
+    def judge(samples):
+        for one in samples:
+            if one.prompt_id == "p2":
+                raise LookupError("no opinion")
+            yield 1.0
+
+    assert Reward("judge", judge, 1.0)(SAMPLES[:2]).tolist() == [1, 1]
+    with pytest.raises(DataError, match=r"(?s)raised.*reward judge, prompt p2.*LookupError: no opinion"):
+        Reward("judge", judge, 1.0)(SAMPLES)

@@ -28,7 +28,6 @@ class Engine:
         return {
             "events": testchip.EVENTS,
             "env": dict(os.environ),
-            "base_dir": str(c.base_dir),
             "steps": c.config.trainer.total_steps,
             "platform": c.platform.name,
             "patches": [r["id"] for r in c.ledger.report()],

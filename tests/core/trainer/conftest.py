@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
+from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
@@ -32,7 +33,7 @@ class TorchEngine:
 
     def __init__(self, context):
         config = context.config
-        directory = model_directory(config, context.base_dir)
+        directory = model_directory(config)
         roles = ["policy", "reference"] if config.algorithm.kl_coefficient > 0 else ["policy"]
         self.models = {role: AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32) for role in roles}
         self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
@@ -123,15 +124,12 @@ class InProcessExecutor:
     """
 
     config: RunConfig
-    base_dir: Path
     started: list = field(default_factory=list)
     lose_every: int | None = None
 
     def start(self, role, engine_group, engine_name, world_size, num_threads=None):
         assert world_size == 1
-        context = EngineContext(
-            self.config, self.base_dir, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role)
-        )
+        context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role))
         self.started.append(role)
         if role == "trainer":
             return InProcessGroup(TorchEngine(context))
@@ -161,14 +159,13 @@ class Run:
     """A run of the loop on a two-layer Qwen3 with a vocabulary of 16; sections are merged over small defaults."""
 
     config: RunConfig
-    base_dir: Path
     progress: RecordedProgress = field(default_factory=RecordedProgress)
 
     def __post_init__(self):
-        self.executor = InProcessExecutor(self.config, self.base_dir)
+        self.executor = InProcessExecutor(self.config)
 
     def train(self):
-        return train(self.config, self.base_dir, self.executor, self.progress)
+        return train(self.config, self.executor, self.progress)
 
 
 @pytest.fixture
@@ -176,10 +173,10 @@ def new_run(tmp_path):
     """Make a run whose rewards come from functions written into a file of its own."""
 
     def make(reward_code: str = "", **sections) -> Run:
-        base_dir = tmp_path / "config"
-        base_dir.mkdir(exist_ok=True)
+        directory = tmp_path / "config"
+        directory.mkdir(exist_ok=True)
         code = (EXAMPLES / "sort_digits.py").read_text() + "\n\n" + reward_code
-        (base_dir / "task.py").write_text(code)
+        (directory / "task.py").write_text(code)
         defaults = {
             "model": {
                 "config": {
@@ -212,6 +209,6 @@ def new_run(tmp_path):
             else sections.get(name, defaults[name])
             for name in defaults.keys() | sections.keys()
         }
-        return Run(RunConfig.model_validate(merged), base_dir)
+        return Run(anchor(RunConfig.model_validate(merged), directory))
 
     return make

@@ -15,8 +15,7 @@ from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 
 @pytest.fixture
 def tokenizer(new_run):
-    run = new_run()
-    return resolve("task.py:tokenizer", run.base_dir, key="model.tokenizer")()
+    return resolve(new_run().config.model.tokenizer, key="model.tokenizer")()
 
 
 PROMPTS = [
@@ -30,7 +29,7 @@ RESPONSES = [
 
 
 def test_samples_carry_text_without_special_tokens(tokenizer):
-    samples = make_samples(PROMPTS, RESPONSES, tokenizer)
+    samples = make_samples(PROMPTS, RESPONSES, 2, tokenizer)
     assert [(sample.prompt_id, sample.response_text) for sample in samples] == [
         ("a", "13"),
         ("a", ""),
@@ -43,7 +42,7 @@ def test_samples_carry_text_without_special_tokens(tokenizer):
 
 
 def test_a_batch_is_the_samples_side_by_side(tokenizer):
-    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=0.5)
+    batch = assemble(make_samples(PROMPTS, RESPONSES, 2, tokenizer), temperature=0.5)
     assert batch.lengths.tolist() == [6, 3, 3, 4]
     assert batch.tokens.tolist() == [3, 1, 10, 1, 3, 11, 3, 1, 10, 5, 10, 5, 5, 10, 7, 7]
     assert batch.response_mask.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1]
@@ -54,13 +53,13 @@ def test_a_batch_is_the_samples_side_by_side(tokenizer):
 
 def test_a_batch_of_empty_responses_can_be_made(tokenizer):
     empty = [[Response((), (), finished=True)]] * 2
-    batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)
+    batch = assemble(make_samples(PROMPTS, empty, 1, tokenizer), temperature=1.0)
     assert batch.lengths.tolist() == [3, 2]
     assert not batch.response_mask.any()
 
 
 def test_advantages_reach_response_tokens_only(tokenizer):
-    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=1.0)
+    batch = assemble(make_samples(PROMPTS, RESPONSES, 2, tokenizer), temperature=1.0)
     algorithm = AlgorithmSection(normalize_std=False)
     batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
     assert batch.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0.5] + [0] * 10
@@ -69,4 +68,10 @@ def test_advantages_reach_response_tokens_only(tokenizer):
 def test_log_probs_that_do_not_fit_are_an_error(tokenizer):
     wrong = [[Response((1, 2), (-0.1,), finished=True)], [Response((), (), finished=True)]]
     with pytest.raises(EngineError, match=r"(?s)prompt a.*2 tokens, 1 log-probs"):
-        make_samples(PROMPTS, wrong, tokenizer)
+        make_samples(PROMPTS, wrong, 1, tokenizer)
+
+
+@pytest.mark.parametrize("wrong", [RESPONSES[:1], [RESPONSES[0], RESPONSES[1][:1]]])
+def test_another_number_of_responses_would_mix_up_the_groups(tokenizer, wrong):
+    with pytest.raises(EngineError, match=r"(?s)another number of responses.*2 groups of 2 were asked for"):
+        make_samples(PROMPTS, wrong, 2, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +17,9 @@ from anytron.plugins import open_session
 from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LENGTHS = [5, 9, 7, 12, 3, 8, 16, 4]
 VOCABULARY = 96
@@ -32,7 +35,7 @@ def tiny_model(tmp_path_factory) -> Path:
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -111,7 +114,7 @@ def start_engine(tiny_model, tmp_path_factory):
         }
         config = RunConfig.model_validate({**merged, "rewards": defaults["rewards"]})
         session = open_session(platform="cpu", options={})
-        with LocalExecutor(config, Path.cwd(), session) as executor:
+        with LocalExecutor(config, session) as executor:
             group = executor.start(
                 "trainer", "anytron.training_engines", "megatron", config.parallel.world_size, num_threads=1
             )

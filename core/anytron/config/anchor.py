@@ -1,0 +1,64 @@
+"""Make the paths in a configuration absolute, so that it means the same wherever it is read next.
+
+A run writes its configuration into its own directory, and worker processes, plugins and engines read
+it too: none of them has to know where the YAML file lay. ``trainer.output_dir`` stays as it is; it is
+relative to the directory that a run is started in, not to the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anytron.config.schema import DataSection, RunConfig
+
+
+def anchor(config: RunConfig, directory: Path) -> RunConfig:
+    """Resolve relative paths against a directory.
+
+    These are ``model.path``, ``model.tokenizer``, the file in every ``file.py:function``, and the
+    option ``path`` of a registered ``data.source``.
+
+    Args:
+        config: As read.
+        directory: Where the YAML file lies.
+    """
+    model = {
+        "path": None if config.model.path is None else _absolute(config.model.path, directory),
+        "tokenizer": None if config.model.tokenizer is None else _tokenizer(config.model.tokenizer, directory),
+    }
+    changed = {name: value for name, value in model.items() if value is not None}
+    rewards = [
+        reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in config.rewards
+    ]
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=changed),
+            "data": _data(config.data, directory),
+            "rewards": rewards,
+        }
+    )
+
+
+def _absolute(path: str, directory: Path) -> str:
+    return str((directory / path).resolve())
+
+
+def _reference(reference: str, directory: Path) -> str:
+    """``file.py:function`` with an absolute file; modules and registered names as they are."""
+    location, colon, function = reference.rpartition(":")
+    return f"{_absolute(location, directory)}:{function}" if colon and location.endswith(".py") else reference
+
+
+def _tokenizer(tokenizer: str, directory: Path) -> str:
+    return _reference(tokenizer, directory) if ":" in tokenizer else _absolute(tokenizer, directory)
+
+
+def _data(data: DataSection, directory: Path) -> DataSection:
+    path = data.options.get("path")
+    update: dict[str, object] = {"source": _reference(data.source, directory)}
+    if ":" not in data.source and isinstance(path, str):
+        update["options"] = {**data.options, "path": _absolute(path, directory)}
+    return data.model_copy(update=update)

@@ -1,0 +1,54 @@
+"""A configuration means the same wherever it is read: its paths are absolute once it has been read."""
+
+import os
+
+import yaml
+
+from anytron.config.load import load_config
+
+TASK = """\
+model: {path: models/small, tokenizer: task.py:tokenizer}
+data: {source: jsonl, options: {path: ../data/p.jsonl, prompt_key: question}}
+rewards:
+  - function: judges/strict.py:score
+  - function: some.package:score
+  - function: exact_match
+"""
+
+
+def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "run.yaml").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+
+    config = load_config(tmp_path.joinpath("configs/run.yaml").relative_to(tmp_path), ["trainer.output_dir=out"])
+
+    here = os.path.realpath(tmp_path)
+    assert config.model.path == f"{here}/configs/models/small"
+    assert config.model.tokenizer == f"{here}/configs/task.py:tokenizer"
+    assert config.data.options == {"path": f"{here}/data/p.jsonl", "prompt_key": "question"}
+    assert [reward.function for reward in config.rewards] == [
+        f"{here}/configs/judges/strict.py:score",
+        "some.package:score",
+        "exact_match",
+    ]
+    assert config.trainer.output_dir == "out"
+
+
+def test_an_option_of_a_users_own_source_is_the_users_business(tmp_path):
+    (tmp_path / "run.yaml").write_text(TASK)
+
+    config = load_config(tmp_path / "run.yaml", ["data.source=task.py:prompts", "model.tokenizer=words"])
+
+    assert config.data.options["path"] == "../data/p.jsonl"
+    assert config.model.tokenizer == os.path.realpath(tmp_path / "words")
+
+
+def test_what_a_run_writes_is_read_back_from_another_directory(tmp_path):
+    (tmp_path / "run.yaml").write_text(TASK)
+    config = load_config(tmp_path / "run.yaml")
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "config.yaml"
+    copy.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+
+    assert load_config(copy) == config
