@@ -29,9 +29,13 @@ def megatron_patches(context: PatchContext, owner: str) -> list[Patch]:
         mla_values(owner),
         recompute_scopes(owner),
         recompute_scopes_without_output(owner),
+        mtp_without_labels(owner),
+        checkpoint_format(owner),
     ]
     if context.platform.portable_modules or find_spec("transformer_engine"):
         patches.append(recompute_scopes_transformer_engine(owner))
+    else:
+        patches.append(router_gemm(owner))
     return patches
 
 
@@ -128,6 +132,74 @@ def mla_values(owner: str) -> Patch:
                 reason="models that mcore-bridge builds have a class with its own forward, which pads values",
             ),
         ),
+    )
+
+
+def mtp_without_labels(owner: str) -> Patch:
+    """Let models with multi-token prediction score and generate."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.multi_token_prediction import leaving_out_without_labels
+
+        return leaving_out_without_labels(original)
+
+    return Patch(
+        id="megatron.mtp-without-labels",
+        owner=owner,
+        target="megatron.core.models.gpt.gpt_model:GPTModel.forward",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires="<0.17",
+        reason="multi-token prediction clones the labels, and a model that scores or generates is given none",
+        upstream="megatron-core 0.16.1, gpt_model.py, line 612: labels.clone(); verl patch.py, MTP inference",
+        remove_when="megatron-core before 0.17 is not supported",
+        replacement=replace,
+    )
+
+
+def checkpoint_format(owner: str) -> Patch:
+    """Write distributed checkpoints with torch 2.7 and later."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.checkpoint_writing import naming_the_format
+
+        return naming_the_format(original)
+
+    return Patch(
+        id="megatron.checkpoint-format",
+        owner=owner,
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async:_write_item",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires="<0.13",
+        reason="saving fails: _write_item() missing 1 required positional argument: 'serialization_format'",
+        upstream="https://github.com/modelscope/ms-swift/issues/4111, https://github.com/ROCm/Megatron-LM/pull/83",
+        remove_when="megatron-core before 0.13 is not supported",
+        required=False,  # the module needs psutil, and who saves no distributed checkpoint needs neither
+        rebinds=False,  # the function is torch's
+        replacement=replace,
+    )
+
+
+def router_gemm(owner: str) -> Patch:
+    """Let routers of mixtures of experts compute without Transformer Engine."""
+
+    def install() -> Callable[[], None]:
+        from anytron_megatron.patches.router_gating import define_missing_gemm
+
+        return define_missing_gemm()
+
+    return Patch(
+        id="megatron.router-gemm",
+        owner=owner,
+        target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires=">=0.13,<0.17",
+        reason="without Transformer Engine the router fails: NameError: name 'te_general_gemm' is not defined",
+        upstream="megatron-core 0.16.1, moe_utils.py, lines 16 to 39 and 1192; 0.19 defines it as None",
+        remove_when="megatron-core before 0.17 is not supported",
+        install=install,
     )
 
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from anytron_megatron.patches.shadow import shadowed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
 VALUE_WIDTH = "hidden_size_per_attention_head_v"
 """Where Transformer Engine's and MindSpeed's attention modules keep the width that they check values against."""
-
-_ABSENT = object()
 
 
 def padding_values(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,9 +50,9 @@ def padding_values(original: Callable[..., Any]) -> Callable[..., Any]:
             attend = _padded(core) if pads else core.forward
             extra: dict[str, Tensor] = {}
             if variant == "dsa":
-                touched.enter_context(_shadowed(self, "get_query_key_value_tensors", _keeping(self, extra)))
-            touched.enter_context(_shadowed(core, "forward", attend))
-            touched.enter_context(_shadowed(self, "_checkpointed_attention_forward", _recomputed(self, attend, extra)))
+                touched.enter_context(shadowed(self, "get_query_key_value_tensors", _keeping(self, extra)))
+            touched.enter_context(shadowed(core, "forward", attend))
+            touched.enter_context(shadowed(self, "_checkpointed_attention_forward", _recomputed(self, attend, extra)))
             return original(self, *args, **kwargs)
 
     return forward
@@ -67,7 +67,7 @@ def _padded(core: nn.Module) -> Callable[..., Tensor]:
         if value is None or value.shape[-1] >= query.shape[-1]:
             return inner(query, key, value, *args, **kwargs)
         wide, narrow = query.shape[-1], value.shape[-1]
-        with _shadowed(core, VALUE_WIDTH, wide) if hasattr(core, VALUE_WIDTH) else ExitStack():
+        with shadowed(core, VALUE_WIDTH, wide) if hasattr(core, VALUE_WIDTH) else ExitStack():
             output = inner(query, key, F.pad(value, (0, wide - narrow)), *args, **kwargs)
         if output.ndim == 2:  # Transformer Engine gives [T, N * D], MindSpeed [T, N, D]
             output = output.unflatten(-1, (-1, wide))
@@ -76,9 +76,7 @@ def _padded(core: nn.Module) -> Callable[..., Tensor]:
     return attend
 
 
-def _recomputed(
-    attention: nn.Module, attend: Callable[..., Tensor], extra: dict[str, Tensor]
-) -> Callable[..., Tensor]:
+def _recomputed(attention: nn.Module, attend: Callable[..., Tensor], extra: dict[str, Tensor]) -> Callable[..., Tensor]:
     """``Attention._checkpointed_attention_forward``, with ``attend`` also in the recomputation."""
     core = attention.core_attention
 
@@ -98,7 +96,7 @@ def _recomputed(
         names = list(extra)
 
         def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *more: Tensor) -> Tensor:
-            with _shadowed(core, "forward", attend):
+            with shadowed(core, "forward", attend):
                 return core(
                     query,
                     key,
@@ -111,7 +109,7 @@ def _recomputed(
                 )
 
         # Inputs that need gradients are arguments: what a recomputed function keeps is not detached.
-        return checkpoint(run, False, query, key, value, attention_mask, *extra.values())  # noqa: FBT003
+        return checkpoint(run, False, query, key, value, attention_mask, *extra.values())
 
     return checkpointed
 
@@ -126,18 +124,3 @@ def _keeping(attention: nn.Module, extra: dict[str, Tensor]) -> Callable[..., An
         return answer
 
     return get_query_key_value_tensors
-
-
-@contextmanager
-def _shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an instance's attribute be another for a while; afterwards the instance holds what it held."""
-    own = vars(owner)
-    before = own.get(name, _ABSENT)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            del own[name]
-        else:
-            own[name] = before

@@ -16,14 +16,13 @@ from packaging.requirements import Requirement as Dependency
 from packaging.utils import canonicalize_name
 
 import anytron
+from anytron.cli.patches import planned_patches
 from anytron.errors import AnytronError
-from anytron.hooks.types import PatchContext, ProcessInfo
+from anytron.hooks.types import ProcessInfo
 from anytron.plugins import check_requirements, open_session, survey_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from anytron.plugins import Session
 
 VARIABLES = ("ANYTRON_", "HF_", "MASTER_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
 """Beginnings of environment variables that change how a run behaves, besides those of the platform."""
@@ -62,7 +61,7 @@ def examine() -> Findings:
         needed |= {requirement.package for _, requirement in session.hooks.requirements()}
         variables |= {runtime.visible_devices_variable or ""} | set(session.hooks.runtime_env(ProcessInfo("trainer")))
         check_requirements(session.hooks)
-        findings["patches"] = _planned_patches(session)
+        findings["patches"] = planned_patches(session)
     except AnytronError as error:
         findings["problems"].append(str(error))
     findings["packages"] = _packages(needed)
@@ -75,34 +74,6 @@ def examine() -> Findings:
         name: value for name, value in sorted(os.environ.items()) if name in variables or name.startswith(VARIABLES)
     }
     return findings
-
-
-def _planned_patches(session: Session) -> list[dict[str, str]]:
-    from anytron.patches import Phase
-    from anytron.patches.versions import in_range, installed_version
-
-    context = PatchContext(platform=session.platform, role="trainer", hooks=session.hooks)
-    rows = []
-    for phase in Phase:
-        for patch in session.hooks.patch_model(phase, context):
-            version = installed_version(patch.package) if patch.package else ""
-            if patch.package and not version:
-                verdict = f"skipped: {patch.package} is not installed"
-            elif patch.requires and not in_range(version, patch.requires):
-                verdict = f"skipped: {patch.package} {version} is outside of {patch.requires}"
-            else:
-                verdict = "applies"
-            rows.append(
-                {
-                    "id": patch.id,
-                    "owner": patch.owner,
-                    "phase": phase.value,
-                    "target": patch.target,
-                    "verdict": verdict,
-                    "reason": patch.reason,
-                }
-            )
-    return rows
 
 
 def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -157,7 +128,10 @@ def print_findings(findings: Findings, *, as_json: bool) -> None:
         f"  {plugin['name']:<20} {plugin['state']:<16} {plugin['reason']}" for plugin in findings.get("plugins", ())
     ]
     lines.append("\npatches of a training process")
-    lines += [f"  {patch['id']}: {patch['verdict']}\n    {patch['reason']}" for patch in findings["patches"]]
+    lines += [
+        f"  {patch['id']}: {patch['verdict']} ({patch['reason']})\n    {patch['purpose']}"
+        for patch in findings["patches"]
+    ]
     lines.append("\nenvironment")
     lines += [f"  {name}={value}" for name, value in findings["environment"].items()]
     lines.append("\nproblems")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import anytron
+from anytron.cli.patches import app as patches_app
 from anytron.cli.plugins import app as plugins_app
 from anytron.errors import AnytronError, WorkerError
 from anytron.plugins import disable_device_autoload
@@ -32,6 +33,7 @@ app = typer.Typer(
 config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
 app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
+app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; its keys: docs/reference/config.md.")]
 Overrides = Annotated[

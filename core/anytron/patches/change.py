@@ -121,7 +121,7 @@ def _replace(patch: Patch) -> Change:
         change.undo()
         raise PatchError(f"{patch.target} did not take its replacement", why="its owner intercepts assignment")
     remarks = []
-    if "." not in patch.attribute and can_be_found(original):
+    if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new
         # Not where the replacement itself lives: it may call the original under that very name.
         home = getattr(new, "__globals__", {}).get("__name__")

@@ -78,6 +78,8 @@ class Patch:
         install: Makes a change that is not one attribute (a module alias, a set of wrappers) and
             returns the function that undoes it.
         describe: With ``install``: asked after installing, says what was changed, for the record.
+        rebinds: Give the replacement also to other modules that hold the original by name. False where
+            the target is such a name itself and the original is right for everybody else.
         superseded_by: Classes that the patch does not reach because they bring their own version.
         stays: What undoing cannot take back (a package's own effects when it is imported), for the
             record.
@@ -98,6 +100,7 @@ class Patch:
     replacement: Callable[[Any], Any] | None = None
     install: Callable[[], Callable[[], None]] | None = None
     describe: Callable[[], str] | None = None
+    rebinds: bool = True
     superseded_by: tuple[Supersession, ...] = ()
     stays: str = ""
 

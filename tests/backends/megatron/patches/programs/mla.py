@@ -1,6 +1,6 @@
 """Train Megatron's own multi-latent attention for one step, packed and padded, patched and not; print what differs.
 
-Run as: python mla.py RANK WORLD_SIZE STORE local|portable. World size = tensor-parallel size. Rank 0 prints one JSON object.
+Run as: python mla.py RANK WORLD_SIZE STORE local|portable. World size = tensor-parallel size. Rank 0 prints JSON.
 """
 
 import json
@@ -88,7 +88,8 @@ def build(recompute=(), **options):
         num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=48, normalization="RMSNorm",
         q_lora_rank=16, kv_lora_rank=16, qk_head_dim=WIDTH - 4, qk_pos_emb_head_dim=4, v_head_dim=VALUE,
         rope_type="rope", add_bias_linear=False, params_dtype=torch.float64, tensor_model_parallel_size=world,
-        sequence_parallel=world > 1 and modules == "portable", hidden_dropout=0.0, attention_dropout=0.0, bias_dropout_fusion=False,
+        sequence_parallel=world > 1 and modules == "portable", hidden_dropout=0.0, attention_dropout=0.0,
+        bias_dropout_fusion=False,
         recompute_granularity="selective" if recompute else None, recompute_modules=list(recompute) or None,
     )  # fmt: skip
     for name, value in options.items():
@@ -172,7 +173,7 @@ def difference(one, other):
 def attempt(function):
     try:
         return function()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - any failure is the observation
         return f"{type(error).__name__}: {error}"
 
 

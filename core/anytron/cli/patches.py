@@ -1,0 +1,94 @@
+"""``anytron patches``: what a run would change in third-party code on this machine, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+if TYPE_CHECKING:
+    from anytron.hooks.types import Role
+    from anytron.plugins import Session
+
+app = typer.Typer(no_args_is_help=True, help="Show the patches of third-party code.")
+
+
+@app.callback()
+def _group() -> None:
+    """Show the patches of third-party code."""
+
+
+@app.command("list")
+def list_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list with one object for each patch and target.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also those of the processes that generate, and of the driver.")
+    ] = False,
+) -> None:
+    """List the patches of a training process, as the installed versions decide on them.
+
+    The verdict is `applies`, `skipped` (the installed version does not have the fault), or `superseded`
+    (a class that inherits from the target brings its own version). Nothing is imported or changed; what
+    a run really did stands in its patches.json.
+    """
+    from anytron.hooks.types import Role
+    from anytron.plugins import open_session
+
+    session = open_session()
+    roles: tuple[Role, ...] = get_args(Role) if everything else ("trainer",)
+    rows = planned_patches(session, roles)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        typer.echo(f"platform: {session.platform.name} ({session.choice_reason})")
+        _print_table(rows)
+
+
+def planned_patches(session: Session, roles: tuple[Role, ...] = ("trainer",)) -> list[dict[str, Any]]:
+    """Judge the patches that the plugins would give to processes of ``roles``.
+
+    Returns:
+        JSON objects, see :meth:`anytron.patches.Judgement.as_json`; with more than one role, each
+        besides with the first ``role`` that gets it.
+
+    Raises:
+        PatchError: Two owners patch one target, or an id is used twice: the run would stop there.
+    """
+    from anytron.hooks.types import PatchContext
+    from anytron.patches import Ledger, Phase, plan
+
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for role in roles:
+        context = PatchContext(platform=session.platform, role=role, hooks=session.hooks)
+        patches = [patch for phase in Phase for patch in session.hooks.patch_model(phase, context)]
+        Ledger(patches)  # finds conflicts
+        for judgement in plan(patches):
+            row = judgement.as_json() if len(roles) == 1 else {**judgement.as_json(), "role": role}
+            rows.setdefault((row["id"], row["target"]), row)
+    return list(rows.values())
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"applies": "green", "superseded": "cyan", "skipped": "dim"}
+    table = Table(box=None, pad_edge=False)
+    for heading in ("verdict", "id", "owner", "phase"):
+        table.add_column(heading)
+    for heading in ("target", "why"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(
+            Text(row["verdict"], style=colours[row["verdict"]]),
+            row["id"],
+            row["owner"],
+            row["phase"],
+            Text(row["target"]),
+            Text(f"{row['reason']}\n{row['purpose']}"),
+        )
+    Console().print(table)
