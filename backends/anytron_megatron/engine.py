@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from anytron.trainer.roles import EngineContext, TrainedRole
 
 
+NOT_FINITE = "in local grad norm"
+"""What Megatron says of a NaN in a gradient buffer (megatron/core/distributed/param_and_grad_buffer.py,
+``check_grads``), in a RuntimeError before the ranks exchange gradients."""
+
+
 class MegatronEngine:
     """Train one policy, and score tokens with it and with its reference.
 
@@ -120,7 +125,18 @@ class MegatronEngine:
             outputs = loss(log_probs, entropy, batch.to(log_probs.device))
             return outputs.loss * factor, outputs.metrics
 
-        parts = run_micro_batches(self._trained, micro_batches, self._preparer, weigh, forward_only=False)
+        try:
+            parts = run_micro_batches(self._trained, micro_batches, self._preparer, weigh, forward_only=False)
+        except RuntimeError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            raise EngineError(
+                "The gradients are not finite.",
+                where=f"update {self._updates + 1}",
+                why=str(error),
+                fix="lower optimizer.lr, set optimizer.warmup_steps, or try model.dtype=float32; "
+                "metrics.jsonl shows what led to it",
+            ) from error
         successful, grad_norm, _ = self._optimizer.step()
         if not successful:
             raise EngineError("The optimizer refused the gradients.", where="update", why="they are not finite")

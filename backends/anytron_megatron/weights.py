@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from anytron.errors import ConfigError, EngineError
 from anytron.masks import MaskKind, ModelTraits
@@ -134,19 +135,19 @@ class WeightBridge:
         """Build this rank's model chunks and load their weights.
 
         Raises:
-            EngineError: A tensor is missing from the directory, or has another shape.
+            EngineError: A tensor is missing from the directory or has another shape, or a file is damaged.
         """
         from mcore_bridge import get_mcore_model
 
         chunks: list[torch.nn.Module] = get_mcore_model(self.config)
         try:
             self._bridge.load_weights(chunks, str(self.model_dir))
-        except (KeyError, AssertionError, RuntimeError, ValueError) as error:
+        except (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError) as error:
             raise EngineError(
                 "The weights do not fit the model.",
                 where=str(self.model_dir),
                 why=f"{type(error).__name__}: {error}",
-                fix="use the weights that belong to this config.json",
+                fix="use the weights that belong to this config.json, or complete the download",
             ) from error
         return chunks
 

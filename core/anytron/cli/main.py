@@ -35,7 +35,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
 app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; its keys: docs/reference/config.md.")]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -83,9 +83,9 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @config_app.command("show")
 def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Print CONFIG as a run would use it: overrides, defaults and the plugins' edits applied.
+    """Print CONFIG as a run would use it.
 
-    Edits of plugins, with their reasons, and their warnings go to the error output.
+    Overrides, defaults and the plugins' edits are applied, and paths are absolute. Edits of plugins, with their reasons, and their warnings go to the error output.
     """
     from anytron.cli.show_config import show_config
 
@@ -98,9 +98,10 @@ def doctor(
         bool, typer.Option("--json", help="Print JSON, for programs and for reports of faults.")
     ] = False,
 ) -> None:
-    """Say what is here: platform and why, device, packages and where they lie, plugins, patches, environment.
+    """Say what is here, and whether a run could start.
 
-    The exit status is 1 if no run could start.
+    It shows the platform and why it was chosen, its device, packages and where they lie, plugins,
+    patches, and the environment variables that matter. The exit status is 1 if no run could start.
     """
     from anytron.cli.doctor import examine, print_findings
 

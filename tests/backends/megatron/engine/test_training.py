@@ -1,10 +1,12 @@
 """What can be switched on: recomputation, Adam, bfloat16, a reference model, schedules, export."""
 
+import dataclasses
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from anytron.errors import AnytronError
+from anytron.errors import AnytronError, EngineError
 
 
 def test_recomputation_chunks_and_small_micro_batches_change_nothing(follow):
@@ -92,6 +94,25 @@ def test_weights_that_do_not_fit_are_named(damage, start_engine, tiny_model, tmp
     (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
     with (
         pytest.raises(AnytronError, match="weights do not fit"),
+        start_engine(model={"path": str(tmp_path)}),
+    ):
+        pass
+
+
+def test_gradients_that_are_not_finite_stop_the_run_before_the_weights_change(start_engine, recorded, policy_loss):
+    poisoned = dataclasses.replace(recorded, advantages=recorded.advantages.clone().fill_(float("nan")))
+    with (
+        start_engine() as (workers, updates, _),
+        pytest.raises(EngineError, match=r"(?s)gradients are not finite.*update 1.*found NaN.*lower optimizer\.lr"),
+    ):
+        workers.update(poisoned, updates, policy_loss)
+
+
+def test_a_damaged_file_of_weights_is_named(start_engine, tiny_model, tmp_path):
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:3000])
+    with (
+        pytest.raises(EngineError, match=r"(?s)weights do not fit.*SafetensorError.*complete the download"),
         start_engine(model={"path": str(tmp_path)}),
     ):
         pass
