@@ -35,7 +35,8 @@ def examine() -> Findings:
 
     Returns:
         JSON values: ``anytron``, ``python``, ``system``, ``platform`` (None if none can be used),
-        ``packages``, ``plugins``, ``patches`` (planned for a training process), ``environment`` and
+        ``packages``, ``plugins``, ``requirements`` (of active plugins: needed, found, where),
+        ``patches`` (planned for a training process), ``environment`` and
         ``problems`` (what would stop a run; empty if nothing would).
     """
     findings: Findings = {
@@ -49,7 +50,11 @@ def examine() -> Findings:
     needed = {Dependency(line).name for line in requires("anytron") or () if "extra ==" not in line}
     variables: set[str] = set()
     try:
-        findings["plugins"] = [report.as_json() for report in survey_plugins().reports]
+        reports = survey_plugins().reports
+        findings["plugins"] = [report.as_json() for report in reports]
+        findings["requirements"] = [
+            f"{one.plugin}: {one.as_line()}" for report in reports for one in report.requirements
+        ]
         session = open_session()
         runtime = session.platform.runtime()
         findings["platform"] = {
@@ -127,6 +132,8 @@ def print_findings(findings: Findings, *, as_json: bool) -> None:
     lines += [
         f"  {plugin['name']:<20} {plugin['state']:<16} {plugin['reason']}" for plugin in findings.get("plugins", ())
     ]
+    lines.append("\npackages that active plugins need")
+    lines += [f"  {line}" for line in findings.get("requirements", ())]
     lines.append("\npatches of a training process")
     lines += [
         f"  {patch['id']}: {patch['verdict']} ({patch['reason']})\n    {patch['purpose']}"

@@ -22,7 +22,10 @@ def _group() -> None:
 def list_command(
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a JSON list of {name, kind, distribution, version, state, reason, hooks}."),
+        typer.Option(
+            "--json",
+            help="Print a JSON list of {name, kind, distribution, version, state, reason, hooks, requirements}.",
+        ),
     ] = False,
 ) -> None:
     """List every installed plugin with its state and the reason for it.
@@ -65,3 +68,10 @@ def _print_table(survey: Survey) -> None:
             Text(", ".join(report.hooks) or "-"),
         )
     Console().print(table)
+    needing = [report for report in survey.reports if report.requirements]
+    if needing:
+        typer.echo("\npackages that they need")
+    for report in needing:
+        typer.echo(f"  {report.name}")
+        for finding in report.requirements:
+            typer.echo(f"    {finding.as_line()}")

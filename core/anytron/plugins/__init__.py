@@ -6,17 +6,18 @@ Two entry-point groups exist: ``anytron.platforms`` (exactly one is active) and 
 
 from anytron.plugins.known import disable_device_autoload
 from anytron.plugins.report import PluginReport, State
-from anytron.plugins.requirements import Unmet, check_requirements
+from anytron.plugins.requirements import Finding, check_requirements, examine_requirements
 from anytron.plugins.session import Session, Survey, list_plugins, open_session, survey_plugins
 
 __all__ = [
+    "Finding",
     "PluginReport",
     "Session",
     "State",
     "Survey",
-    "Unmet",
     "check_requirements",
     "disable_device_autoload",
+    "examine_requirements",
     "list_plugins",
     "open_session",
     "survey_plugins",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from anytron.plugins.requirements import Finding
 
 Kind = Literal["platform", "extension"]
 
@@ -41,6 +44,7 @@ class PluginReport:
         reason: Why, one sentence.
         hooks: Hooks that it implements, in order of the specifications.
         remedy: What to do about it; empty if nothing is wrong.
+        requirements: The packages that an active plugin needs, and what was found of them.
     """
 
     name: str
@@ -51,10 +55,11 @@ class PluginReport:
     reason: str
     hooks: tuple[str, ...] = ()
     remedy: str = ""
+    requirements: tuple[Finding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON values; ``remedy`` only where there is one."""
-        values = {
+        """The report as JSON values; ``remedy`` and ``requirements`` only where there are any."""
+        values: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,
             "distribution": self.distribution,
@@ -63,4 +68,8 @@ class PluginReport:
             "reason": self.reason,
             "hooks": list(self.hooks),
         }
-        return {**values, "remedy": self.remedy} if self.remedy else values
+        if self.remedy:
+            values["remedy"] = self.remedy
+        if self.requirements:
+            values["requirements"] = [finding.as_json() for finding in self.requirements]
+        return values

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from importlib.metadata import distributions
+from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Unmet:
-    """A requirement that is not fulfilled.
+class Finding:
+    """A requirement, and what is installed.
 
     Attributes:
         plugin: Who needs it.
         requirement: What it needs.
-        installed: The version found; None if the package is missing.
+        installed: The version that an import would find; None if the package is missing.
+        locations: Where it lies, the place that an import would find first; more than one = it is
+            installed again further down ``sys.path``.
+        fits: Whether ``installed`` lies in the range.
     """
 
     plugin: str
     requirement: Requirement
     installed: str | None
+    locations: tuple[str, ...]
+    fits: bool
 
     @property
     def reason(self) -> str:
@@ -43,9 +48,29 @@ class Unmet:
         """What to run."""
         return self.requirement.remedy or f"pip install '{self.requirement.package}{self.requirement.specifier}'"
 
+    def as_json(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {
+            "package": self.requirement.package,
+            "specifier": self.requirement.specifier,
+            "optional": self.requirement.optional,
+            "installed": self.installed,
+            "locations": list(self.locations),
+            "fits": self.fits,
+        }
 
-def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Unmet]:
-    """Find what is missing or of an unfitting version.
+    def as_line(self) -> str:
+        """The finding for a person: what is needed, what is found, where."""
+        needed = f"{self.requirement.package}{self.requirement.specifier}"
+        if self.installed is None:
+            return f"{needed}: not installed" + (" (optional)" if self.requirement.optional else "")
+        first, *others = self.locations
+        again = f"; AGAIN in {', '.join(others)}" if others else ""
+        return f"{needed}: {'' if self.fits else 'UNFIT '}{self.installed} in {first}{again}"
+
+
+def examine_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding]:
+    """Find every package that is needed.
 
     Args:
         needs: (plugin, requirement) pairs, as :meth:`Hooks.requirements` gives them.
@@ -53,7 +78,7 @@ def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Unmet]:
     Raises:
         PluginError: A version range is not PEP 440.
     """
-    unmet = []
+    findings = []
     for plugin, requirement in needs:
         try:
             wanted = SpecifierSet(requirement.specifier)
@@ -64,17 +89,25 @@ def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Unmet]:
                 why=str(error),
                 fix="write the range as in PEP 440, for example >=1.2,<2",
             ) from error
-        try:
-            installed = version(requirement.package)
-        except PackageNotFoundError:
-            unmet.append(Unmet(plugin, requirement, None))
-            continue
-        if not wanted.contains(installed, prereleases=True):
-            unmet.append(Unmet(plugin, requirement, installed))
-    return unmet
+        found = list(distributions(name=requirement.package))
+        installed = found[0].version if found else None
+        # A directory that stands twice on sys.path is one place.
+        locations = tuple(dict.fromkeys(str(one.locate_file("")) for one in found))
+        fits = installed is not None and wanted.contains(installed, prereleases=True)
+        findings.append(Finding(plugin, requirement, installed, locations, fits))
+    return findings
 
 
-def check_requirements(hooks: Hooks) -> list[Unmet]:
+def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding]:
+    """Find what is missing or of an unfitting version.
+
+    Raises:
+        PluginError: As :func:`examine_requirements`.
+    """
+    return [finding for finding in examine_requirements(needs) if not finding.fits]
+
+
+def check_requirements(hooks: Hooks) -> list[Finding]:
     """Stop before anything heavy is imported if a package is missing or unfitting.
 
     Returns:

@@ -14,7 +14,7 @@ from anytron.plugins.discovery import DISABLE, Found, find_plugins
 from anytron.plugins.known import disable_device_autoload
 from anytron.plugins.options import validated_options
 from anytron.plugins.report import PluginReport, State
-from anytron.plugins.requirements import unmet_requirements
+from anytron.plugins.requirements import examine_requirements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,13 +121,15 @@ def _refuse_broken_extensions(found: Sequence[Found]) -> None:
 
 
 def _held_to_requirements(report: PluginReport, member: Member | None) -> PluginReport:
-    """Mark an active plugin whose packages are missing or unfitting; each on its own, so that none hides another."""
+    """Note what an active plugin needs and mark it if that is not there; on its own, so that none hides another."""
     if member is None or report.state is not State.ACTIVE:
         return report
     try:
-        unmet = [one for one in unmet_requirements(Hooks([member]).requirements()) if not one.requirement.optional]
+        findings = examine_requirements(Hooks([member]).requirements())
     except Exception as error:  # noqa: BLE001 - whatever a plugin raises becomes its report
         return replace(report, state=State.BROKEN, reason=f"its hook requirements failed: {error}")
+    report = replace(report, requirements=tuple(findings))
+    unmet = [one for one in findings if not one.fits and not one.requirement.optional]
     if not unmet:
         return report
     reason, remedy = "; ".join(one.reason for one in unmet), "; ".join(one.remedy for one in unmet)

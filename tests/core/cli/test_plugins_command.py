@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -24,9 +25,22 @@ def test_json_is_a_list_of_reports_with_the_processor_active():
     done = anytron("plugins", "list", "--json")
     assert done.returncode == 0
     reports = json.loads(done.stdout)
-    assert all(set(report) - {"remedy"} == KEYS for report in reports)
+    assert all(set(report) - {"remedy", "requirements"} == KEYS for report in reports)
     cpu = next(report for report in reports if report["name"] == "cpu")
     assert (cpu["kind"], cpu["state"]) == ("platform", "active")
+
+
+def test_what_an_active_plugin_needs_is_shown_with_version_and_place():
+    reports = json.loads(anytron("plugins", "list", "--json").stdout)
+    megatron = next(report for report in reports if report["name"] == "megatron")
+    (core,) = [one for one in megatron["requirements"] if one["package"] == "megatron-core"]
+    assert core["fits"]
+    assert core["installed"] == version("megatron-core")
+    assert len(core["locations"]) == 1
+    assert (
+        f"megatron-core{core['specifier']}: {core['installed']} in {core['locations'][0]}"
+        in anytron("plugins", "list").stdout
+    )
 
 
 def test_the_table_shows_state_reason_and_remedy_whole():

@@ -11,6 +11,7 @@ from anytron.errors import PluginError
 from anytron.hooks.facade import Hooks
 from anytron.hooks.types import Requirement
 from anytron.plugins import check_requirements
+from anytron.plugins.requirements import examine_requirements
 
 
 def _hooks(*needs: Requirement) -> Hooks:
@@ -43,3 +44,32 @@ def test_an_optional_one_is_reported_not_refused():
 def test_an_impossible_range_names_the_plugin():
     with pytest.raises(PluginError, match="'acme' asks for an impossible version"):
         check_requirements(_hooks(Requirement("pluggy", "at least 1")))
+
+
+def _install(folder, name, version):
+    metadata = folder / f"{name}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_a_second_copy_on_the_path_is_found_and_the_first_one_counts(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    _install(first, "wares", "2.0")
+    _install(second, "wares", "1.0")
+    monkeypatch.syspath_prepend(str(second))
+    monkeypatch.syspath_prepend(str(first))
+
+    (finding,) = examine_requirements([("acme", Requirement("wares", ">=2"))])
+
+    assert (finding.installed, finding.fits) == ("2.0", True)
+    assert finding.locations == (str(first), str(second))
+    assert finding.as_line() == f"wares>=2: 2.0 in {first}; AGAIN in {second}"
+
+
+def test_a_copy_that_hides_the_fitting_one_does_not_fit(tmp_path, monkeypatch):
+    _install(tmp_path / "old", "wares", "1.0")
+    _install(tmp_path / "new", "wares", "2.0")
+    monkeypatch.syspath_prepend(str(tmp_path / "new"))
+    monkeypatch.syspath_prepend(str(tmp_path / "old"))
+    with pytest.raises(PluginError, match=r"needs wares>=2, 1\.0 is installed"):
+        check_requirements(_hooks(Requirement("wares", ">=2")))
