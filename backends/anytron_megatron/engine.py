@@ -73,6 +73,7 @@ class MegatronEngine:
             sizes=self._sizes,
             shard=parallel.context_shard(),
             device=self._runtime.current_device(),
+            context_length=self._bridge.context_length,
         )
         self._policy = self._build()
         self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None

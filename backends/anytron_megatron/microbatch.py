@@ -50,6 +50,7 @@ class BatchPreparer:
         sizes: The parallel sizes.
         shard: This rank's context-parallel shard.
         device: Where the tensors go.
+        context_length: Longest sequence that the model can take.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class BatchPreparer:
         sizes: ParallelSizes,
         shard: ContextShard,
         device: torch.device,
+        context_length: int,
     ) -> None:
         self._hooks = hooks
         self._format = sequence_format
         self._sizes = sizes
         self._shard = shard
         self._device = device
+        self._context_length = context_length
         self._taken_as = _taken_as(sequence_format, traits, accepted)
         self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
         self._request = MaskRequest(sequence_format, traits, sizes, accepted)
@@ -81,6 +84,7 @@ class BatchPreparer:
             tensor_parallel=self._sizes.tensor,
             shard=self._shard,
             constraints=self._constraints,
+            context_length=self._context_length,
             taken_as=self._taken_as,
             device=self._device,
         )

@@ -52,6 +52,7 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,
+        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
         context_parallel_size=sizes.context,
     )
     # The offset per stage is Megatron's own (megatron/training/initialize.py, _set_random_seed).

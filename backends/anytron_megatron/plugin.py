@@ -79,11 +79,19 @@ def _model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[
     for name in ("intermediate_size", "hidden_size"):
         if model.get(name) and model[name] % tensor:
             yield _not_divisible(key_tensor, f"{name} {model[name]}", tensor)
+    chunks = config.parallel.virtual_pipeline_model_parallel_size
+    key_chunks = "parallel.virtual_pipeline_model_parallel_size"
+    if chunks > 1 and pipeline == 1:
+        yield Diagnostic(
+            "error", key_chunks, "an interleaved schedule needs pipeline ranks", f"raise {key_pipeline} or leave it out"
+        )
     layers = model.get("num_hidden_layers")
     # Uneven stages have options of Megatron's own; who sets them knows.
     uneven = [name for name in config.engine.options if "pipeline" in name]
     if layers and layers % pipeline and not uneven:
         yield _not_divisible(key_pipeline, f"{layers} layers", pipeline)
+    elif layers and layers % (pipeline * chunks) and not uneven:
+        yield _not_divisible(key_chunks, f"{layers // pipeline} layers of a rank", chunks)
     longest, context = config.rollout.max_new_tokens, model.get("max_position_embeddings")
     if context and longest >= context:
         yield Diagnostic(

@@ -80,6 +80,7 @@ class WeightBridge:
             "bf16": dtype is torch.bfloat16,
             "tensor_model_parallel_size": sizes.tensor,
             "pipeline_model_parallel_size": sizes.pipeline,
+            "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
             "context_parallel_size": sizes.context,
             "sequence_parallel": sizes.sequence_parallel,
             "deterministic_mode": deterministic,
@@ -106,6 +107,11 @@ class WeightBridge:
     def vocab_size(self) -> int:
         """Real entries of the vocabulary; Megatron pads it to a multiple of the tensor-parallel size."""
         return int(self.config.padded_vocab_size)
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that the model can take, in tokens."""
+        return int(self.config.max_position_embeddings)
 
     @property
     def traits(self) -> ModelTraits:

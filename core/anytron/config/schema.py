@@ -152,6 +152,8 @@ class ParallelSection(Section):
     """Ranks that share each layer."""
     pipeline_model_parallel_size: int = Field(1, ge=1)
     """Ranks that hold consecutive layers."""
+    virtual_pipeline_model_parallel_size: int = Field(1, ge=1)
+    """Model chunks of each pipeline rank: above 1 the schedule is interleaved, with smaller bubbles."""
     context_parallel_size: int = Field(1, ge=1)
     """Ranks that share each sequence."""
     data_parallel_size: int = Field(1, ge=1)
@@ -167,6 +169,7 @@ class ParallelSection(Section):
             pipeline=self.pipeline_model_parallel_size,
             context=self.context_parallel_size,
             data=self.data_parallel_size,
+            virtual_pipeline=self.virtual_pipeline_model_parallel_size,
             sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
         )
 

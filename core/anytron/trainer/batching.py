@@ -54,13 +54,17 @@ def karmarkar_karp(sizes: Sequence[int], parts: int) -> Partition:
     return [sorted(part) for part in states[0][3]]
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int, copies: int) -> list[Partition]:
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int, copies: int, *, padded: bool = False, multiple: int = 1
+) -> list[Partition]:
     """Plan one pass over some sequences.
 
     Args:
         lengths: Tokens of each sequence, each at least 1.
         max_tokens: Tokens of a micro-batch at most; a longer sequence gets a micro-batch of its own.
         copies: Data-parallel ranks that share the work.
+        padded: Each micro-batch is padded to its longest sequence, and the padding counts as tokens.
+        multiple: The number of micro-batches of a copy is a multiple of this.
 
     Returns:
         ``[copies][micro-batches]`` lists of indices: every index once, every copy equally many
@@ -79,9 +83,9 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, copies: int) -> list[
             fix="raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
     # A sequence over the limit fills one micro-batch, however long it is.
-    count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * copies))
-    while not _fits(parts := karmarkar_karp(lengths, count * copies), lengths, max_tokens):
-        count += 1
+    count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * copies * multiple)) * multiple
+    while not _fits(parts := karmarkar_karp(lengths, count * copies), lengths, max_tokens, padded):
+        count += multiple
     # Parts come in descending order: dealing them forth and back gives every copy about the same work.
     shares: list[Partition] = [[] for _ in range(copies)]
     for start in range(0, len(parts), copies):
@@ -91,5 +95,9 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, copies: int) -> list[
     return shares
 
 
-def _fits(parts: Partition, lengths: Sequence[int], max_tokens: int) -> bool:
-    return all(len(part) <= 1 or sum(lengths[index] for index in part) <= max_tokens for part in parts)
+def _fits(parts: Partition, lengths: Sequence[int], max_tokens: int, padded: bool) -> bool:
+    def tokens(part: list[int]) -> int:
+        sizes = [lengths[index] for index in part]
+        return len(sizes) * max(sizes) if padded else sum(sizes)
+
+    return all(len(part) <= 1 or tokens(part) <= max_tokens for part in parts)

@@ -40,6 +40,8 @@ class UpdatePlan:
         group_size: Consecutive sequences that stay together (samples of one prompt).
         aggregation: How tokens are weighed in the loss.
         max_tokens: Tokens of a micro-batch at most.
+        padded: Micro-batches are padded to their longest sequence, and padding counts.
+        multiple: The number of micro-batches is a multiple of this (interleaved pipelines).
     """
 
     epochs: int
@@ -47,16 +49,22 @@ class UpdatePlan:
     group_size: int
     aggregation: Aggregation
     max_tokens: int
+    padded: bool = False
+    multiple: int = 1
 
     @classmethod
     def from_config(cls, config: RunConfig) -> UpdatePlan:
         """Take the plan from the configuration."""
+        sizes = config.parallel.sizes()
         return cls(
             epochs=config.algorithm.epochs,
             count=config.algorithm.mini_batches,
             group_size=config.rollout.samples_per_prompt,
             aggregation=config.algorithm.aggregation,
             max_tokens=config.engine.max_tokens_per_micro_batch,
+            padded=config.engine.sequence_format == "bshd",
+            # Megatron: "number of microbatches is not divisible by pipeline-parallel size when using interleaved schedule"
+            multiple=sizes.pipeline if sizes.virtual_pipeline > 1 else 1,
         )
 
     @property
@@ -86,7 +94,8 @@ class UpdatePlan:
             ``[copies][micro-batches]``, equally many for each copy. Where there is no sequence left
             for a micro-batch, it is the shortest sequence once more with weights of 0.
         """
-        shares = micro_batches(batch.lengths.tolist(), self.max_tokens, copies)
+        lengths = batch.lengths.tolist()
+        shares = micro_batches(lengths, self.max_tokens, copies, padded=self.padded, multiple=self.multiple)
         return [[_take(batch, part) for part in share] for share in shares]
 
 

@@ -11,6 +11,9 @@ SPLITS = {
     "tp2": {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
     "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
     "pp2-bshd": {"parallel": {"pipeline_model_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
+    "pp2-interleaved": {
+        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+    },
     "dp2": {"parallel": {"data_parallel_size": 2}},
     "cp2": {"parallel": {"context_parallel_size": 2}},
     "cp2-bshd": {"parallel": {"context_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
