@@ -63,7 +63,7 @@ class UpdatePlan:
             aggregation=config.algorithm.aggregation,
             max_tokens=config.engine.max_tokens_per_micro_batch,
             padded=config.engine.sequence_format == "bshd",
-            # Megatron: "number of microbatches is not divisible by pipeline-parallel size when using interleaved schedule"
+            # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
             multiple=sizes.pipeline if sizes.virtual_pipeline > 1 else 1,
         )
 

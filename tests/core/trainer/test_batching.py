@@ -108,3 +108,18 @@ def test_a_rank_without_work_gets_a_sequence_of_no_weight():
     assert [part.sequences for part in fillers] == [(1,)]
     assert fillers[0].batch.token_shares.sum() == 0
     assert sum(part.batch.loss_weights.sum().item() for part in parts) == pytest.approx(1)
+
+
+def test_padding_counts_where_micro_batches_are_padded():
+    lengths = [10, 1, 1, 1]
+    (packed,) = micro_batches(lengths, max_tokens=13, copies=1)
+    (padded,) = micro_batches(lengths, max_tokens=13, copies=1, padded=True)
+    assert len(packed) == 1
+    assert all(len(part) * max(lengths[index] for index in part) <= 13 for part in padded)
+
+
+def test_interleaved_pipelines_get_a_multiple_of_micro_batches():
+    for count in (1, 5, 9):
+        shares = micro_batches([4] * count, max_tokens=8, copies=1, multiple=3)
+        assert len(shares[0]) % 3 == 0
+        assert sorted(index for part in shares[0] for index in part) == list(range(count))

@@ -35,7 +35,7 @@ class ScopeWitness:
 
         @contextlib.contextmanager
         def scope():
-            global LENGTHS
+            global LENGTHS  # noqa: PLW0603 - the state whose leaks this test looks for
             before, LENGTHS = LENGTHS, lengths
             self.note(event="enter", lengths=lengths)
             try:
