@@ -85,7 +85,8 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
     """Print CONFIG as a run would use it.
 
-    Overrides, defaults and the plugins' edits are applied, and paths are absolute. Edits of plugins, with their reasons, and their warnings go to the error output.
+    Overrides, defaults and the edits of plugins are applied, and paths are absolute. Those edits, with
+    their reasons, and the warnings of plugins go to the error output.
     """
     from anytron.cli.show_config import show_config
 
