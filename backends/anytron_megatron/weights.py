@@ -67,7 +67,7 @@ class WeightBridge:
                 "This model family cannot be trained.",
                 where=str(model_dir / "config.json"),
                 why=f"mcore-bridge does not know model_type '{self.hf_config.model_type}'",
-                fix="use a model of a family in docs/reference/models.md",
+                fix="use a model of a family that mcore-bridge has, for example qwen3 or llama",
             )
         converted = hf_to_mcore_config(self.hf_config)
         config_class = get_model_meta(family).config_cls

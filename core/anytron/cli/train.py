@@ -46,7 +46,7 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
     ):
         summary = train(config, executor, progress)
     console.print(
-        f"{summary.steps} steps in {summary.seconds:.1f} s, "
+        f"{summary.steps} step{'s' if summary.steps > 1 else ''} in {summary.seconds:.1f} s, "
         f"last reward {summary.metrics['reward/mean']:.3f}; see {summary.output_dir}",
         markup=False,
     )

@@ -30,7 +30,7 @@ class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
     ==================  ====================================================================
-    ``config.yaml``     the configuration as resolved, defaults included
+    ``config.yaml``     the configuration as resolved, defaults included, paths absolute
     ``patches.json``    what each worker says of itself: device, versions, patches
     ``metrics.jsonl``   one line per step
     ``samples.jsonl``   some samples of each step; all of them if their rewards failed

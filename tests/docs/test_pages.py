@@ -1,0 +1,67 @@
+"""What the pages say is true: links lead somewhere, examples of configurations load, examples of code run."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from anytron.config.load import load_config
+from anytron.rewards import Sample
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")])
+SOURCES = sorted(path for folder in ("core", "backends", "plugins") for path in (ROOT / folder).rglob("*.py"))
+
+
+def blocks(page, language):
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+
+    assert missing == []
+
+
+def test_pages_that_the_sources_mention_exist():
+    mentioned = {name for path in SOURCES for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+
+    assert [name for name in sorted(mentioned) if not (ROOT / name).is_file()] == []
+
+
+def test_the_tutorial_s_own_configuration_is_one(tmp_path):
+    (configuration,) = blocks("docs/tutorial/first-run.md", "yaml")
+    (tmp_path / "run.yaml").write_text(configuration)
+
+    config = load_config(tmp_path / "run.yaml")
+
+    assert config.data.options["path"] == str(tmp_path.resolve() / "questions.jsonl")
+
+
+def test_the_commands_of_the_tutorial_set_keys_that_exist():
+    commands = [line for block in blocks("docs/tutorial/first-run.md", "sh") for line in block.splitlines()]
+    assert len(commands) >= 4
+
+    for command in commands:
+        _, arguments = command.split(" examples/grpo_sort.yaml")
+        load_config(ROOT / "examples/grpo_sort.yaml", arguments.split())
+
+
+def test_the_example_of_a_reward_scores(tmp_path):
+    (tmp_path / "my_rewards.py").write_text(blocks("docs/how-to/write-a-reward.md", "python")[0])
+    spec = importlib.util.spec_from_file_location("my_rewards", tmp_path / "my_rewards.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def sample(response, tokens):
+        return Sample("p", "?", response, (1,), (1,) * tokens, (0.0,) * tokens, finished=True, data={"answer": "42"})
+
+    scores = module.short_and_right([sample("it is 42", 3), sample("it is 42", 101), sample("41", 1)], limit=100)
+
+    assert scores == [1.0, 0.5, 0.0]
