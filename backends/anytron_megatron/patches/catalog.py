@@ -155,8 +155,8 @@ def bridge_import() -> Patch:
         install=imported.install,
         describe=imported.describe,
         stays=(
-            "the modules stay imported, and what they do besides: logging set up at import, "
-            "entries of transformers' and peft's tables"
+            "its modules stay imported, its logger set up, and what it made transformers import has entered "
+            "transformers.models.auto.auto_mappings"
         ),
     )
 

@@ -228,3 +228,22 @@ def test_the_bridge_cannot_be_imported_without_the_stand_in():
         expect=1,
     )
     assert "No module named 'triton'" in stderr
+
+
+@pytest.fixture(scope="module")
+def latent_attention(run_program, tmp_path_factory):
+    return run_program("bridge_mla.py", str(tmp_path_factory.mktemp("deepseek")))
+
+
+def test_the_bridges_latent_attention_pads_values_itself(latent_attention):
+    assert latent_attention["own_forward"]
+    assert latent_attention["widths"] == [[12, 12]]  # 6 wide without padding
+    assert latent_attention["difference"] < 1e-5
+
+
+def test_the_patch_of_megatrons_is_recorded_as_superseded_by_that_class(latent_attention):
+    rows = {row["target"]: row["outcome"] for row in latent_attention["report"] if row["id"] == "megatron.mla-values"}
+    assert rows == {
+        "megatron.core.transformer.multi_latent_attention:MultiLatentAttention.forward": "applied",
+        f"{latent_attention['class']}.forward": "superseded",
+    }

@@ -26,6 +26,11 @@ def attempt(function):
         return f"{type(error).__name__}: {error}"
 
 
+def patches(phase, context):
+    """Without mcore-bridge: it cannot be imported without a Transformer Engine."""
+    return [patch for patch in trainer_patches(phase, context) if patch.package != "mcore-bridge"]
+
+
 def gate():
     """A router's scores of 3 tokens for 2 experts against the definition."""
     from megatron.core.transformer.moe import moe_utils
@@ -86,7 +91,7 @@ def main():
     context = PatchContext(Host(), "trainer", Hooks.of())
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
-        ledger.apply(phase, trainer_patches(phase, context))
+        ledger.apply(phase, patches(phase, context))
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -97,7 +102,7 @@ def main():
     facts = {}
     for name in ("unpatched", "patched"):
         if name == "patched":
-            ledger.apply(Phase.BEFORE_BUILD, trainer_patches(Phase.BEFORE_BUILD, context))
+            ledger.apply(Phase.BEFORE_BUILD, patches(Phase.BEFORE_BUILD, context))
         saved = attempt(lambda name=name: save(directory / name))
         facts[name] = {"router": attempt(gate), "checkpoint": saved, "mtp": attempt(mtp)}
     facts["report"] = ledger.report()

@@ -1,0 +1,21 @@
+"""The engine declares which Megatron it trains with, and refuses every other with the range."""
+
+import pytest
+
+from anytron.errors import PluginError
+from anytron.hooks.facade import Hooks
+from anytron.patches.versions import in_range
+from anytron.plugins import check_requirements
+from anytron_megatron.plugin import MegatronBackend
+
+
+def test_another_megatron_is_refused_with_the_range(megatron_version):
+    backend = MegatronBackend()
+    (needed,) = [one for one in backend.requirements() if one.package == "megatron-core"]
+    hooks = Hooks.of(extensions={"megatron": backend})
+    if in_range(megatron_version, needed.specifier):
+        check_requirements(hooks)
+    else:
+        with pytest.raises(PluginError) as refused:
+            check_requirements(hooks)
+        assert f"needs megatron-core{needed.specifier}, {megatron_version} is installed" in refused.value.why
