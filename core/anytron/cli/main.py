@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -68,17 +69,25 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
     Everything that can be wrong with the configuration, the data or the machine is found before a
     process starts. What the run leaves lies in trainer.output_dir: metrics.jsonl, samples.jsonl,
     config.yaml, patches.json, plots/, hf/ (the trained model), logs/ (what each process wrote).
-    Ctrl-C ends all processes and keeps what is there.
+    Ctrl-C or SIGTERM end all processes and keep what is there.
 
     Example: anytron train examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
     from anytron.cli.train import run_training
 
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         run_training(config, overrides or [])
     except KeyboardInterrupt:
         typer.echo("interrupted: all processes have ended; what was written so far is kept", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """Unwind at SIGTERM, which schedulers send, so that neither processes nor exchanged weights are left."""
+    del frame
+    typer.echo("terminated: what was written so far is kept", err=True)
+    raise SystemExit(128 + number)
 
 
 @config_app.command("show")
@@ -116,7 +125,7 @@ def run() -> None:
     """Run the command line.
 
     Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without
-    traceback), 2 after wrong usage, 130 after Ctrl-C. Any other exception is a bug of ours and keeps
+    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM. Any other exception is a bug of ours and keeps
     its traceback.
     """
     disable_device_autoload()

@@ -143,27 +143,34 @@ def test_doctor_survives_a_platform_that_cannot_be_used(clean):
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_ends_all_processes_and_exits_with_130(testchip, tmp_path):
+@pytest.mark.parametrize(
+    ("sent", "status", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_all_processes_and_leaves_nothing_but_the_run(testchip, tmp_path, sent, status, says):
     marker = f"ANYTRON_TEST_MARKER={tmp_path.name}-{os.getpid()}"
     name, value = marker.split("=")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     run = subprocess.Popen(
         [*COMMAND, "train", EXAMPLE, "engine.name=slow", f"trainer.output_dir={tmp_path / 'run'}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {name: value},
+        env=os.environ | {name: value, "TMPDIR": str(temporary)},
     )
     deadline = time.monotonic() + 40
     while len(list((tmp_path / "run/logs").glob("*.log"))) < 2 and time.monotonic() < deadline and run.poll() is None:
         time.sleep(0.1)
     assert len(running(marker)) >= 3
+    assert list(temporary.glob("anytron-weights-*"))
 
-    run.send_signal(signal.SIGINT)
+    run.send_signal(sent)
     output, errors = run.communicate(timeout=20)
 
-    assert run.returncode == 130, errors
-    assert "interrupted" in errors
+    assert run.returncode == status, errors
+    assert says in errors
     assert "Traceback" not in errors
     assert "platform: testchip" in output
     assert running(marker) == []
+    assert list(temporary.glob("anytron-weights-*")) == []
     assert (tmp_path / "run/config.yaml").exists()
