@@ -8,6 +8,7 @@ find it loaded.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,10 +96,12 @@ class WeightBridge:
         known = {field.name for field in dataclasses.fields(config_class)}
         for name in options:
             if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
                 raise ConfigError(
                     "Unknown field of Megatron's transformer config.",
                     where=f"engine.options.{name}",
-                    why="no such field",
+                    why=f"{config_class.__name__} has no field of that name",
+                    fix=f"did you mean {near[0]}?" if near else "remove it",
                 )
         self.config = config_class(**{**fields, **options})
         self._bridge = self.config.bridge

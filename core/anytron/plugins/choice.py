@@ -150,11 +150,14 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
             group = usable if candidate.platform.accelerator else processors
             group.append(Choice(candidate.member, candidate.platform, probe, probe.reason))
     if broken:
+        remedies = [remedy for _, _, remedy in broken if remedy]
+        if not any(VARIABLE in remedy for remedy in remedies):
+            remedies.append(_name_one("cpu"))
         raise PlatformError(
             "An installed platform is broken, and none is chosen in its place.",
             where=", ".join(name for name, _, _ in broken),
             why="; ".join(f"{name}: {reason}" for name, reason, _ in broken),
-            fix="; ".join([*(remedy for _, _, remedy in broken if remedy), _name_one("cpu")]),
+            fix="; ".join(remedies),
         )
     return _single(usable, processors, absent)
 

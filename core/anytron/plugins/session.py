@@ -112,11 +112,14 @@ def _refuse_broken_extensions(found: Sequence[Found]) -> None:
     refused = [report for report in reports if report.state is not State.BLOCKED]
     if refused:
         names = ",".join(sorted({report.name for report in refused}))
+        remedies = list(dict.fromkeys(report.remedy for report in refused))
+        if not any(DISABLE in remedy for remedy in remedies):
+            remedies.append(f"or leave it out: {DISABLE}={names}")
         raise PluginError(
             f"Installed plugins cannot be used: {names}.",
             where=", ".join(sorted({f"{report.distribution} {report.version}" for report in refused})),
             why="; ".join(report.reason for report in refused),
-            fix="; ".join([*dict.fromkeys(report.remedy for report in refused), f"or leave it out: {DISABLE}={names}"]),
+            fix="; ".join(remedies),
         )
 
 

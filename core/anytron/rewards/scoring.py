@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import traceback
 from collections.abc import Iterator
@@ -129,11 +130,12 @@ class RewardSum:
         """Find the functions.
 
         Raises:
-            ConfigError: One does not exist, or two have the same name.
+            ConfigError: One does not exist or does not take its options, or two have the same name.
         """
         rewards: list[Reward] = []
         for index, section in enumerate(sections):
             function = resolve(section.function, key=f"rewards[{index}].function", registered=REWARDS)
+            _check_options(function, section.options, index)
             name = section.function.rpartition(":")[2]
             if any(name == reward.name for reward in rewards):
                 raise ConfigError(
@@ -154,6 +156,22 @@ class RewardSum:
         parts = {reward.name: reward(samples) for reward in self.rewards}
         total = torch.stack([reward.weight * parts[reward.name] for reward in self.rewards]).sum(dim=0)
         return RewardScores(total, parts)
+
+
+def _check_options(function: RewardFunction, options: Mapping[str, Any], index: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # functions written in C may have no signature; calling tells
+    try:
+        signature.bind([], **options)
+    except TypeError as error:
+        raise ConfigError(
+            "A reward function cannot be called with its options.",
+            where=f"rewards[{index}].options",
+            why=f"{error}; it takes {signature}",
+            fix="the samples come first, the options are keyword arguments",
+        ) from error
 
 
 def culprit(error: BaseException, samples: Sequence[Sample]) -> Sample | None:

@@ -49,6 +49,13 @@ def test_rewards_are_added_with_their_weights_and_options(tmp_path):
     torch.testing.assert_close(scores.parts["size"], torch.tensor([0.2, 0.4, 0.5]))
 
 
+@pytest.mark.parametrize(("options", "says"), [({"per": 1, "limit": 3}, "'limit'"), ({}, "'per'")])
+def test_options_that_the_function_does_not_take_are_found_before_a_run(tmp_path, options, says):
+    (tmp_path / "r.py").write_text("def size(samples, per):\n    return [0.0] * len(samples)\n")
+    with pytest.raises(ConfigError, match=rf"(?s)rewards\[0\]\.options.*{says}.*it takes \(samples, per\)"):
+        RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:size", options=options)])
+
+
 def test_two_rewards_of_one_name_are_refused():
     with pytest.raises(ConfigError, match=r"(?s)Two rewards are called exact_match.*rewards\[1\]"):
         RewardSum.from_config([RewardSection(function="exact_match")] * 2)
