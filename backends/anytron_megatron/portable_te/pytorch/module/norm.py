@@ -47,12 +47,13 @@ class _Norm(torch.nn.Module):
     """A norm over the last dimension.
 
     Args:
-        hidden_size: Its size.
+        normalized_shape: Its size.
         eps: Of the norm.
         sequence_parallel: Each rank sees a part of the sequence: Megatron adds the weight's gradients.
         zero_centered_gamma: The factor is ``1 + weight``.
         params_dtype: Element type of the parameters.
         device: Where they are made.
+        hidden_size: The older name of ``normalized_shape``, which Megatron uses before 0.17.
         unsupported: Transformer Engine's other settings.
 
     Raises:
@@ -63,24 +64,28 @@ class _Norm(torch.nn.Module):
 
     def __init__(
         self,
-        hidden_size: int,
+        normalized_shape: int | None = None,
         eps: float = 1e-5,
         sequence_parallel: bool = False,
         zero_centered_gamma: bool = False,
         params_dtype: torch.dtype | None = None,
         device: Any = None,
+        hidden_size: int | None = None,
         **unsupported: Any,
     ) -> None:
         super().__init__()
         refuse_settings(type(self).__name__, unsupported)
+        size = hidden_size if normalized_shape is None else normalized_shape
+        if size is None:
+            raise TypeError(f"{type(self).__name__} needs normalized_shape")
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
         dtype = params_dtype or torch.get_default_dtype()
-        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device))
+        self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
         self.weight.sequence_parallel = sequence_parallel
         self.bias: torch.nn.Parameter | None = None
         if self.normalization == "LayerNorm":
-            self.bias = torch.nn.Parameter(torch.empty(hidden_size, dtype=dtype, device=device))
+            self.bias = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
             self.bias.sequence_parallel = sequence_parallel
         self._norm = norm_kernel(self.normalization, dtype, eps, zero_centered_gamma)
         self.reset_parameters()
