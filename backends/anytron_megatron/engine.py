@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from anytron.errors import EngineError
 from anytron.hooks.types import LogProbSpec, PatchContext
 from anytron.patches import Phase
 from anytron.trainer.batch import TokenScores
+from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
@@ -158,7 +158,7 @@ class MegatronEngine:
         if torch.distributed.get_rank() != 0:
             return None
         save_file(weights, path)
-        checksums = {name: zlib.crc32(tensor.view(torch.uint8).numpy()) for name, tensor in weights.items()}
+        checksums = {name: checksum(tensor) for name, tensor in weights.items()}
         return WeightManifest(path, self._updates, checksums)
 
     def save_hf(self, path: str) -> None:

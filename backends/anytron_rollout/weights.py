@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from anytron.errors import EngineError
+from anytron.trainer.checksum import checksum
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from anytron.trainer.roles import WeightManifest
-
-
-def checksum(tensor: Tensor) -> int:
-    """Compute the crc32 of a tensor's bytes, row-major, as they lie in a safetensors file."""
-    return zlib.crc32(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def load_verified(model: nn.Module, manifest: WeightManifest) -> None:

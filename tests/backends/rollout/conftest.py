@@ -14,10 +14,10 @@ from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
+from anytron.trainer.checksum import checksum
 from anytron.trainer.roles import EngineContext, WeightManifest
 from anytron_cpu import CpuPlatform
 from anytron_rollout.transformers_engine import TransformersEngine
-from anytron_rollout.weights import checksum
 
 QWEN3 = {
     "model_type": "qwen3",
