@@ -119,6 +119,7 @@ def mla_values(owner: str) -> Patch:
         target=f"{MLA}:MultiLatentAttention.forward",
         phase=Phase.BEFORE_BUILD,
         package=PACKAGE,
+        # 0.17.0 and 0.17.1 left without #3003, which 0.18.0 has; the engine refuses them.
         requires="<0.16.2",
         reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) want values as wide as queries",
         upstream="https://github.com/NVIDIA/Megatron-LM/pull/3003, verl #6005",

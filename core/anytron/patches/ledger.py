@@ -66,8 +66,10 @@ class Ledger:
     def apply(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Add ``patches``, then apply everything of ``phase`` that was not tried yet.
 
+        First, what someone patched over since the phase before is applied again (:meth:`revalidate`).
+
         Returns:
-            Their records.
+            The records of ``phase``.
 
         Raises:
             PatchError: A later phase was applied before, a required patch could not be applied or
@@ -80,6 +82,7 @@ class Ledger:
                 why=f"{self._reached.value} was applied before it",
                 fix="apply the phases in their order",
             )
+        self.revalidate()
         self._reached = phase
         pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
         ordered = in_order(pending, self._patches)

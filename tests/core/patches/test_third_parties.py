@@ -35,6 +35,14 @@ def test_what_a_third_party_replaced_is_applied_again_on_top_of_it(victim):
     assert friend.greet_by_name() == "hello"  # it held the original, which is not what was replaced
 
 
+def test_the_next_phase_begins_by_looking_for_what_was_lost(victim):
+    ledger = Ledger([make("a")])
+    ledger.apply(Phase.BEFORE_BUILD)
+    victim.greet = lambda: "bonjour"
+    assert ledger.apply(Phase.AFTER_BUILD) == []
+    assert victim.greet() == "bonjour a"
+
+
 def test_undoing_what_was_applied_again_leaves_the_third_partys_own(victim):
     ledger = Ledger([make()])
     ledger.apply(Phase.BEFORE_BUILD)
