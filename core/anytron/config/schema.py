@@ -124,7 +124,7 @@ class OptimizerSection(Section):
     """The optimizer and its learning rate."""
 
     name: Literal["adam", "sgd"] = "adam"
-    """Adam (with decoupled weight decay) or plain SGD."""
+    """Adam, or plain SGD (which needs ``engine.distributed_optimizer=false``)."""
     lr: float = Field(1e-6, gt=0.0)
     """Peak learning rate."""
     min_lr: float = Field(0.0, ge=0.0)
@@ -132,9 +132,9 @@ class OptimizerSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay from ``lr`` to ``min_lr`` over ``trainer.total_steps``."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warm-up from 0: the first update changes nothing, as in Megatron."""
     weight_decay: float = Field(0.0, ge=0.0)
-    """Decoupled weight decay."""
+    """Weight decay: decoupled with Adam, added to the gradient with SGD."""
     beta1: float = Field(0.9, ge=0.0, lt=1.0)
     """Adam's first decay rate."""
     beta2: float = Field(0.999, ge=0.0, lt=1.0)
