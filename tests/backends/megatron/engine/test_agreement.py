@@ -18,6 +18,10 @@ SPLITS = {
     "cp2": {"parallel": {"context_parallel_size": 2}},
     "cp2-bshd": {"parallel": {"context_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
     "tp2-sp-cp2": {"parallel": {"tensor_model_parallel_size": 2, "context_parallel_size": 2}},
+    "tp2-sp-cp2-bshd": {
+        "parallel": {"tensor_model_parallel_size": 2, "context_parallel_size": 2},
+        "engine": {"sequence_format": "bshd"},
+    },
 }
 
 
