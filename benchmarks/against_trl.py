@@ -25,7 +25,7 @@ WARM_UP = 10
 
 
 def anytron_steps(steps, output):
-    command = [sys.executable, "-m", "anytron.cli.main", "train", str(EXAMPLE)]
+    command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE)]
     overrides = [f"trainer.total_steps={steps}", f"trainer.output_dir={output}"]
     subprocess.run(command + overrides, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

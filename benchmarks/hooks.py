@@ -83,7 +83,7 @@ def difference_us(through, direct, calls=2000, repeats=15):
 
 def train(steps, folder, trace):
     output = Path(folder) / f"{steps}-{trace}"
-    command = [sys.executable, "-c", "from anytron.cli.main import run; run()", "train", str(CONFIG)]
+    command = [sys.executable, "-m", "anytron", "train", str(CONFIG)]
     settings = [f"trainer.total_steps={steps}", f"trainer.output_dir={output}"]
     environment = {**os.environ, "ANYTRON_TRACE_HOOKS": str(int(trace))}
     done = subprocess.run([*command, *settings], env=environment, capture_output=True, text=True, check=False)

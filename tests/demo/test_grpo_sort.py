@@ -29,7 +29,7 @@ METRICS = {
 
 
 def anytron(*arguments, **environment):
-    command = [sys.executable, "-m", "anytron.cli.main", *arguments]
+    command = [sys.executable, "-m", "anytron", *arguments]
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     return subprocess.run(command, capture_output=True, text=True, env={**variables, **environment}, check=False)
 

@@ -65,6 +65,7 @@ def preparer(recorder):
         sizes=ParallelSizes(tensor=2),
         shard=ContextShard(),
         device=torch.device("cpu"),
+        context_length=4096,
     )
 
 
