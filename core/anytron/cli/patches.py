@@ -72,13 +72,16 @@ def planned_patches(session: Session, roles: tuple[Role, ...] = ("trainer",)) ->
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from anytron.cli.tables import print_table
+
     colours = {"applies": "green", "superseded": "cyan", "skipped": "dim"}
     table = Table(box=None, pad_edge=False)
-    for heading in ("verdict", "id", "owner", "phase"):
+    for heading in ("verdict", "id"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("owner", "phase"):
         table.add_column(heading)
     for heading in ("target", "why"):
         table.add_column(heading, overflow="fold")
@@ -91,4 +94,4 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             Text(row["target"]),
             Text(f"{row['reason']}\n{row['purpose']}"),
         )
-    Console().print(table)
+    print_table(table)

@@ -46,9 +46,10 @@ def list_command(
 
 
 def _print_table(survey: Survey) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from anytron.cli.tables import print_table
 
     colours = {"active": "green", "available": "cyan", "unavailable": "dim", "blocked": "dim"}
     table = Table(box=None, pad_edge=False)
@@ -67,7 +68,7 @@ def _print_table(survey: Survey) -> None:
             Text(why),
             Text(", ".join(report.hooks) or "-"),
         )
-    Console().print(table)
+    print_table(table)
     needing = [report for report in survey.reports if report.requirements]
     if needing:
         typer.echo("\npackages that they need")
