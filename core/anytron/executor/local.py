@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 
+SPIN_COUNT = "30000"
+"""How long GNU OpenMP's threads spin for new work, unless the user says: a tenth of its default.
+
+Ranks and the rollout process take turns on the same processors: with the default, the threads of the one that
+has just finished spin for milliseconds on the cores of the next (12% of a step of examples/grpo_sort.yaml).
+"""
+
 
 class LocalExecutor:
     """An :class:`~anytron.executor.protocol.Executor` of processes on this machine.
@@ -121,6 +128,7 @@ class LocalExecutor:
             world_size=bootstrap.world_size,
         )
         return {
+            "GOMP_SPINCOUNT": SPIN_COUNT,
             **os.environ,
             **self._session.hooks.runtime_env(process),
             "OMP_NUM_THREADS": str(bootstrap.num_threads),
