@@ -54,6 +54,8 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
         pipeline_model_parallel_size=sizes.pipeline,
         virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
         context_parallel_size=sizes.context,
+        expert_model_parallel_size=sizes.expert,
+        expert_tensor_parallel_size=sizes.expert_tensor,
     )
     # The offset per stage is Megatron's own (megatron/training/initialize.py, _set_random_seed).
     stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from anytron.sequences import scopes
+from anytron_megatron.current_mask import scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ def run_micro_batches(
             "packed_seq_params": prepared.packed,
             **inputs.extra,
         }
-        with scopes.enter(inputs.scope):
+        with scopes.enter(scopes.combine(inputs.scope, scope_of(prepared.mask))):
             if head is None:
                 output = module(**arguments)
             else:

@@ -83,6 +83,8 @@ class WeightBridge:
             "pipeline_model_parallel_size": sizes.pipeline,
             "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
             "context_parallel_size": sizes.context,
+            "expert_model_parallel_size": sizes.expert,
+            "expert_tensor_parallel_size": sizes.expert_tensor,
             "sequence_parallel": sizes.sequence_parallel,
             "deterministic_mode": deterministic,
             # Without it embedding and output weights lack tensor_model_parallel, the gradient norm of

@@ -157,18 +157,26 @@ class ParallelSection(Section):
     context_parallel_size: int = Field(1, ge=1)
     """Ranks that share each sequence."""
     data_parallel_size: int = Field(1, ge=1)
-    """Copies of the model. Ranks in all: the product of the four sizes."""
+    """Copies of the model. Ranks in all: the product of the tensor, pipeline, context and data sizes."""
+    expert_model_parallel_size: int = Field(1, ge=1)
+    """Ranks that share the experts of a mixture-of-experts layer; they are taken from the tensor, context and
+    data-parallel ranks of a pipeline stage."""
+    expert_tensor_parallel_size: int | None = Field(None, ge=1)
+    """Ranks that share each expert; default: 1, and the tensor-parallel size where experts are not shared out."""
     sequence_parallel: bool | None = None
     """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
 
     def sizes(self) -> ParallelSizes:
         """The same as plain numbers, defaults resolved."""
-        tensor = self.tensor_model_parallel_size
+        tensor, experts = self.tensor_model_parallel_size, self.expert_model_parallel_size
+        expert_tensor = self.expert_tensor_parallel_size
         return ParallelSizes(
             tensor=tensor,
             pipeline=self.pipeline_model_parallel_size,
             context=self.context_parallel_size,
             data=self.data_parallel_size,
+            expert=experts,
+            expert_tensor=(tensor if experts == 1 else 1) if expert_tensor is None else expert_tensor,
             virtual_pipeline=self.virtual_pipeline_model_parallel_size,
             sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
         )

@@ -8,10 +8,13 @@ has none and holds 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from anytron.data.images import ImagePatches
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class RaggedBatch:
             optimizer update, over all micro-batches and ranks. None before they are known.
         token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
             elsewhere, adding up to 1: what metrics are averaged with.
+        images: B entries, each sequence's images, None for a sequence without; None if no sequence has
+            any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
     """
 
     lengths: Tensor
@@ -44,6 +49,7 @@ class RaggedBatch:
     advantages: Tensor | None = None
     loss_weights: Tensor | None = None
     token_shares: Tensor | None = None
+    images: tuple[ImagePatches | None, ...] | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -63,10 +69,11 @@ class RaggedBatch:
         """
         index = token_index(self.lengths, sequences)
         per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
-        return replace(self, lengths=self.lengths[sequences], **per_token)
+        images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
+        return replace(self, lengths=self.lengths[sequences], images=images, **per_token)
 
     def to(self, device: torch.device) -> RaggedBatch:
-        """Copy the per-token values to ``device``; lengths stay on the host."""
+        """Copy the per-token values to ``device``; lengths and images stay on the host."""
         per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
         return replace(self, **per_token)
 

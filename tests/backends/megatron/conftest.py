@@ -1,8 +1,9 @@
-"""A tiny Qwen3 on disk, recorded trajectories, and real ranks of the Megatron engine."""
+"""Tiny models on disk, recorded trajectories, and real ranks of the Megatron engine."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ from anytron.plugins import open_session
 from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
+from tests.tiny_models import write_tiny_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LENGTHS = [5, 9, 7, 12, 3, 8, 16, 4]
@@ -49,6 +52,17 @@ def tiny_model(tmp_path_factory) -> Path:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_family(tmp_path_factory) -> Callable[[str], Path]:
+    """Give the directory of a family's tiny model (:mod:`tests.tiny_models`), written when first asked for."""
+
+    @functools.cache
+    def write(family: str) -> Path:
+        return write_tiny_model(family, tmp_path_factory.mktemp(family))
+
+    return write
 
 
 @pytest.fixture(scope="session")
