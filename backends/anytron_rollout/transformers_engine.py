@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from anytron.data.pretrained import load_hf_config, load_tokenizer
+from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
 from anytron.errors import ConfigError, EngineError
 from anytron_rollout.sampling import TokenSampler
 from anytron_rollout.weights import load_verified
@@ -51,9 +51,8 @@ class TransformersEngine:
         self._tokenizer: Any = None
         self._version: int | None = None
         config = load_hf_config(context.config.model)
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, context.config.model.dtype), **rollout.options
-        )
+        dtype = getattr(torch, context.config.model.dtype)
+        model = model_class(config).from_config(config, dtype=dtype, **rollout.options)
         # A checkpoint's own sampling defaults (temperature, repetition penalty) must not leak in.
         model.generation_config = GenerationConfig()
         self._model = model.to(self._runtime.current_device()).eval().requires_grad_(requires_grad=False)

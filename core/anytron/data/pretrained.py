@@ -76,6 +76,22 @@ def load_hf_config(model: ModelSection) -> Any:
         ) from error
 
 
+def model_class(hf_config: Any) -> Any:
+    """Choose the transformers class that computes a config's logits.
+
+    Args:
+        hf_config: A ``transformers.PretrainedConfig``.
+
+    Returns:
+        ``AutoModelForImageTextToText`` for a model that takes images, whether or not the run has any
+        (Qwen3.5 is one), ``AutoModelForCausalLM`` otherwise.
+    """
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
 def load_tokenizer(model: ModelSection) -> Any:
     """Load the tokenizer: a directory, a function that returns one, or the one in ``model.path``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.data.pretrained import model_class
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
     if config.model.config is None:
         return
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils import logging as hf_logging
 
     try:
@@ -55,7 +56,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.trainer.seed)
             dtype = getattr(torch, config.model.dtype)
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model = model_class(hf_config).from_config(hf_config, dtype=dtype)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             "The model cannot be made.",
@@ -63,11 +64,12 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             why=f"{type(error).__name__}: {error}",
             fix="give the fields of this model_type's Hugging Face config",
         ) from error
-    if len(tokenizer) > hf_config.vocab_size:
+    vocab_size = hf_config.get_text_config().vocab_size
+    if len(tokenizer) > vocab_size:
         raise ConfigError(
             "The tokenizer has more entries than the model.",
             where="model.config.vocab_size",
-            why=f"{len(tokenizer)} tokens, vocab_size {hf_config.vocab_size}",
+            why=f"{len(tokenizer)} tokens, vocab_size {vocab_size}",
             fix=f"set vocab_size to {len(tokenizer)} or more",
         )
     # The run has a progress bar of its own.

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.errors import EngineError
 from anytron.trainer.roles import SamplingParams
+from tests.tiny_models import CONFIGS, write_tiny_model
 
 SAMPLING = SamplingParams(samples_per_prompt=2, max_new_tokens=6, top_k=1)
 NORM = "model.norm.weight"
@@ -88,3 +89,27 @@ def test_a_file_that_is_not_there_is_refused(engine, reference, write):
     Path(manifest.path).unlink()
     with pytest.raises(EngineError, match="cannot be read"):
         engine.load_weights(manifest)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_a_vision_language_model_takes_the_names_of_its_checkpoint_and_of_its_modules(
+    new_engine, write, tmp_path, family
+):
+    published = load_file(write_tiny_model(family, tmp_path) / "model.safetensors")
+    engine = new_engine(model={"config": CONFIGS[family], "dtype": "float32"})
+    blank = {name: tensor.clone() for name, tensor in engine._model.state_dict().items()}
+    engine.load_weights(write(published))
+    loaded = {name: tensor.clone() for name, tensor in engine._model.state_dict().items()}
+    values = sorted(tensor.double().sum().item() for tensor in published.values())
+    assert sorted(tensor.double().sum().item() for tensor in loaded.values()) == values
+    assert (loaded.keys() == published.keys()) == (family != "qwen2_5_vl")
+
+    engine.load_weights(write(blank))
+    engine.load_weights(write(loaded))
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in engine._model.state_dict().items())
+
+    lost = next(name for name in published if "visual" in name)
+    with pytest.raises(EngineError, match=r"(?s)is missing.*visual"):
+        engine.load_weights(write({name: tensor for name, tensor in published.items() if name != lost}))
+    with pytest.raises(EngineError, match=r"(?s)unknown to the model.*visual\.extra"):
+        engine.load_weights(write(published | {"visual.extra": torch.ones(2)}))
