@@ -20,7 +20,7 @@ from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.optimizer import build_optimizer, wrap_for_training
 from anytron_megatron.passes import ModelChunk, run_micro_batches
-from anytron_megatron.weights import WeightBridge
+from anytron_megatron.weights import WeightBridge, text_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,6 +74,7 @@ class MegatronEngine:
             shard=parallel.context_shard(),
             device=self._runtime.current_device(),
             context_length=self._bridge.context_length,
+            vision=self._bridge.vision,
         )
         self._policy = self._build()
         self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
@@ -195,6 +196,6 @@ class MegatronEngine:
         )
         kernel = self._context.hooks.log_prob_kernel(spec)
         return [
-            ModelChunk(module, TokenScoreHead(module.output_layer, kernel) if module.post_process else None)
+            ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
             for module in self._bridge.build()
         ]

@@ -11,6 +11,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from anytron.hooks.types import LayoutRequest
 from anytron.masks import AttnMask, MaskKind, MaskRequest
 from anytron.sequences import ModelInputs, plan_layout
+from anytron_megatron.vision import refuse_images
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from anytron.sequences import ContextShard, SequenceLayout
     from anytron.sequences.layout import Format, TakenAs
     from anytron.trainer.batch import RaggedBatch
+    from anytron_megatron.vision import VisionInputs
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class BatchPreparer:
         shard: This rank's context-parallel shard.
         device: Where the tensors go.
         context_length: Longest sequence that the model can take.
+        vision: How the model takes images; None if it takes none.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class BatchPreparer:
         shard: ContextShard,
         device: torch.device,
         context_length: int,
+        vision: VisionInputs | None = None,
     ) -> None:
         self._hooks = hooks
+        self._vision = vision
         self._format = sequence_format
         self._sizes = sizes
         self._shard = shard
@@ -93,8 +98,9 @@ class BatchPreparer:
             ModelInputs(
                 layout=layout,
                 input_ids=layout.taken.pack(tokens),
-                position_ids=layout.taken.position_ids,
+                position_ids=self._position_ids(batch, layout),
                 labels=layout.next_tokens(tokens),
+                extra=self._vision.arguments(batch, layout, self._device) if self._vision else {},
             )
         )
         request = MaskRequest(
@@ -120,12 +126,27 @@ class BatchPreparer:
         # roll gives every sequence's first token a 0 and every other one the score made before it.
         return tuple(torch.roll(scores, 1, dims=0).unbind(-1))
 
+    def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
+        """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
+
+        mcore-bridge's vision models shard ids and images themselves and take positions sharded
+        (``mcore_bridge/model/mm_gpt_model.py``, ``needs_split``).
+        """
+        if self._vision is not None:
+            return layout.pack_axes(self._vision.position_ids(batch).to(self._device, non_blocking=True))
+        refuse_images(batch)
+        return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
+
     @staticmethod
     def _packed(layout: SequenceLayout) -> PackedSeqParams:
+        # A model that shards inside cuts at cu_seqlens_q, which must be where the padded sequences
+        # lie. Its attention then sees the padding, behind all real tokens of each sequence: for them
+        # nothing changes.
+        real = layout.cu_seqlens if layout.whole is None else layout.cu_seqlens_padded
         return PackedSeqParams(
             qkv_format="thd",
-            cu_seqlens_q=layout.cu_seqlens,
-            cu_seqlens_kv=layout.cu_seqlens,
+            cu_seqlens_q=real,
+            cu_seqlens_kv=real,
             cu_seqlens_q_padded=layout.cu_seqlens_padded,
             cu_seqlens_kv_padded=layout.cu_seqlens_padded,
             max_seqlen_q=layout.max_seqlen,

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from anytron.errors import ConfigError, EngineError
 from anytron.masks import MaskKind, ModelTraits
+from anytron_megatron.vision import VisionInputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,6 +133,11 @@ class WeightBridge:
             window=None if window is None else (int(window[0]), int(window[1])),
         )
 
+    @property
+    def vision(self) -> VisionInputs | None:
+        """How the model takes images; None if it takes none."""
+        return None if self.config.language_model_only else VisionInputs.from_config(self.hf_config)
+
     def accepted_masks(self, sequence_format: str) -> frozenset[MaskKind]:
         """The forms of mask that the model's forward takes.
 
@@ -176,3 +182,9 @@ class WeightBridge:
         self._bridge.save_weights(chunks, str(path))
         if torch.distributed.get_rank() == 0:
             self.hf_config.save_pretrained(path)
+
+
+def text_model(chunk: torch.nn.Module) -> torch.nn.Module:
+    """The language model of a chunk: a vision-language model holds it, any other is it."""
+    language_model: torch.nn.Module = getattr(chunk, "language_model", chunk)
+    return language_model

@@ -17,7 +17,7 @@ OWNER = "megatron"
 
 def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     """Return the patches of a training rank for one phase."""
-    candidates: list[Patch] = [import_noise(), triton_stand_in(), bridge_import(), rope_table()]
+    candidates: list[Patch] = [import_noise(), triton_stand_in(), bridge_import(), rope_table(), deepstack()]
     if context.platform.redirects_torch_cuda:
         candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
     if context.platform.portable_modules:
@@ -182,6 +182,31 @@ def rope_table() -> Patch:
         ),
         upstream="mcore_bridge/model/rope.py, line 115",
         remove_when="mcore-bridge looks up its own table",
+        replacement=replace,
+    )
+
+
+def deepstack() -> Patch:
+    """Add Qwen3-VL's deepstack features to the tokens of their own images, in every layout."""
+
+    def replace(original: Callable[..., object]) -> Callable[..., object]:
+        from anytron_megatron.patches.deepstack import numbering_features
+
+        return numbering_features(original)
+
+    return Patch(
+        id="megatron.mcore-bridge-deepstack",
+        owner=OWNER,
+        target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",
+        phase=Phase.BEFORE_PARALLEL_INIT,
+        package="mcore-bridge",
+        requires=">=1.6.5,<1.7",
+        reason=(
+            "with several padded rows deepstack features reach the wrong images, with context parallelism it fails on "
+            "them, and with sequence parallelism the features' gradient is divided by the tensor-parallel size"
+        ),
+        upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
+        remove_when="mcore-bridge passes the tests of these three without it",
         replacement=replace,
     )
 

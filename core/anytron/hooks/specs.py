@@ -109,7 +109,8 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
     Called: as a chain, exactly once per micro-batch and forward pass, on every training rank, after
     all padding is decided and before the mask is built.
 
-    Arguments: ``inputs``, immutable; ``input_ids`` and ``position_ids`` int64 ``[R, C]``.
+    Arguments: ``inputs``, immutable; ``input_ids`` int64 ``[R, C]``, ``position_ids`` the same or,
+    for vision-language models, ``[3, R, C]``.
 
     Returns: a changed copy, or None for "as it is". The layout must stay the same object. State
     that the device keeps globally goes into ``inputs.scope`` and nowhere else.

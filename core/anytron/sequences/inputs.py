@@ -25,7 +25,8 @@ class ModelInputs:
         layout: The plan that all tensors here followed.
         input_ids: int64 ``[R, C]`` of ``layout.taken`` (whole sequences for models that shard inside);
             padding holds 0.
-        position_ids: int64, shaped as ``input_ids``.
+        position_ids: int64 ``[R, C]`` of ``layout`` (of ``layout.taken`` where the model packs rows itself), or
+            ``[3, R, C]`` for a model with mrope: temporal, vertical, horizontal.
         labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, ``IGNORED_LABEL`` elsewhere.
         scope: Makes a context manager to hold around this micro-batch's forward pass and around
             each recomputation of it; None if no plugin needs one. A plugin adds its own with

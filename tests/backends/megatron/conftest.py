@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 
 from anytron.algorithms.losses import PolicyLoss
 from anytron.config.schema import RunConfig
+from anytron.data.images import ImagePatches
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
-from tests.tiny_models import write_tiny_model
+from tests.tiny_models import IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,51 @@ def recorded() -> RaggedBatch:
     )
 
 
+GRIDS = [[], [(4, 4)], [(2, 6), (6, 4)], [(4, 2)], [], [(6, 6)], [(2, 2), (4, 4)], [(2, 4)]]
+"""Height and width, in patches, of the images of each recorded sequence with images."""
+
+
+@pytest.fixture(scope="session")
+def recorded_images() -> RaggedBatch:
+    """Recorded trajectories with no, one or two images each, for the tiny vision-language models."""
+    generator = torch.Generator().manual_seed(2)
+
+    def text(count):
+        return torch.randint(3, 120, (count,), generator=generator).tolist()
+
+    tokens, prompts, lengths, images = [], [], [], []
+    for index, grids in enumerate(GRIDS):
+        sequence = text(index % 3)  # now and then an image comes first
+        for height, width in grids:
+            sequence += [VISION_START, *[IMAGE_TOKEN] * (height * width // 4), VISION_END, *text(2)]
+        sequence += text(2)
+        prompts.append(len(sequence))
+        sequence += text(3 + index % 4)
+        tokens += sequence
+        lengths.append(len(sequence))
+        patches = sum(height * width for height, width in grids)
+        pixels = torch.randn(patches, 96, generator=generator)
+        images.append(ImagePatches(pixels, torch.tensor([[1, *grid] for grid in grids])) if grids else None)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    response = positions >= torch.tensor(prompts).repeat_interleave(torch.tensor(lengths))
+
+    def recorded_log_probs():
+        return (-4.85 + 0.3 * torch.randn(len(tokens), generator=generator)) * response
+
+    return RaggedBatch(
+        lengths=torch.tensor(lengths),
+        tokens=torch.tensor(tokens),
+        response_mask=response,
+        rollout_log_probs=recorded_log_probs(),
+        old_log_probs=recorded_log_probs(),
+        reference_log_probs=recorded_log_probs(),
+        advantages=torch.randn(len(lengths), generator=generator).repeat_interleave(torch.tensor(lengths)),
+        loss_weights=response / response.sum(),
+        token_shares=response / response.sum(),
+        images=tuple(images),
+    )
+
+
 @pytest.fixture(scope="session")
 def policy_loss() -> PolicyLoss:
     return PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05, kl_estimator="k3", entropy_coefficient=0.01)
@@ -139,12 +185,13 @@ def start_engine(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def follow(start_engine, recorded, policy_loss):
-    """Score the recorded trajectories and do three updates on them."""
+    """Score trajectories (the recorded ones, unless others are given) and do three updates on them."""
 
-    def run(**sections) -> Trajectory:
+    def run(batch: RaggedBatch | None = None, **sections) -> Trajectory:
+        batch = batch or recorded
         with start_engine(**sections) as (workers, updates, output):
-            log_probs = workers.score(recorded, updates, "policy")
-            metrics = [workers.update(recorded, updates, policy_loss) for _ in range(3)]
+            log_probs = workers.score(batch, updates, "policy")
+            metrics = [workers.update(batch, updates, policy_loss) for _ in range(3)]
             workers.export_weights(str(output / "after.safetensors"))
             return Trajectory(
                 log_probs=log_probs,

@@ -1,0 +1,89 @@
+"""Qwen3-VL's deepstack: features of the vision tower's middle layers, added to the first layers of the text.
+
+mcore-bridge makes the map of image tokens sequence-major, ``[S, B]``, as Megatron's hidden states are,
+and leaves the features batch-major, so that with several padded rows they reach the wrong images; with
+context parallelism it numbers the tokens of the first row only; and with sequence parallelism each
+rank's gradient, that of its own slice, is averaged over the ranks as if each had the whole one.
+Here every slot carries the number of its feature, and goes the way of the slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+class _Recorder:
+    """A vision tower whose deepstack features are kept."""
+
+    def __init__(self, visual: Any) -> None:
+        self._visual = visual
+        self.dtype = visual.dtype
+        self.features: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._visual(*args, **kwargs)
+        if output.deepstack_features:
+            self.features = torch.stack(list(output.deepstack_features))
+        return output
+
+
+def numbering_features(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``Qwen3VL_Vit._get_inputs_embeds``."""
+
+    def _get_inputs_embeds(
+        self: Any, inputs_embeds: Tensor, inputs: dict[str, Any], visual: Any, hf_config: Any
+    ) -> dict[str, Tensor | None]:
+        recorder = _Recorder(visual)
+        embeds = self._hf_get_inputs_embeds(inputs_embeds, inputs, recorder, hf_config)
+        features, here = recorder.features, None
+        if inputs.get("pixel_values") is not None or inputs.get("pixel_values_videos") is not None:
+            number = _local(_feature_numbers(inputs, hf_config), inputs, self.config)
+            here = number >= 0
+            if features is not None:
+                features = _summed_gradient(features, self.config)[:, number[here]]
+        return {"inputs_embeds": embeds, "visual_pos_masks": here, "deepstack_visual_embeds": features}
+
+    return _get_inputs_embeds
+
+
+def _feature_numbers(inputs: dict[str, Any], hf_config: Any) -> Tensor:
+    """Give each slot the number of its feature, -1 for text: int64 ``[B, S]``; images' come before videos'."""
+    ids, types = inputs["input_ids"], inputs.get("mm_token_type_ids")
+    number, first = torch.full_like(ids, -1), 0
+    for kind, (values, token) in enumerate(
+        (("pixel_values", hf_config.image_token_id), ("pixel_values_videos", hf_config.video_token_id)), start=1
+    ):
+        if inputs.get(values) is not None:
+            slots = ids == token if types is None else types == kind
+            count = slots.flatten().cumsum(0).view_as(ids)
+            number = torch.where(slots, first + count - 1, number)
+            first = first + count[-1, -1]
+    return number
+
+
+def _local(number: Tensor, inputs: dict[str, Any], config: Any) -> Tensor:
+    """Take the slots that this rank's layers hold: ``[B, S]`` -> ``[S / cp / tp, B]``."""
+    from mcore_bridge.utils import split_cp_inputs
+    from megatron.core import parallel_state
+
+    if config.context_parallel_size > 1:
+        number = split_cp_inputs(number, getattr(inputs.get("packed_seq_params"), "cu_seqlens_q", None), 1)
+    number = number.t()
+    if config.sequence_parallel:
+        size = parallel_state.get_tensor_model_parallel_world_size()
+        number = number.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
+    return number.contiguous()
+
+
+def _summed_gradient(features: Tensor, config: Any) -> Tensor:
+    """Give every rank the gradient of all ranks' slices, which Megatron then averages."""
+    from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
+
+    return copy_to_tensor_model_parallel_region(features) if config.sequence_parallel else features
