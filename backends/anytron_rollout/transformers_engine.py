@@ -17,7 +17,8 @@ from anytron_rollout.weights import load_verified
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.trainer.roles import EngineContext, Response, SamplingParams, WeightManifest
+    from anytron.data.images import ImagePatches
+    from anytron.trainer.roles import EngineContext, PromptInputs, Response, SamplingParams, WeightManifest
 
 OPTIONS = ("attn_implementation",)
 """What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...)."""
@@ -64,7 +65,7 @@ class TransformersEngine:
         self._version = manifest.version
         return manifest.version
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> list[list[Response]]:
+    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
         """Sample ``sampling.samples_per_prompt`` responses for each prompt.
 
         The rows (prompts times samples) are generated in batches of ``rollout.max_batch_size``, longest
@@ -72,7 +73,7 @@ class TransformersEngine:
         was generated before.
 
         Args:
-            prompts: Token ids, at least one each.
+            prompts: Token ids, at least one each, and images.
             sampling: How to sample.
             seed: Of this call.
 
@@ -87,7 +88,7 @@ class TransformersEngine:
         torch.manual_seed(seed)
         self._runtime.manual_seed(seed)
         rows = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
-        rows.sort(key=lambda index: -len(prompts[index]))
+        rows.sort(key=lambda index: -len(prompts[index].tokens))
         responses: list[list[Response]] = [[] for _ in prompts]
         for start in range(0, len(rows), self._max_batch_size):
             batch = rows[start : start + self._max_batch_size]
@@ -106,13 +107,16 @@ class TransformersEngine:
         }
 
     @torch.inference_mode()
-    def _generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Response]:
-        input_ids, attention_mask = left_pad(prompts, sampling.pad_token_id)
+    def _generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams) -> list[Response]:
+        input_ids, attention_mask = left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
+        images = [prompt.images for prompt in prompts if prompt.images is not None]
+        arguments = self._image_arguments(images, input_ids) if images else {}
         device = self._runtime.current_device()
         sampler = TokenSampler(sampling, prompt_width=input_ids.shape[1], tokenizer=self._stop_tokenizer(sampling))
         output = self._model.generate(
             input_ids.to(device),
             attention_mask=attention_mask.to(device),
+            **{name: value.to(device) for name, value in arguments.items()},
             # Sampling is the sampler's business, down to the end tokens: what transformers adds of
             # its own accord would come in an order that this code cannot see.
             generation_config=GenerationConfig(
@@ -127,6 +131,18 @@ class TransformersEngine:
             stopping_criteria=StoppingCriteriaList([sampler.stopping]),
         )
         return sampler.responses(output)
+
+    def _image_arguments(self, images: Sequence[ImagePatches], input_ids: Tensor) -> dict[str, Tensor]:
+        """Give the model its images, in the order of the rows whose tokens stand for them.
+
+        ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions become two-dimensional;
+        without it transformers counts image tokens as text, and says nothing.
+        """
+        return {
+            "pixel_values": torch.cat([patches.pixel_values for patches in images]),
+            "image_grid_thw": torch.cat([patches.grid_thw for patches in images]),
+            "mm_token_type_ids": (input_ids == self._model.config.image_token_id).int(),
+        }
 
     def _stop_tokenizer(self, sampling: SamplingParams) -> Any:
         if sampling.stop and self._tokenizer is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
-    These are ``model.path``, ``model.tokenizer``, the file in every ``file.py:function``, and the
+    These are ``model.path``, ``model.tokenizer``, ``model.processor``, the file in every ``file.py:function``, and the
     option ``path`` of a registered ``data.source``.
 
     Args:
@@ -27,7 +27,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """
     model = {
         "path": None if config.model.path is None else _absolute(config.model.path, directory),
-        "tokenizer": None if config.model.tokenizer is None else _tokenizer(config.model.tokenizer, directory),
+        "tokenizer": _directory_or_function(config.model.tokenizer, directory),
+        "processor": _directory_or_function(config.model.processor, directory),
     }
     changed = {name: value for name, value in model.items() if value is not None}
     rewards = [
@@ -52,8 +53,10 @@ def _reference(reference: str, directory: Path) -> str:
     return f"{_absolute(location, directory)}:{function}" if colon and location.endswith(".py") else reference
 
 
-def _tokenizer(tokenizer: str, directory: Path) -> str:
-    return _reference(tokenizer, directory) if ":" in tokenizer else _absolute(tokenizer, directory)
+def _directory_or_function(reference: str | None, directory: Path) -> str | None:
+    if reference is None:
+        return None
+    return _reference(reference, directory) if ":" in reference else _absolute(reference, directory)
 
 
 def _data(data: DataSection, directory: Path) -> DataSection:

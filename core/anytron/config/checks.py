@@ -107,15 +107,15 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mi
 def _references(config: RunConfig) -> Iterator[Mistake]:
     named = {"data.source": config.data.source}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
-    tokenizer = config.model.tokenizer
-    if tokenizer is not None and ":" in tokenizer:
-        named["model.tokenizer"] = tokenizer
-    elif tokenizer is not None and not Path(tokenizer).is_dir():
-        yield Mistake(
-            "model.tokenizer",
-            f"there is no directory {tokenizer}",
-            "give a local directory, relative to the YAML file, or 'file.py:function'",
-        )
+    for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
+        if reference is not None and ":" in reference:
+            named[key] = reference
+        elif reference is not None and not Path(reference).is_dir():
+            yield Mistake(
+                key,
+                f"there is no directory {reference}",
+                "give a local directory, relative to the YAML file, or 'file.py:function'",
+            )
     for key, reference in named.items():
         location, colon, _ = reference.rpartition(":")
         if not colon:
@@ -134,7 +134,8 @@ def _output(config: RunConfig) -> Iterator[Mistake]:
         yield Mistake("trainer.output_dir", f"{existing} is not a directory", "choose another directory")
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield Mistake("trainer.output_dir", f"{existing} may not be written to", "choose another directory")
-    for key, value in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
+    for name in ("path", "tokenizer", "processor"):
+        key, value = f"model.{name}", getattr(config.model, name)
         if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:
             yield Mistake(
                 "trainer.overwrite",

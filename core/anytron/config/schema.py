@@ -30,6 +30,9 @@ class ModelSection(Section):
     tokenizer: str | None = None
     """Directory of a tokenizer, or ``module:function`` / ``file.py:function`` that returns one.
     Default: the one in ``path``."""
+    processor: str | None = None
+    """Directory of a vision-language model's image processor (``preprocessor_config.json``), or
+    ``module:function`` / ``file.py:function`` that returns one. Default: the one in ``path``."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Element type of parameters and activations. With bfloat16 the optimizer keeps float32 copies."""
 

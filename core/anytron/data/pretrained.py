@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import ModelSection
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
 
 
 def directory_mistakes(model: ModelSection) -> Iterator[Mistake]:
@@ -103,25 +106,9 @@ def load_tokenizer(model: ModelSection) -> Any:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    reference = model.tokenizer
-    if reference is not None and ":" in reference:
-        tokenizer = resolve(reference, key="model.tokenizer")()
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise ConfigError(
-                "The function returns no tokenizer.",
-                where=f"model.tokenizer = {reference}",
-                why=f"it returned {type(tokenizer).__name__}",
-                fix="return a transformers tokenizer",
-            )
-        return tokenizer
-    directory = checkpoint_directory(model) if reference is None else Path(reference)
-    if not directory.is_dir():
-        raise ConfigError(
-            "There is no such tokenizer directory.",
-            where="model.tokenizer",
-            why=f"looked for {directory}",
-            fix="give a local directory (relative to the YAML file) or 'file.py:function'",
-        )
+    directory = _directory_or_made(model, "tokenizer", "tokenizer", PreTrainedTokenizerBase)
+    if not isinstance(directory, Path):
+        return directory
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:
@@ -131,6 +118,80 @@ def load_tokenizer(model: ModelSection) -> Any:
             why=f"{type(error).__name__}: {error}",
             fix="set model.tokenizer to a directory that has one",
         ) from error
+
+
+def load_image_processor(model: ModelSection) -> Any:
+    """Load the image processor: a directory, a function that returns one, or the one in ``model.path``.
+
+    Returns:
+        A ``transformers.BaseImageProcessor``; None if ``model.processor`` is not set and ``model.path``
+        has none.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoImageProcessor
+    from transformers.image_processing_utils import BaseImageProcessor
+
+    if model.processor is None and not (model.path and processor_files(Path(model.path))):
+        return None
+    directory = _directory_or_made(model, "processor", "image processor", BaseImageProcessor)
+    if not isinstance(directory, Path):
+        return directory
+    try:
+        return AutoImageProcessor.from_pretrained(directory, local_files_only=True)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ConfigError(
+            "The image processor cannot be loaded.",
+            where=str(directory),
+            why=f"{type(error).__name__}: {error}",
+            fix="set model.processor to a directory that has one",
+        ) from error
+
+
+def processor_files(directory: Path) -> list[Path]:
+    """Find the files of a model's processor in its directory."""
+    return [file for name in PROCESSOR_FILES if (file := directory / name).is_file()]
+
+
+def save_processor(model: ModelSection, directory: Path) -> None:
+    """Write a model's processor beside its weights, so that the directory is complete; nothing if it has none.
+
+    Args:
+        model: Where the processor comes from; files are copied as they are.
+        directory: An existing directory.
+    """
+    if model.processor is not None and ":" in model.processor:
+        load_image_processor(model).save_pretrained(directory)
+    elif origin := model.processor or model.path:
+        for file in processor_files(Path(origin)):
+            shutil.copyfile(file, directory / file.name)
+
+
+def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> Any:
+    """Return what the function under a key makes, or the directory to load from (``model.path`` by default)."""
+    reference = getattr(model, key)
+    if reference is None:
+        return checkpoint_directory(model)
+    if ":" in reference:
+        made = resolve(reference, key=f"model.{key}")()
+        if not isinstance(made, kind):
+            raise ConfigError(
+                f"The function returns no {what}.",
+                where=f"model.{key} = {reference}",
+                why=f"it returned {type(made).__name__}",
+                fix=f"return a transformers {what}",
+            )
+        return made
+    directory = Path(reference)
+    if not directory.is_dir():
+        raise ConfigError(
+            f"There is no such {what} directory.",
+            where=f"model.{key}",
+            why=f"looked for {directory}",
+            fix="give a local directory (relative to the YAML file) or 'file.py:function'",
+        )
+    return directory
 
 
 def end_token_ids(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:

@@ -6,31 +6,48 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import DataError
+from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from anytron.data.images import ImagePatches
+    from anytron.data.vision import Picture, VisionProcessor
+
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a source gives.
+    """What a source gives: one of ``text``, ``messages`` and ``tokens``.
 
     Attributes:
         id: Names the prompt in errors and samples.
         text: The prompt; tokenised as it stands, with the special tokens that the tokenizer adds.
+        messages: Instead of ``text``: a conversation, each turn with ``role`` and ``content``, which the
+            tokenizer's chat template turns into text that ends where the answer begins.
         tokens: Instead of ``text``: token ids.
+        images: Pictures for a vision-language model, in memory (Pillow) or as paths, in the order of
+            their image tokens: one token for each, whatever its size.
         data: Whatever rewards need, for example the right answer.
     """
 
     id: str
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    images: Sequence[Picture] = ()
     data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if (self.text is None) == (self.tokens is None):
-            raise DataError("A prompt has either text or tokens.", where=f"prompt {self.id}")
+        given = [value is not None for value in (self.text, self.messages, self.tokens)]
+        if sum(given) != 1:
+            raise DataError("A prompt has one of text, messages and tokens.", where=f"prompt {self.id}")
+        if not isinstance(self.images, (list, tuple)):
+            raise DataError(
+                "A prompt's images are a list.",
+                where=f"prompt {self.id}",
+                why=f"they are {type(self.images).__name__}",
+                fix="give a list, also for a single image",
+            )
 
 
 @dataclass(frozen=True)
@@ -40,63 +57,132 @@ class TokenizedPrompt:
     Attributes:
         id: As in :class:`Prompt`.
         text: As given, or decoded.
-        tokens: Token ids, at least one.
+        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
         data: As in :class:`Prompt`.
+        images: As in :class:`Prompt`; every one could be read.
+        patches: The images as the model reads them; None without images, and until the prompt is drawn.
     """
 
     id: str
     text: str
     tokens: tuple[int, ...]
     data: Mapping[str, Any]
+    images: tuple[Picture, ...] = ()
+    patches: ImagePatches | None = None
 
 
 def tokenize(
-    prompts: Sequence[Prompt], tokenizer: Any, *, context_length: int | None, vocab_size: int, max_new_tokens: int
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    vision: VisionProcessor | None = None,
+    *,
+    context_length: int | None,
+    vocab_size: int,
+    max_new_tokens: int,
 ) -> list[TokenizedPrompt]:
     """Tokenise all prompts of a run and check that the model can answer them.
 
     Args:
         prompts: What the source gave.
         tokenizer: A Hugging Face tokenizer.
+        vision: Prepares images; None for a model that takes none.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         vocab_size: Token ids are below this.
         max_new_tokens: Room that a response needs.
 
     Raises:
-        DataError: There is no prompt; or one is empty, leaves no room for its response, or has a
-            token that the model does not know.
+        ConfigError: There are images and no image processor.
+        DataError: There is no prompt; or one is empty, leaves no room for its response, has a token that
+            the model does not know, or images that cannot be read or do not fit its image tokens.
     """
     if not prompts:
         raise DataError("There are no prompts.", where="data.source", fix="check the source and data.options")
-    with_text = [prompt for prompt in prompts if prompt.text is not None]
-    encoded = tokenizer([prompt.text for prompt in with_text])["input_ids"] if with_text else []
-    ids = {id(prompt): tuple(tokens) for prompt, tokens in zip(with_text, encoded, strict=True)}
+    texts = [_render(prompt, tokenizer) if prompt.messages is not None else prompt.text for prompt in prompts]
+    encoded = _encode(prompts, texts, tokenizer)
     tokenized = []
-    for prompt in prompts:
-        tokens = ids[id(prompt)] if prompt.tokens is None else prompt.tokens
-        _check(prompt.id, tokens, context_length, vocab_size, max_new_tokens)
-        text = tokenizer.decode(list(tokens)) if prompt.text is None else prompt.text
-        tokenized.append(TokenizedPrompt(prompt.id, text, tokens, prompt.data))
+    for prompt, given, tokens in zip(prompts, texts, encoded, strict=True):
+        where = f"prompt {prompt.id}"
+        _check_tokens(where, tokens, vocab_size)
+        expanded = _expand(prompt, tokens, vision, where)
+        _check_length(where, len(expanded), len(expanded) - len(tokens), context_length, max_new_tokens)
+        text = tokenizer.decode(list(tokens)) if given is None else given
+        tokenized.append(TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images)))
     return tokenized
 
 
-def _check(name: str, tokens: Sequence[int], context_length: int | None, vocab_size: int, max_new_tokens: int) -> None:
+def _render(prompt: Prompt, tokenizer: Any) -> str:
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "A prompt has messages, and the tokenizer no chat template.",
+            where=f"prompt {prompt.id}",
+            why=f"{tokenizer.name_or_path or 'model.tokenizer'} has no chat_template",
+            fix="use the tokenizer of an instruction-tuned model, or give the prompt as text",
+        )
+    try:
+        text: str = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, tokenize=False)
+    except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            "The chat template refuses a prompt's messages.",
+            where=f"prompt {prompt.id}",
+            why=f"{type(error).__name__}: {error}",
+            fix="give each message a role and a content that the template knows",
+        ) from error
+    return text
+
+
+def _encode(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: Any) -> list[tuple[int, ...]]:
+    """Tokenise, in one go each, what stands as it is and what a template has finished."""
+    encoded = [prompt.tokens or () for prompt in prompts]
+    for rendered in (False, True):
+        chosen = [
+            index
+            for index, prompt in enumerate(prompts)
+            if texts[index] is not None and (prompt.messages is not None) == rendered
+        ]
+        if chosen:
+            tokens = tokenizer([texts[index] for index in chosen], add_special_tokens=not rendered)["input_ids"]
+            for index, ids in zip(chosen, tokens, strict=True):
+                encoded[index] = tuple(ids)
+    return encoded
+
+
+def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | None, where: str) -> tuple[int, ...]:
+    if vision is not None:
+        return vision.expand(tokens, prompt.images, where)
+    if prompt.images:
+        raise DataError(
+            "A prompt has images, and the model takes none.",
+            where=where,
+            why=f"{len(prompt.images)} given to a language model without a vision tower",
+            fix="use a vision-language model, or data without images",
+        )
+    return tokens
+
+
+def _check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
     if not tokens:
-        raise DataError("A prompt has no tokens.", where=f"prompt {name}", fix="remove it from the data")
+        raise DataError("A prompt has no tokens.", where=where, fix="remove it from the data")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise DataError(
             "A prompt has a token that the model does not know.",
-            where=f"prompt {name}",
+            where=where,
             why=f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}",
             fix="use the tokenizer that belongs to the model (model.tokenizer)",
         )
-    if context_length is not None and len(tokens) + max_new_tokens > context_length:
-        room = context_length - len(tokens)
+
+
+def _check_length(where: str, length: int, added: int, context_length: int | None, max_new_tokens: int) -> None:
+    if context_length is not None and length + max_new_tokens > context_length:
+        of_images = f" ({added} of them added for images)" if added else ""
         raise DataError(
             "A prompt is longer than the model's context."
-            if room < 0
+            if length > context_length
             else "A prompt leaves too little room for its response.",
-            where=f"prompt {name}",
-            why=f"{len(tokens)} tokens of prompt and {max_new_tokens} of response, the context has {context_length}",
-            fix="shorten or remove the prompt, or lower rollout.max_new_tokens",
+            where=where,
+            why=f"{length} tokens of prompt{of_images} and {max_new_tokens} of response, "
+            f"the context has {context_length}",
+            fix="shorten or remove the prompt, or lower rollout.max_new_tokens"
+            + (", or the image processor's largest size" if added else ""),
         )

@@ -19,13 +19,15 @@ PromptSource = Callable[..., Iterable[Prompt]]
 """(**options) -> prompts."""
 
 
-def jsonl(path: str, prompt_key: str = "prompt", id_key: str = "id") -> list[Prompt]:
+def jsonl(path: str, prompt_key: str = "prompt", id_key: str = "id", images_key: str = "images") -> list[Prompt]:
     """Read prompts from a file with one JSON object per line.
 
     Args:
         path: The file, UTF-8; in a configuration relative to the YAML file. Empty lines are skipped.
-        prompt_key: The entry that holds the prompt: a string, or a list of token ids.
+        prompt_key: The entry that holds the prompt: a string, a list of messages (objects with ``role``
+            and ``content``), or a list of token ids.
         id_key: The entry that names the prompt; without it the name is ``line N``.
+        images_key: The entry that lists paths of pictures, relative to the file's directory; may be missing.
 
     Returns:
         Prompts in the file's order; all other entries of a line are the prompt's data.
@@ -41,13 +43,14 @@ def jsonl(path: str, prompt_key: str = "prompt", id_key: str = "id") -> list[Pro
             "The prompts cannot be read.", where=str(file), why=str(error), fix="check data.options.path"
         ) from error
     return [
-        _from_line(line, f"{file}:{number}", number, prompt_key, id_key)
+        _from_line(line, f"{file}:{number}", f"line {number}", file.parent, (prompt_key, id_key, images_key))
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
 
 
-def _from_line(line: str, where: str, number: int, prompt_key: str, id_key: str) -> Prompt:
+def _from_line(line: str, where: str, name: str, directory: Path, keys: tuple[str, str, str]) -> Prompt:
+    prompt_key, id_key, images_key = keys
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -59,14 +62,23 @@ def _from_line(line: str, where: str, number: int, prompt_key: str, id_key: str)
             why=f"it has {', '.join(map(repr, record)) if isinstance(record, dict) else type(record).__name__}",
             fix="set data.options.prompt_key",
         )
-    value = record.pop(prompt_key)
-    name = str(record.get(id_key, f"line {number}"))
+    value, paths = record.pop(prompt_key), record.pop(images_key, [])
+    name = str(record.get(id_key, name))
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise DataError(
+            f"The entry {images_key!r} is no list of paths.", where=where, fix="give a list, also for a single image"
+        )
+    images = tuple(directory / path for path in paths)
     if isinstance(value, str):
-        return Prompt(name, text=value, data=record)
+        return Prompt(name, text=value, images=images, data=record)
     if isinstance(value, list) and all(type(token) is int for token in value):
-        return Prompt(name, tokens=tuple(value), data=record)
+        return Prompt(name, tokens=tuple(value), images=images, data=record)
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return Prompt(name, messages=tuple(value), images=images, data=record)
     raise DataError(
-        "A prompt is neither a string nor a list of token ids.", where=where, why=f"it is {type(value).__name__}"
+        "A prompt is neither a string nor a list of messages or token ids.",
+        where=where,
+        why=f"it is {type(value).__name__}",
     )
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anytron.data.images import ImagePatches
+    from anytron.data.vision import Picture
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -22,6 +25,8 @@ class Sample:
         log_probs: Log-prob of each response token as the rollout engine saw it, in nats.
         finished: True if an end token or a stop string ended it, False if the length limit did.
         data: What the source said of the prompt, for example the right answer.
+        images: The prompt's pictures as the source gave them.
+        patches: The same as the model reads them; None without images.
     """
 
     prompt_id: str
@@ -32,3 +37,5 @@ class Sample:
     log_probs: tuple[float, ...]
     finished: bool
     data: Mapping[str, Any]
+    images: tuple[Picture, ...] = ()
+    patches: ImagePatches | None = None

@@ -11,6 +11,7 @@ import yaml
 from typing_extensions import Self
 
 from anytron.errors import ConfigError
+from anytron.tracking.album import Album
 from anytron.tracking.sinks import JsonlSink, MetricSink
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.rewards.sample import Sample
 
-CONTENTS = ("config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf", "initial_model")
+CONTENTS = ("config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "images", "plots", "hf", "initial_model")
 """What a run leaves; ``trainer.overwrite`` deletes these and nothing else."""
 
 
@@ -34,8 +35,9 @@ class RunDirectory:
     ``patches.json``    what each worker says of itself: device, versions, patches
     ``metrics.jsonl``   one line per step
     ``samples.jsonl``   some samples of each step; all of them if their rewards failed
+    ``images/``         the pictures of those samples, small, by the names that stand there
     ``plots/``          ``reward.png``
-    ``hf/``             the trained model with its tokenizer
+    ``hf/``             the trained model with its tokenizer and image processor
     ``initial_model/``  the random model that the run started from (``model.config`` only)
     ==================  ====================================================================
     """
@@ -99,6 +101,7 @@ class RunDirectory:
             rewards: float32 ``[len(samples)]``; None = they failed, and every sample is kept.
         """
         count = len(samples) if rewards is None else min(self._log_samples, len(samples))
+        album = Album(self.path, step)
         for index in (position * len(samples) // count for position in range(count)):
             sample = samples[index]
             self._samples.write(
@@ -106,6 +109,7 @@ class RunDirectory:
                     "step": step,
                     "prompt_id": sample.prompt_id,
                     "prompt": sample.prompt_text,
+                    **({"images": album.add(sample.images)} if sample.images else {}),
                     "response": sample.response_text,
                     "response_tokens": sample.response_tokens,
                     "finished": sample.finished,

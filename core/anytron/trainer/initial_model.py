@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.data.pretrained import model_class
+from anytron.data.pretrained import model_class, save_processor
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
 
     Args:
         config: The run.
-        tokenizer: Written beside the weights.
+        tokenizer: Written beside the weights, as the image processor is.
 
     Raises:
         ConfigError: transformers refuses the configuration, or the tokenizer has more entries than
@@ -77,3 +77,4 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
     directory = model_directory(config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    save_processor(config.model, directory)

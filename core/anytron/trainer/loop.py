@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.algorithms.losses import PolicyLoss
+from anytron.data.pretrained import save_processor
 from anytron.errors import DataError
 from anytron.tracking.clock import Clock
 from anytron.tracking.run_directory import RunDirectory
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.preparation import prepare
+from anytron.trainer.roles import PromptInputs
 from anytron.trainer.seeds import derive_seed
 from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 from anytron.trainer.updates import UpdatePlan
@@ -81,10 +83,9 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
                 rollout.load_weights(trainer.export_weights(str(Path(exchange) / "policy.safetensors")))
 
             with clock.measure("rollout"):
-                prompts = task.sampler.draw(config.data.prompts_per_step)
-                responses = rollout.generate(
-                    [prompt.tokens for prompt in prompts], task.sampling, derive_seed(seed, "rollout", step)
-                )
+                prompts = task.draw(config.data.prompts_per_step)
+                inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
+                responses = rollout.generate(inputs, task.sampling, derive_seed(seed, "rollout", step))
             samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, task.tokenizer)
 
             with clock.measure("reward"):
@@ -116,6 +117,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         if config.trainer.save_hf:
             trainer.save_hf(str(run.hf_path))
             task.tokenizer.save_pretrained(str(run.hf_path))
+            save_processor(config.model, run.hf_path)
         if config.tracking.plot:
             run.plot()
         return RunSummary(run.path, steps, metrics, seconds)

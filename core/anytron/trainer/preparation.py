@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.advantages import ADVANTAGES
@@ -11,6 +11,7 @@ from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenize
 from anytron.data.prompts import TokenizedPrompt, tokenize
 from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
+from anytron.data.vision import VisionProcessor, load_vision
 from anytron.errors import ConfigError
 from anytron.rewards.scoring import RewardSum
 from anytron.trainer.roles import SamplingParams
@@ -25,15 +26,29 @@ class Task:
 
     Attributes:
         tokenizer: A Hugging Face tokenizer.
+        vision: Prepares images; None for a model that takes none.
         sampler: Draws prompts.
         rewards: Scores samples.
         sampling: How responses are sampled.
     """
 
     tokenizer: Any
+    vision: VisionProcessor | None
     sampler: EpochSampler[TokenizedPrompt]
     rewards: RewardSum
     sampling: SamplingParams
+
+    def draw(self, count: int) -> list[TokenizedPrompt]:
+        """Take the next prompts, their images prepared: only now, because patches are large."""
+        prompts = self.sampler.draw(count)
+        if self.vision is None:
+            return prompts
+        return [
+            replace(prompt, patches=self.vision.patches(prompt.images, f"prompt {prompt.id}"))
+            if prompt.images
+            else prompt
+            for prompt in prompts
+        ]
 
 
 def prepare(config: RunConfig) -> Task:
@@ -49,19 +64,25 @@ def prepare(config: RunConfig) -> Task:
     _check_algorithm(config)
     rewards = RewardSum.from_config(config.rewards)
     prompts = load_prompts(config.data)
-    hf_config = load_hf_config(config.model).get_text_config()
+    hf_config = load_hf_config(config.model)
+    text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
+    vision = load_vision(config.model, hf_config, tokenizer)
     tokenized = tokenize(
         prompts,
         tokenizer,
-        context_length=getattr(hf_config, "max_position_embeddings", None),
-        vocab_size=hf_config.vocab_size,
+        vision,
+        context_length=getattr(text_config, "max_position_embeddings", None),
+        vocab_size=text_config.vocab_size,
         max_new_tokens=config.rollout.max_new_tokens,
     )
     ends = end_token_ids(config.model, tokenizer)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    if vision is not None:
+        vision.check_padding(padding)
     return Task(
         tokenizer=tokenizer,
+        vision=vision,
         sampler=EpochSampler(tokenized, seed=config.trainer.seed, shuffle=config.data.shuffle),
         rewards=rewards,
         sampling=SamplingParams(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
+    from anytron.data.images import ImagePatches
     from anytron.hooks.facade import Hooks
     from anytron.hooks.types import ProcessInfo
     from anytron.patches import Ledger
@@ -87,10 +88,23 @@ class TrainingEngine(Protocol):
         """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
 
     def save_hf(self, path: str) -> None:
-        """Write a complete Hugging Face model directory (without tokenizer)."""
+        """Write a complete Hugging Face model directory (without tokenizer and processor)."""
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records: device, patches of this process, versions."""
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """What responses are generated for.
+
+    Attributes:
+        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
+        images: The prompt's images; None without.
+    """
+
+    tokens: tuple[int, ...]
+    images: ImagePatches | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +140,8 @@ class Response:
 class RolloutEngine(Protocol):
     """Generates responses, in a process of its own."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> list[list[Response]]:
-        """Sample ``samples_per_prompt`` responses for each prompt (token ids), in order."""
+    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
+        """Sample ``samples_per_prompt`` responses for each prompt, in order."""
 
     def load_weights(self, manifest: WeightManifest) -> int:
         """Take new weights, verify every checksum, and return the version now in use.

@@ -34,7 +34,7 @@ def make_samples(
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
-        ``P * G`` samples, those of one prompt side by side.
+        ``P * G`` samples, those of one prompt side by side; they share its images.
 
     Raises:
         EngineError: The rollout engine's answer has another number of responses, or of log-probs.
@@ -65,6 +65,8 @@ def make_samples(
             log_probs=response.log_probs,
             finished=response.finished,
             data=prompt.data,
+            images=prompt.images,
+            patches=prompt.patches,
         )
         for (prompt, response), text in zip(pairs, texts, strict=True)
     ]
@@ -91,12 +93,14 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
     rollout_log_probs[response_mask] = torch.tensor(
         list(chain.from_iterable(sample.log_probs for sample in samples)), dtype=torch.float32
     )
+    images = tuple(sample.patches for sample in samples)
     return RaggedBatch(
         lengths=lengths,
         tokens=tokens,
         response_mask=response_mask,
         temperature=temperature,
         rollout_log_probs=rollout_log_probs,
+        images=images if any(patches is not None for patches in images) else None,
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor, WorkerGroup
-    from anytron.trainer.roles import Response, SamplingParams, TrainedRole, WeightManifest
+    from anytron.trainer.roles import PromptInputs, Response, SamplingParams, TrainedRole, WeightManifest
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 RANK_VALUES = ("grad_norm", "lr")
@@ -76,7 +76,7 @@ class TrainingWorkers:
         return manifest
 
     def save_hf(self, path: str) -> None:
-        """Write a Hugging Face model directory, without tokenizer."""
+        """Write a Hugging Face model directory, without tokenizer and processor."""
         self.group.call("save_hf", path)
 
     def describe(self) -> list[Mapping[str, Any]]:
@@ -99,7 +99,7 @@ class RolloutWorkers:
 
     group: WorkerGroup
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, seed: int) -> list[list[Response]]:
+    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
         """Sample responses for each prompt."""
         responses: list[list[Response]] = self.group.call("generate", prompts, sampling, seed)[0]
         return responses

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from anytron.errors import ConfigError, EngineError
-from anytron.trainer.roles import SamplingParams
+from anytron.trainer.roles import PromptInputs, SamplingParams
 
-PROMPTS = [[3, 1, 9, 5, 10], [7, 10], [2, 2, 8, 10], [1, 10], [9, 9, 9, 9, 9, 9, 10]]
+PROMPTS = [
+    PromptInputs(tokens) for tokens in ((3, 1, 9, 5, 10), (7, 10), (2, 2, 8, 10), (1, 10), (9, 9, 9, 9, 9, 9, 10))
+]
 END = 11
 
 
@@ -21,7 +23,7 @@ def sampling(**changes) -> SamplingParams:
 @torch.no_grad()
 def teacher_forced(model, prompt, response, temperature):
     """Log-probs of a response's tokens from one forward pass over the unpadded sequence, in float64."""
-    logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].double()
+    logits = model(torch.tensor([[*prompt.tokens, *response]])).logits[0, len(prompt.tokens) - 1 : -1].double()
     return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
 
 
@@ -29,14 +31,14 @@ def test_the_most_probable_tokens_are_those_of_plain_greedy_generation(engine, r
     responses = engine.generate(PROMPTS, sampling(top_k=1, end_token_ids=(END,)), seed=0)
     for prompt, (response,) in zip(PROMPTS, responses, strict=True):
         plain = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            torch.tensor([prompt.tokens]),
+            attention_mask=torch.ones(1, len(prompt.tokens), dtype=torch.int64),
             do_sample=False,
             max_new_tokens=8,
             eos_token_id=END,
             pad_token_id=12,
         )
-        assert list(response.tokens) == plain[0, len(prompt) :].tolist()
+        assert list(response.tokens) == plain[0, len(prompt.tokens) :].tolist()
         assert response.finished == (response.tokens[-1] == END)
 
 
@@ -95,7 +97,7 @@ def test_a_stop_string_ends_a_response_and_belongs_to_it(engine):
 
 def test_the_sampled_distribution_is_the_model_s(engine, reference):
     with torch.no_grad():
-        expected = (reference(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.7).softmax(-1)
+        expected = (reference(torch.tensor([PROMPTS[0].tokens])).logits[0, -1] / 0.7).softmax(-1)
     ((*responses,),) = engine.generate(
         [PROMPTS[0]], sampling(samples_per_prompt=4000, max_new_tokens=1, temperature=0.7), seed=5
     )
@@ -107,7 +109,7 @@ def test_the_sampled_distribution_is_the_model_s(engine, reference):
 
 def test_top_k_and_top_p_draw_from_the_head_only(engine, reference):
     with torch.no_grad():
-        probabilities = reference(torch.tensor([PROMPTS[0]])).logits[0, -1].softmax(-1)
+        probabilities = reference(torch.tensor([PROMPTS[0].tokens])).logits[0, -1].softmax(-1)
     order = probabilities.argsort(descending=True).tolist()
     nucleus = next(count for count in range(1, 17) if probabilities[order[:count]].sum() >= 0.5)
     for how, head in (({"top_k": 2}, 2), ({"top_p": 0.5}, nucleus)):

@@ -10,20 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anytron.errors import EngineError
-from anytron.trainer.roles import SamplingParams
+from anytron.trainer.roles import PromptInputs, SamplingParams
 from tests.tiny_models import CONFIGS, write_tiny_model
 
 SAMPLING = SamplingParams(samples_per_prompt=2, max_new_tokens=6, top_k=1)
+PROMPT = [PromptInputs((1, 10))]
 NORM = "model.norm.weight"
 
 
 def test_new_weights_change_what_is_generated(engine, reference, write):
-    before = engine.generate([[1, 10]], SAMPLING, seed=0)
+    before = engine.generate(PROMPT, SAMPLING, seed=0)
     with torch.no_grad():
         reference.lm_head.weight.neg_()
     manifest = replace(write(reference.state_dict()), version=9)
     assert engine.load_weights(manifest) == 9
-    assert engine.generate([[1, 10]], SAMPLING, seed=0) != before
+    assert engine.generate(PROMPT, SAMPLING, seed=0) != before
 
 
 def test_a_damaged_file_is_refused(engine, reference, write):
@@ -34,7 +35,7 @@ def test_a_damaged_file_is_refused(engine, reference, write):
     with pytest.raises(EngineError, match=f"(?s)damaged on its way.*{NORM}.*crc32"):
         engine.load_weights(manifest)
     with pytest.raises(EngineError, match="no weights yet"):
-        engine.generate([[1, 10]], SAMPLING, seed=0)
+        engine.generate(PROMPT, SAMPLING, seed=0)
 
 
 @pytest.mark.parametrize(

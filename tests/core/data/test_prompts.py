@@ -104,7 +104,7 @@ def test_no_prompts_at_all(tokenizer):
         tokenize([], tokenizer, **LIMITS)
 
 
-@pytest.mark.parametrize("given", [{}, {"text": "a", "tokens": (1,)}])
-def test_a_prompt_is_text_or_tokens(given):
-    with pytest.raises(DataError, match="either text or tokens"):
+@pytest.mark.parametrize("given", [{}, {"text": "a", "tokens": (1,)}, {"text": "a", "messages": ()}])
+def test_a_prompt_is_text_messages_or_tokens(given):
+    with pytest.raises(DataError, match="one of text, messages and tokens"):
         Prompt("p", **given)

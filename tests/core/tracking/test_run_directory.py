@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
@@ -118,3 +120,23 @@ def test_the_plot_is_an_image_of_decent_size(tmp_path, steps):
     with Image.open(image) as opened:
         assert opened.size == (1152, 640)
         assert len(opened.convert("RGB").getcolors(1 << 24)) > 20
+
+
+def test_pictures_of_samples_are_saved_once_and_small(tmp_path):
+    large = Image.new("RGB", (2000, 500), "red")
+    file = tmp_path / "source.png"
+    Image.new("L", (20, 30)).save(file)
+    seen = [replace(sample(index), images=images) for index, images in enumerate([(large,), (large, file), ()])]
+    with RunDirectory.create(config(tmp_path, log_samples=3)) as run:
+        run.write_samples(7, seen, torch.zeros(3))
+    records = read_jsonl(run.path / "samples.jsonl")
+    assert [record.get("images") for record in records] == [
+        ["images/00007-0.png"],
+        ["images/00007-0.png", "images/00007-1.png"],
+        None,
+    ]
+    with Image.open(run.path / "images/00007-0.png") as red, Image.open(run.path / "images/00007-1.png") as small:
+        assert (red.size, red.getpixel((5, 5))) == ((512, 128), (255, 0, 0))
+        assert small.size == (20, 30)
+    RunDirectory.create(config(tmp_path, overwrite=True)).close()
+    assert not (run.path / "images").exists()

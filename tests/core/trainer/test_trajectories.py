@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from anytron.config.imports import resolve
 from anytron.config.schema import AlgorithmSection
+from anytron.data.images import ImagePatches
 from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import EngineError
+from anytron.executor.channel import Result, decode, encode
 from anytron.trainer.roles import Response
 from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 
@@ -75,3 +79,22 @@ def test_log_probs_that_do_not_fit_are_an_error(tokenizer):
 def test_another_number_of_responses_would_mix_up_the_groups(tokenizer, wrong):
     with pytest.raises(EngineError, match=r"(?s)another number of responses.*2 groups of 2 were asked for"):
         make_samples(PROMPTS, wrong, 2, tokenizer)
+
+
+def test_the_samples_of_a_prompt_share_its_images_also_on_their_way_to_a_worker(tokenizer):
+    patches = ImagePatches(torch.randn(1000, 64), torch.tensor([[1, 25, 40]]))
+    prompts = [replace(PROMPTS[0], patches=patches, images=("a.png",)), PROMPTS[1]]
+    samples = make_samples(prompts, [group * 8 for group in RESPONSES], 16, tokenizer)
+    assert {sample.images for sample in samples[:16]} == {("a.png",)}
+    batch = assemble(samples, temperature=1.0)
+    assert batch.images == (patches,) * 16 + (None,) * 16
+
+    halves = [batch.select(torch.arange(8)), batch.select(torch.arange(8, 20))]
+    message = encode(Result(halves))
+    assert len(message) < 1.1 * patches.pixel_values.nbytes
+    first, second = decode(message).value
+    assert len({id(received) for received in (*first.images, *second.images[:8])}) == 1
+    assert torch.equal(second.images[0].pixel_values, patches.pixel_values)
+    assert second.images[8:] == (None,) * 4
+
+    assert assemble(samples[16:], temperature=1.0).images is None

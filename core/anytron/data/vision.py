@@ -1,0 +1,223 @@
+"""Pictures of prompts: read, held against the model, and cut into patches by its image processor.
+
+For models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor
+classes want torchvision for videos; the image processors alone do with Pillow, and what a processor
+adds to them, one image token for each merged patch, is done here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Union
+
+from anytron.data.images import ImagePatches
+from anytron.data.pretrained import load_image_processor
+from anytron.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from PIL.Image import Image
+
+    from anytron.config.schema import ModelSection
+
+Picture = Union["Image", "os.PathLike[str]", str]
+"""A picture in memory, or the path of a file that Pillow can read."""
+
+
+class VisionProcessor:
+    """Turns pictures into patches, and their places in a prompt into as many tokens as the model needs.
+
+    Args:
+        image_processor: A Hugging Face image processor; None refuses prompts with images.
+        hf_config: The model's config, with ``vision_config`` and ``image_token_id``.
+        image_token: The image token as text, for messages.
+
+    Raises:
+        ConfigError: The model's image token is out of its vocabulary, or the processor cuts other
+            patches than the model reads.
+    """
+
+    def __init__(self, image_processor: Any, hf_config: Any, image_token: str) -> None:
+        self._processor = image_processor
+        self._image_token_id = int(hf_config.image_token_id)
+        self._video_token_id = getattr(hf_config, "video_token_id", None)
+        self._image_token = image_token
+        self._merge = int(hf_config.vision_config.spatial_merge_size)
+        self._tokens_by_size: dict[tuple[int, int], int] = {}
+        _check_token(self._image_token_id, hf_config)
+        if image_processor is not None:
+            _check_processor(image_processor, hf_config.vision_config)
+
+    def check_padding(self, pad_token_id: int) -> None:
+        """Refuse a padding token that the model would take for an image.
+
+        Raises:
+            ConfigError: It is the image or the video token.
+        """
+        if pad_token_id in (self._image_token_id, self._video_token_id):
+            raise ConfigError(
+                "The tokenizer pads with a token that stands for an image or a video.",
+                where="model.tokenizer",
+                why=f"pad_token_id is {pad_token_id}",
+                fix="give the tokenizer another pad_token",
+            )
+
+    def expand(self, tokens: Sequence[int], images: Sequence[Picture], where: str) -> tuple[int, ...]:
+        """Repeat each image token as often as the model makes tokens of its image.
+
+        Args:
+            tokens: A prompt with one image token for each image.
+            images: In the order of their tokens; each is read and decoded.
+            where: Names the prompt in errors.
+
+        Raises:
+            DataError: Images and image tokens are not equally many, a picture cannot be read, or there
+                is a video token.
+            ConfigError: There are images and no image processor.
+        """
+        if self._video_token_id in tokens:
+            raise DataError("Videos are not supported.", where=where, why=f"it has the token {self._video_token_id}")
+        found = sum(token == self._image_token_id for token in tokens)
+        if found != len(images):
+            raise DataError(
+                "A prompt's images and image tokens do not fit.",
+                where=where,
+                why=f"{len(images)} image{'s' * (len(images) != 1)}, and {found} times the image token "
+                f"{self._image_token} ({self._image_token_id})",
+                fix=f"write {self._image_token} once where each image belongs; it is multiplied by its patches here",
+            )
+        counts = iter([self._count(read_picture(image, where).size, where) for image in images])
+        return tuple(
+            token
+            for place in tokens
+            for token in ([place] if place != self._image_token_id else [place] * next(counts))
+        )
+
+    def patches(self, images: Sequence[Picture], where: str) -> ImagePatches:
+        """Prepare the images of one prompt.
+
+        Args:
+            images: At least one.
+            where: Names the prompt in errors.
+
+        Raises:
+            DataError: A picture can no longer be read.
+        """
+        prepared = self._processor(images=[read_picture(image, where) for image in images], return_tensors="pt")
+        return ImagePatches(prepared["pixel_values"].float(), prepared["image_grid_thw"])
+
+    def _count(self, size: tuple[int, int], where: str) -> int:
+        """Tokens of a picture: they follow from its width and height alone."""
+        if self._processor is None:
+            raise ConfigError(
+                "There is no image processor for a prompt with images.",
+                where=where,
+                why="neither model.path nor model.processor has one",
+                fix="set model.processor to a directory with preprocessor_config.json, or to 'file.py:function'",
+            )
+        if size not in self._tokens_by_size:
+            self._tokens_by_size[size] = self._count_blank(size, where)
+        return self._tokens_by_size[size]
+
+    def _count_blank(self, size: tuple[int, int], where: str) -> int:
+        from PIL import Image
+
+        try:
+            prepared = self._processor(images=[Image.new("RGB", size)], return_tensors="pt")
+        except ValueError as error:
+            raise DataError(
+                "The image processor refuses a picture.", where=where, why=f"{size[0]}x{size[1]} pixels: {error}"
+            ) from error
+        if "image_grid_thw" not in prepared:
+            raise ConfigError(
+                "This kind of image processor is not supported.",
+                where=f"model.processor ({type(self._processor).__name__})",
+                why=f"it gives {', '.join(prepared)} and no image_grid_thw",
+                fix="use a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
+            )
+        return int(prepared["image_grid_thw"].prod()) // self._merge**2
+
+
+def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionProcessor | None:
+    """Make the vision processor of a model; None if the model takes no images.
+
+    Raises:
+        ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit
+            the model, or is given to a model that takes no images.
+    """
+    if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
+        if model.processor is not None:
+            raise ConfigError(
+                "An image processor is given, and the model takes no images.",
+                where="model.processor",
+                why=f"model_type {hf_config.model_type} has no vision_config",
+                fix="remove it, or use a vision-language model",
+            )
+        return None
+    image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
+    return VisionProcessor(load_image_processor(model), hf_config, str(image_token))
+
+
+def read_picture(picture: Picture, where: str) -> Image:
+    """Decode a picture: upright, RGB.
+
+    Args:
+        picture: In memory or in a file.
+        where: Names the prompt in errors.
+
+    Raises:
+        DataError: It is no picture, or the file is missing or damaged.
+    """
+    from PIL import Image
+
+    try:
+        if isinstance(picture, Image.Image):
+            return _upright(picture)
+        with Image.open(picture) as opened:
+            return _upright(opened)
+    except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
+        raise DataError(
+            "An image cannot be read.",
+            where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
+            why=f"{type(error).__name__}: {error}",
+            fix="give PIL images or paths of picture files; those in a JSON file are relative to that file",
+        ) from error
+
+
+def _upright(picture: Image) -> Image:
+    from PIL import ImageOps
+
+    if 0 in picture.size:
+        raise ValueError("it has no pixels")
+    return ImageOps.exif_transpose(picture).convert("RGB")
+
+
+def _check_token(image_token_id: int, hf_config: Any) -> None:
+    vocab_size = hf_config.get_text_config().vocab_size
+    if not 0 <= image_token_id < vocab_size:
+        raise ConfigError(
+            "The model's image token is out of its vocabulary.",
+            where="image_token_id of the model's config",
+            why=f"it is {image_token_id}, the vocabulary has {vocab_size}",
+            fix="set image_token_id, or vocab_size in text_config",
+        )
+
+
+def _check_processor(processor: Any, vision_config: Any) -> None:
+    """Refuse a processor whose patches the vision tower would misread."""
+    for name, needed in _patch_sizes(vision_config):
+        found = getattr(processor, name, None)
+        if found is not None and found != needed:
+            raise ConfigError(
+                "The image processor does not belong to the model.",
+                where="model.processor",
+                why=f"its {name} is {found}, the model's vision_config says {needed}",
+                fix="use the model's own processor, or make it with the same sizes",
+            )
+
+
+def _patch_sizes(vision_config: Any) -> Iterator[tuple[str, int]]:
+    yield "patch_size", vision_config.patch_size
+    yield "temporal_patch_size", vision_config.temporal_patch_size
+    yield "merge_size", vision_config.spatial_merge_size

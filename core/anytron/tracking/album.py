@@ -1,0 +1,44 @@
+"""Small copies of the pictures that logged samples were asked about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.data.vision import read_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anytron.data.vision import Picture
+
+LONGEST_SIDE = 512
+"""Pixels; larger pictures are scaled down."""
+
+
+class Album:
+    """The pictures of one step, in ``images/`` of a run's directory; each once, whoever refers to it.
+
+    Args:
+        directory: Of the run.
+        step: The step, part of the files' names.
+    """
+
+    def __init__(self, directory: Path, step: int) -> None:
+        self._directory = directory
+        self._step = step
+        self._names: dict[int, str] = {}
+
+    def add(self, pictures: Sequence[Picture]) -> list[str]:
+        """Save pictures, and return their paths relative to the run's directory."""
+        return [self._add(picture) for picture in pictures]
+
+    def _add(self, picture: Picture) -> str:
+        if id(picture) not in self._names:
+            name = f"images/{self._step:05d}-{len(self._names)}.png"
+            (self._directory / "images").mkdir(exist_ok=True)
+            small = read_picture(picture, name)
+            small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+            small.save(self._directory / name)
+            self._names[id(picture)] = name
+        return self._names[id(picture)]
