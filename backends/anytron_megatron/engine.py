@@ -16,6 +16,7 @@ from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
+from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.optimizer import build_optimizer, wrap_for_training
@@ -77,6 +78,7 @@ class MegatronEngine:
             vision=self._bridge.vision,
         )
         self._policy = self._build()
+        freeze([chunk.module for chunk in self._policy], config.model.freeze, self._bridge.parts)
         self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
         trained = wrap_for_training(
             [chunk.module for chunk in self._policy], distributed_optimizer=config.engine.distributed_optimizer

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Diagnostic, Requirement
+from anytron_megatron.vision_checks import vision_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +43,12 @@ class MegatronBackend:
         """Find settings that Megatron would refuse after minutes, or compute wrongly."""
         if config.engine.name != ENGINE:
             return []
-        return [*_model_diagnostics(config, _hf_text_config(config)), *_other_diagnostics(config)]
+        model = _hf_config(config)
+        return [
+            *_model_diagnostics(config, model.get("text_config", model)),
+            *vision_diagnostics(config, model),
+            *_other_diagnostics(config),
+        ]
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> Mapping[str, str]:
@@ -132,15 +138,12 @@ def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
     return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
 
 
-def _hf_text_config(config: RunConfig) -> Mapping[str, Any]:
-    """Return the Hugging Face config of the language model.
+def _hf_config(config: RunConfig) -> Mapping[str, Any]:
+    """Return the Hugging Face config.
 
     Empty if there is none: the core's check of files reports that.
     """
-    model: Mapping[str, Any] = config.model.config or {}
-    if config.model.path is not None:
-        path = Path(config.model.path) / "config.json"
-        if not path.is_file():
-            return {}
-        model = json.loads(path.read_text(encoding="utf-8"))
-    return model.get("text_config", model)
+    if config.model.path is None:
+        return config.model.config or {}
+    path = Path(config.model.path) / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

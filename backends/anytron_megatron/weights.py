@@ -19,9 +19,10 @@ from anytron.masks import MaskKind, ModelTraits
 from anytron_megatron.vision import VisionInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from anytron.config.schema import ModelPart
     from anytron.masks import ParallelSizes
 
 _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
@@ -137,6 +138,18 @@ class WeightBridge:
     def vision(self) -> VisionInputs | None:
         """How the model takes images; None if it takes none."""
         return None if self.config.language_model_only else VisionInputs.from_config(self.hf_config)
+
+    @property
+    def parts(self) -> Mapping[ModelPart, Sequence[str]]:
+        """Prefixes of parameters' names by part of a vision-language model, as mcore-bridge declares them."""
+        vision = self.config.model_meta.visual_cls
+        if vision is None:
+            return {}
+        return {
+            "vision_tower": [f"visual.{prefix}." for prefix in vision._vision_tower],
+            "aligner": [f"visual.{prefix}." for prefix in vision._aligner],
+            "language_model": ["language_model."],
+        }
 
     def accepted_masks(self, sequence_format: str) -> frozenset[MaskKind]:
         """The forms of mask that the model's forward takes.

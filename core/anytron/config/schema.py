@@ -20,6 +20,9 @@ class Section(BaseModel):
     )
 
 
+ModelPart = Literal["vision_tower", "aligner", "language_model"]
+
+
 class ModelSection(Section):
     """Which model is trained."""
 
@@ -35,6 +38,9 @@ class ModelSection(Section):
     ``module:function`` / ``file.py:function`` that returns one. Default: the one in ``path``."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Element type of parameters and activations. With bfloat16 the optimizer keeps float32 copies."""
+    freeze: list[ModelPart] = Field(default_factory=list)
+    """Parts of a vision-language model that are not trained: ``vision_tower`` (without its last layers),
+    ``aligner`` (those layers, which make text tokens of image patches), ``language_model``."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
