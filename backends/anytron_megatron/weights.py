@@ -155,9 +155,11 @@ class WeightBridge:
         """The forms of mask that the model's forward takes.
 
         mcore-bridge's GPT asserts that packed sequences come without a mask, and reads a given mask
-        as ``[B, 1, S, S]``, True = masked (``mcore_bridge/model/gpt_model.py``, forward).
+        as ``[B, 1, S, S]``, True = masked (``mcore_bridge/model/gpt_model.py``, forward). Vision-language
+        models are called without one in both formats (verl #5904): causality hides padding on the right, and
+        the map of real tokens stays with the layout.
         """
-        if sequence_format == "thd":
+        if sequence_format == "thd" or self.traits.vision:
             return frozenset({MaskKind.NONE})
         return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
 

@@ -204,11 +204,13 @@ class EngineSection(Section):
     sequence_format: Literal["thd", "bshd"] = "thd"
     """``thd`` packs the sequences of a micro-batch without padding between them; ``bshd`` pads them to one length."""
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens of one micro-batch at most (a longer single sequence gets one of its own)."""
+    """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
+    for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
+    memory besides."""
     log_prob_chunk_tokens: int = Field(4096, ge=1)
     """Tokens whose logits exist at one time on a rank."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Which activations are recomputed in the backward pass."""
+    """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True
     """Share the optimizer's state between data-parallel ranks."""
     deterministic: bool = False

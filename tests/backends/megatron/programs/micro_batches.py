@@ -13,11 +13,14 @@ import pytest
 import torch
 
 from anytron import hookimpl
+from anytron.data.images import ImagePatches
+from anytron.errors import DataError
 from anytron.hooks.facade import Hooks
 from anytron.masks import MaskKind, ModelTraits, ParallelSizes
 from anytron.sequences import ContextShard, LayoutConstraints, scopes
 from anytron.trainer.batch import RaggedBatch
 from anytron_megatron.microbatch import BatchPreparer
+from anytron_megatron.vision import VisionInputs
 
 LENGTHS = [5, 2, 7]
 
@@ -74,6 +77,28 @@ def batch(lengths):
     return RaggedBatch(torch.tensor(lengths), torch.arange(total), torch.ones(total, dtype=torch.bool))
 
 
+IMAGE = ImagePatches(torch.ones(4, 6), torch.tensor([[1, 2, 2]]))
+
+
+def batch_with_an_image():
+    tokens = torch.tensor([1, 2, 9, 3, 4, 5, 6])
+    return RaggedBatch(torch.tensor([2, 5]), tokens, torch.zeros(7, dtype=torch.bool), images=(None, IMAGE))
+
+
+def vision_preparer(recorder, sequence_format, shard):
+    return BatchPreparer(
+        Hooks.of(extensions={"recorder": recorder}),
+        sequence_format=sequence_format,
+        traits=ModelTraits(vision=True),
+        accepted=frozenset({MaskKind.NONE}),
+        sizes=ParallelSizes(context=shard.size),
+        shard=shard,
+        device=torch.device("cpu"),
+        context_length=4096,
+        vision=VisionInputs(image_token=9, video_token=8, merge=2, patch_values=6),
+    )
+
+
 def test_1_lengths_given_to_the_device_are_those_after_the_last_padding(preparer, recorder):
     """MindSpeed got the lengths before the bucket extended the last sequence; attention ran over others."""
     prepared = preparer.prepare(batch(LENGTHS))
@@ -108,3 +133,31 @@ def test_3_the_mask_is_built_once_and_only_for_ids(preparer, recorder):
     assert [request.layout for request in recorder.mask_requests] == [None], "once when the engine is built"
     prepared = preparer.prepare(batch(LENGTHS))
     assert [request.layout for request in recorder.mask_requests[1:]] == [prepared.inputs.layout]
+
+
+@pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
+def test_5904_no_mask_reaches_a_vision_model_and_the_map_of_real_tokens_stays(recorder, sequence_format):
+    """Rows of a vision model came with a 2-D map, which the device's kernel read as a mask."""
+    preparer = vision_preparer(recorder, sequence_format, ContextShard())
+    prepared = preparer.prepare(batch_with_an_image())
+    assert all(request.traits.vision for request in recorder.mask_requests)
+    assert prepared.mask.for_model() is None
+    assert int(prepared.inputs.layout.valid.sum()) == 7
+
+
+@pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
+def test_a_vision_model_gets_whole_ids_and_its_own_positions(recorder, sequence_format):
+    """It shards ids itself, at cu_seqlens_q: without padding, shards would be cut elsewhere than the layout's."""
+    preparer = vision_preparer(recorder, sequence_format, ContextShard(2, 1))
+    prepared = preparer.prepare(batch_with_an_image())
+    layout, inputs = prepared.inputs.layout, prepared.inputs
+    assert inputs.input_ids.shape == layout.taken.shape == inputs.extra["mm_token_type_ids"].shape
+    assert inputs.position_ids.shape == (3, *layout.shape)
+    assert 2 * inputs.position_ids.shape[-1] == inputs.input_ids.shape[-1]
+    if sequence_format == "thd":
+        assert prepared.packed.cu_seqlens_q.tolist() == layout.cu_seqlens_padded.tolist() != layout.cu_seqlens.tolist()
+
+
+def test_images_that_no_part_of_the_model_takes_are_refused(preparer):
+    with pytest.raises(DataError, match="takes no images"):
+        preparer.prepare(batch_with_an_image())
