@@ -7,14 +7,16 @@ unchanged, with TE's parameter names. The kernels come from the active platform,
 that :func:`anytron_megatron.portable_te.binding.bind` was given.
 
 What is absent is absent on purpose: Megatron falls back to plain torch where it cannot import
-``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``router``, ``graph`` or
+``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``graph`` or
 ``module.base.get_dummy_wgrad``. What Megatron could ask for and this package does not compute (FP8,
-userbuffers, delayed weight gradients) is an :class:`~anytron.errors.EngineError`.
+userbuffers, delayed weight gradients, fused routing) is an :class:`~anytron.errors.EngineError`.
+``docs/reference/portable-te.md`` lists what each module supports.
 """
 
 from anytron_megatron.portable_te import common, pytorch
 
-# From 2.7 on Megatron imports fused router kernels, from 2.8 on it passes softmax_type, from 2.10 on num_splits.
-__version__ = "2.6.0+anytron"
+# Megatron asks for 2.8 before it passes softmax_type, for 2.9 before return_max_logit, for 2.10 before num_splits;
+# the last two are not here. From 2.7 on it imports pytorch.router by name.
+__version__ = "2.8.0+anytron"
 
 __all__ = ["__version__", "common", "pytorch"]

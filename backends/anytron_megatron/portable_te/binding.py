@@ -28,7 +28,7 @@ class Kernels:
 
     def __init__(self, hooks: Hooks, device_type: str) -> None:
         self._hooks = hooks
-        self._device_type = device_type
+        self.device_type = device_type
         self._shared: dict[tuple[KernelName, torch.dtype], Callable[..., Any]] = {}
 
     def attention(
@@ -41,6 +41,7 @@ class Kernels:
         scale: float,
         traits: ModelTraits,
         dropout: float,
+        sinks: bool,
     ) -> AttentionKernel:
         """The kernel of one attention layer; arguments as in :class:`~anytron.hooks.types.AttentionSpec`."""
         return self._hooks.attention_kernel(
@@ -52,13 +53,14 @@ class Kernels:
                 scale=scale,
                 traits=traits,
                 dropout=dropout,
-                device_type=self._device_type,
+                sinks=sinks,
+                device_type=self.device_type,
             )
         )
 
     def fused(self, name: KernelName, dtype: torch.dtype | None, **options: object) -> Callable[..., Any]:
         """A fused kernel for one module."""
-        return self._hooks.fused_kernel(name, KernelSpec(self._device_type, dtype, MappingProxyType(options)))
+        return self._hooks.fused_kernel(name, KernelSpec(self.device_type, dtype, MappingProxyType(options)))
 
     def shared(self, name: KernelName, dtype: torch.dtype) -> Callable[..., Any]:
         """A fused kernel for a function, which has no constructor to ask in: asked once per element type."""

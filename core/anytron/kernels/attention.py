@@ -104,8 +104,8 @@ def _with_sinks(
 ) -> Tensor:
     """Attend with one more logit per head in the softmax's denominator, which carries no value.
 
-    As in gpt-oss (transformers ``modeling_gpt_oss.eager_attention_forward``). A row without keys
-    gives everything to the sink, hence zero.
+    As in gpt-oss (transformers ``modeling_gpt_oss.eager_attention_forward``), the softmax in float32
+    or the operands' wider type. A row without keys gives everything to the sink, hence zero.
     """
     assert call.sinks is not None
     repeats = query.shape[1] // key.shape[1]
@@ -113,9 +113,10 @@ def _with_sinks(
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     if forbidden is None:
         forbidden = forbidden_pairs(query.shape[2], key.shape[2], call.causal, None, query.device)
-    scores = (query @ key.transpose(-1, -2)).float() * scale
+    precision = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-1, -2)).to(precision) * scale
     if forbidden is not None:
         scores = scores.masked_fill(forbidden, -torch.inf)
-    sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    sinks = call.sinks.to(precision).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
     return drop(weights, call.dropout).to(value.dtype) @ value

@@ -29,7 +29,7 @@ class SwiGLU(FusibleOperation):
 
 
 class _Unfused(FusibleOperation):
-    """An activation that Megatron names when it is imported (0.14) and this package does not compute."""
+    """An activation that Megatron names (0.14: when it is imported) and this package does not compute."""
 
     def __init__(self, **_settings: object) -> None:
         refuse(f"ops.{type(self).__name__}", "such operation", "set use_te_activation_func to false")
@@ -49,6 +49,10 @@ class ReLU(_Unfused):
 
 class ReGLU(_Unfused):
     """``relu(a) * b``."""
+
+
+class SiLU(_Unfused):
+    """``silu(x)``."""
 
 
 class Sequential(FusibleOperation):

@@ -6,10 +6,15 @@ from itertools import accumulate
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from anytron import hookimpl
 from anytron.errors import EngineError
+from anytron.hooks.facade import Hooks
 from anytron.testing.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
+from anytron_megatron.portable_te.binding import bind
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 LENGTHS = [5, 3, 7]
@@ -128,6 +133,141 @@ def test_dropout_draws_in_the_trackers_state_and_only_while_training(bound):
     assert len(forks) == 2
 
 
+sequences = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=5)
+windows = st.none() | st.tuples(st.integers(-1, 5), st.integers(-1, 5))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sequences,
+    st.sampled_from(["thd", "bshd", "sbhd"]),
+    st.booleans(),
+    st.sampled_from([(4, 4), (4, 2), (3, 1)]),
+    windows,
+    st.sampled_from(["vanilla", "off-by-one", "learnable"]),
+)
+def test_outputs_and_gradients_are_the_definitions_for_every_trait_in_every_layout(
+    bound, lengths_and_gaps, layout, causal, heads, window, softmax_type
+):
+    lengths = [length for length, _ in lengths_and_gaps]
+    widths = [length + gap for length, gap in lengths_and_gaps]
+    if layout != "thd":
+        widths = [max(widths)] * len(widths)
+    starts = [0, *accumulate(widths)]
+    query_heads, kv_heads = heads
+    attention = te.DotProductAttention(
+        query_heads,
+        (DIM, 5),
+        num_gqa_groups=kv_heads,
+        attn_mask_type="padding_causal" if causal else "padding",
+        window_size=window,
+        softmax_type=softmax_type,
+    ).double()
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(starts[-1], query_heads, DIM), (starts[-1], kv_heads, DIM), (starts[-1], kv_heads, 5)]
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    sinks = attention.softmax_offset
+    if softmax_type == "learnable":
+        inputs.append(sinks)
+        torch.nn.init.normal_(sinks, generator=generator)
+
+    want = reference_attention(
+        *inputs[:3],
+        lengths=lengths,
+        starts=starts[:-1],
+        key_starts=starts[:-1],
+        scale=DIM**-0.5,
+        causal=causal,
+        window=window,
+        sinks=sinks,
+    ).flatten(-2)
+    got = attend_flat(attention, inputs[:3], layout, lengths, starts)
+
+    torch.testing.assert_close(got, want)
+    cotangent = torch.randn(want.shape, generator=generator, dtype=torch.float64)
+    got_grads, want_grads = (torch.autograd.grad(output, inputs, cotangent) for output in (got, want))
+    torch.testing.assert_close(got_grads, want_grads)
+
+
+def attend_flat(attention, inputs, layout, lengths, starts):
+    """Attend in a layout; operands and result are rows of all sequences, one after the other."""
+    if layout == "thd":
+        real, padded = cumulative(lengths), torch.tensor(starts, dtype=torch.int32)
+        return attention(
+            *inputs,
+            qkv_format="thd",
+            cu_seqlens_q=real,
+            cu_seqlens_kv=real,
+            cu_seqlens_q_padded=padded,
+            cu_seqlens_kv_padded=padded,
+        )
+    batch = [operand.unflatten(0, (len(lengths), -1)) for operand in inputs]
+    mask = torch.arange(starts[1])[None] >= torch.tensor(lengths)[:, None]
+    if layout == "bshd":
+        return attention(*batch, mask[:, None, None], qkv_format="bshd").flatten(0, 1)
+    sequence_first = attention(*(operand.transpose(0, 1) for operand in batch), mask[:, None, None])
+    return sequence_first.transpose(0, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("softmax_type", ["vanilla", "off-by-one", "learnable"])
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+def test_dropout_drops_weights_and_scales_the_rest(bound, layout, softmax_type):
+    lengths, starts = [7, 9], [0, 9, 18]
+    query, key, _ = operands(18)
+    value = torch.eye(9).repeat(2, 1)[:, None].expand(-1, KV_HEADS, -1)  # the output is the weights
+    whole, dropped = (
+        te.DotProductAttention(
+            HEADS, (DIM, 9), KV_HEADS, p, attn_mask_type="padding_causal", softmax_type=softmax_type
+        )
+        for p in (0.0, 0.25)
+    )
+    dropped.load_state_dict(whole.state_dict())
+    torch.manual_seed(0)
+    weights = attend_flat(whole, (query, key, value), layout, lengths, starts)
+    scaled = attend_flat(dropped, (query, key, value), layout, lengths, starts) * 0.75
+    kept = scaled != 0
+    torch.testing.assert_close(scaled[kept], weights[kept])
+    assert 0.65 < kept.sum() / (weights != 0).sum() < 0.85
+
+
+def test_learnt_sinks_are_parts_of_a_split_tensor_drawn_in_the_trackers_state(bound):
+    import contextlib
+
+    forks = []
+
+    class Tracker:
+        @contextlib.contextmanager
+        def fork(self):
+            forks.append(True)
+            yield
+
+    attention = module(softmax_type="learnable", tp_size=2, get_rng_state_tracker=Tracker)
+    assert attention.softmax_offset.shape == (HEADS // 2,)
+    assert attention.softmax_offset.ne(0).all()
+    assert forks == [True]
+    # Megatron's gradient norm and its distributed checkpoints read these.
+    assert attention.softmax_offset.tensor_model_parallel is True
+    assert attention.softmax_offset.partition_dim == 0
+    assert list(attention.state_dict()) == ["softmax_offset"]
+    assert list(module(softmax_type="off-by-one").state_dict()) == []
+    assert module().softmax_offset is None
+
+
+def test_the_kernel_is_told_about_sinks_when_it_is_chosen():
+    asked = []
+
+    class Chip:
+        @hookimpl
+        def attention_kernel(self, spec):
+            asked.append(spec.sinks)
+
+    undo = bind(Hooks.of(extensions={"chip": Chip()}), "cpu")
+    for softmax_type in ("vanilla", "off-by-one", "learnable"):
+        module(softmax_type=softmax_type)
+    undo()
+    assert asked == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -152,8 +292,10 @@ def test_causality_without_an_alignment_is_refused(bound):
 
 
 def test_settings_that_are_not_computed_are_refused(bound):
-    with pytest.raises(EngineError, match="softmax_type='learnable'"):
-        module(softmax_type="learnable")
+    with pytest.raises(EngineError, match="softmax_type 'odd'"):
+        module(softmax_type="odd")
+    with pytest.raises(EngineError, match="return_max_logit=True"):
+        module(return_max_logit=True)
     with pytest.raises(EngineError, match="hierarchical"):
         module(cp_group=[None, None])
 

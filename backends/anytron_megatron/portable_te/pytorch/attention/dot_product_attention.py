@@ -14,12 +14,15 @@ from anytron.hooks.types import AttentionCall
 from anytron.masks import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
+from anytron_megatron.portable_te.pytorch.module.base import default_init
 from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import ProcessGroup
+
+SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 
 MASK_TYPES = (
     "no_mask",
@@ -58,11 +61,16 @@ class DotProductAttention(torch.nn.Module):
         cp_stream: See above.
         cp_comm_type: See above.
         softmax_scale: Factor of the scores; None = ``1 / sqrt(head size)``.
+        softmax_type: What else stands in the softmax's denominator: nothing (``vanilla``), 1
+            (``off-by-one``), or ``exp`` of the parameter ``softmax_offset`` ``[H]`` of this rank's
+            heads (``learnable``: the attention sinks of gpt-oss).
         unsupported: Transformer Engine's other settings.
 
     Raises:
         EngineError: A setting is not supported.
     """
+
+    softmax_offset: Tensor | None
 
     def __init__(
         self,
@@ -84,11 +92,15 @@ class DotProductAttention(torch.nn.Module):
         cp_stream: Any = None,
         cp_comm_type: str = "p2p",
         softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
         **unsupported: Any,
     ) -> None:
         super().__init__()
         refuse_settings("DotProductAttention", unsupported)
+        if softmax_type not in SOFTMAX_TYPES:
+            refuse("DotProductAttention", f"softmax_type {softmax_type!r}", f"use one of {', '.join(SOFTMAX_TYPES)}")
         del sequence_parallel, tp_group
+        self.softmax_type = softmax_type
         self.qkv_format = qkv_format
         self.attn_mask_type = _known_mask_type(attn_mask_type)
         self.attention_type = attention_type
@@ -109,8 +121,27 @@ class DotProductAttention(torch.nn.Module):
                 window=self.window_size,
             ),
             dropout=attention_dropout,
+            sinks=softmax_type != "vanilla",
         )
+        self._add_softmax_offset(num_attention_heads // tp_size)
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+
+    def _add_softmax_offset(self, heads: int) -> None:
+        """The logit ``[H]`` that joins each head's denominator: none, zeros (``exp(0) = 1``), or learnt."""
+        if self.softmax_type == "vanilla":
+            self.softmax_offset = None
+            return
+        offset = torch.zeros(heads, device=kernels().device_type)
+        if self.softmax_type == "off-by-one":
+            self.register_buffer("softmax_offset", offset, persistent=False)
+            return
+        with torch.no_grad(), self._rng_state():
+            default_init(offset)
+        self.softmax_offset = torch.nn.Parameter(offset)
+        # Split by heads: without the marks Megatron's gradient norm counts the part of one rank only.
+        self.softmax_offset.tensor_model_parallel = True
+        self.softmax_offset.partition_dim = 0
+        self.softmax_offset.partition_stride = 1
 
     def set_context_parallel_group(
         self,
@@ -193,6 +224,7 @@ class DotProductAttention(torch.nn.Module):
             max_seqlen_q=max_seqlen_q,
             max_seqlen_kv=max_seqlen_kv,
             mask=None if layout == "thd" else self._mask(attention_mask, mask_type),
+            sinks=self.softmax_offset,
             dropout=self.attention_dropout if self.training else 0.0,
         )
         if layout != "thd" and mask_type.endswith("causal") and operands[0].shape[1] != operands[1].shape[1]:
@@ -201,7 +233,7 @@ class DotProductAttention(torch.nn.Module):
                 f"mask type {mask_type} with {operands[0].shape[1]} queries and {operands[1].shape[1]} keys",
                 f"use {mask_type}_bottom_right",
             )
-        with self._rng_state(call.dropout):
+        with self._rng_state() if call.dropout else contextlib.nullcontext():
             if self.cp_group is not None and dist.get_world_size(self.cp_group) > 1:
                 windowed = self.window_size is not None
                 output = attend_sharded(self._kernel, *operands, call, self.cp_group, windowed)
@@ -229,8 +261,8 @@ class DotProductAttention(torch.nn.Module):
             return attention_mask | attention_mask.transpose(-1, -2)
         return attention_mask
 
-    def _rng_state(self, dropout: float) -> contextlib.AbstractContextManager[None]:
-        if dropout == 0.0 or self._get_rng_state_tracker is None:
+    def _rng_state(self) -> contextlib.AbstractContextManager[None]:
+        if self._get_rng_state_tracker is None:
             return contextlib.nullcontext()
         return self._get_rng_state_tracker().fork()
 
