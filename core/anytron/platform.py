@@ -157,6 +157,9 @@ class Platform(abc.ABC):
         redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is sent to :meth:`runtime`.
         portable_modules: Model building blocks that need a vendor's library are taken from the
             engine's portable implementation, whose kernels the hooks supply.
+        device_packages: Import packages that teach torch this device. They are hidden from processes
+            of other platforms, as are all that torch would load by itself
+            (:mod:`anytron.plugins.foreign_devices`): a platform that needs one must name it.
     """
 
     name: ClassVar[str]
@@ -165,6 +168,7 @@ class Platform(abc.ABC):
     options_model: ClassVar[type[BaseModel] | None] = None
     redirects_torch_cuda: bool = True
     portable_modules: bool = True
+    device_packages: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def probe(self) -> Probe:

@@ -62,6 +62,7 @@ def examine() -> Findings:
             "reason": session.choice_reason,
             "device": runtime.device_name(),
             "devices": session.probe.devices,
+            "hidden": list(session.hidden),
         }
         needed |= {requirement.package for _, requirement in session.hooks.requirements()}
         variables |= {runtime.visible_devices_variable or ""} | set(session.hooks.runtime_env(ProcessInfo("trainer")))
@@ -124,6 +125,7 @@ def print_findings(findings: Findings, *, as_json: bool) -> None:
     else:
         lines.append(f"platform  {active['name']} ({active['reason']})")
         lines.append(f"device    {active['device']}, {active['devices']} usable")
+        lines += [f"hidden    {name}, which belongs to another device" for name in active["hidden"]]
     lines.append("\npackages")
     for package in findings["packages"]:
         where = ", ".join(package["locations"]) or "-"

@@ -23,7 +23,8 @@ class Prepared:
         config: Overrides and the plugins' edits applied.
         session: The plugins and the active platform.
         platform_line: Which platform was chosen, and why.
-        remarks: Edits of plugins with their reasons, warnings, optional packages that are missing.
+        remarks: Edits of plugins with their reasons, warnings, optional packages that are missing,
+            packages of other devices that are hidden.
     """
 
     config: RunConfig
@@ -43,6 +44,8 @@ def prepare_run(path: Path, overrides: Sequence[str]) -> Prepared:
     config = load_config(path, overrides)
     session = open_session(platform=config.platform.name, options=config.platform.options)
     remarks = [f"optional: {unmet.reason} - {unmet.remedy}" for unmet in check_requirements(session.hooks)]
+    if session.hidden:
+        remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
     config, edits, diagnostics = session.hooks.configure(config)
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
     for plugin, remark in diagnostics:

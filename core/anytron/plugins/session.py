@@ -11,6 +11,7 @@ from anytron.hooks.facade import Hooks
 from anytron.hooks.registry import Member, Standing, read_member
 from anytron.plugins.choice import Choice, asked_platform, choose_platform, probe_platforms, settled_reports
 from anytron.plugins.discovery import DISABLE, Found, find_plugins
+from anytron.plugins.foreign_devices import hide_foreign_devices
 from anytron.plugins.known import disable_device_autoload
 from anytron.plugins.options import validated_options
 from anytron.plugins.report import PluginReport, State
@@ -32,6 +33,7 @@ class Session:
         probe: What its probe said.
         choice_reason: Why it is the active one, for the first line of output.
         reports: All installed plugins.
+        hidden: Installed packages of other devices that cannot be imported in this process.
     """
 
     hooks: Hooks
@@ -39,6 +41,7 @@ class Session:
     probe: Probe
     choice_reason: str
     reports: tuple[PluginReport, ...]
+    hidden: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Survey:
 
 
 def open_session(platform: str | None = None, options: Mapping[str, Any] | None = None) -> Session:
-    """Load the plugins and choose the platform.
+    """Load the plugins, choose the platform, and hide the packages of other devices.
 
     Worker processes call this again with the name that the driver chose, so that they cannot choose
     differently.
@@ -70,10 +73,11 @@ def open_session(platform: str | None = None, options: Mapping[str, Any] | None 
     probes = probe_platforms(found, only=asked.name if asked else None)
     choice = choose_platform(found, probes, asked)
     _refuse_broken_extensions(found)
+    hidden = hide_foreign_devices([one.platform for one in found if one.platform], choice.platform)
     hooks = _facade(found, choice)
     choice.platform.configure_options(validated_options(choice.platform, options or {}))
     reports = settled_reports(found, probes, choice)
-    return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports))
+    return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
 
 
 def survey_plugins() -> Survey:

@@ -24,6 +24,7 @@ class AscendPlatform(Platform):
     name = "ascend"
     redirects_torch_cuda = True
     portable_modules = True
+    device_packages = ("torch_npu",)
 
     def probe(self) -> Probe:
         """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.

@@ -216,9 +216,7 @@ def test_dropout_drops_weights_and_scales_the_rest(bound, layout, softmax_type):
     query, key, _ = operands(18)
     value = torch.eye(9).repeat(2, 1)[:, None].expand(-1, KV_HEADS, -1)  # the output is the weights
     whole, dropped = (
-        te.DotProductAttention(
-            HEADS, (DIM, 9), KV_HEADS, p, attn_mask_type="padding_causal", softmax_type=softmax_type
-        )
+        te.DotProductAttention(HEADS, (DIM, 9), KV_HEADS, p, attn_mask_type="padding_causal", softmax_type=softmax_type)
         for p in (0.0, 0.25)
     )
     dropped.load_state_dict(whole.state_dict())
