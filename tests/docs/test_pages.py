@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from anytron.config.load import load_config
+from anytron.config.schema import DataSection
+from anytron.data.sources import load_prompts
 from anytron.rewards import Sample
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +67,19 @@ def test_the_example_of_a_reward_scores(tmp_path):
     scores = module.short_and_right([sample("it is 42", 3), sample("it is 42", 101), sample("41", 1)], limit=100)
 
     assert scores == [1.0, 0.5, 0.0]
+
+
+def test_the_examples_of_prompts_with_pictures_are_read(tmp_path):
+    page = "docs/how-to/train-a-vision-language-model.md"
+    text, messages = blocks(page, "json")
+    (tmp_path / "lines.jsonl").write_text(text + messages)
+    (tmp_path / "mine.py").write_text(blocks(page, "python")[0])
+
+    first, second = load_prompts(DataSection(source="jsonl", options={"path": str(tmp_path / "lines.jsonl")}))
+    (own,) = load_prompts(DataSection(source=f"{tmp_path}/mine.py:prompts"))
+
+    assert first.images == (tmp_path / "shapes/17.png",)
+    assert second.messages[0]["content"][0] == {"type": "image"}
+    assert second.images == (tmp_path / "17.png",)
+    assert own.images[0].size == (64, 64)
+    assert own.text.replace("How many?", "") in first.text
