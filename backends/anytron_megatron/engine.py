@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
+from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.microbatch import BatchPreparer
@@ -64,6 +66,7 @@ class MegatronEngine:
             sizes=self._sizes,
             recompute=config.engine.recompute,
             deterministic=config.engine.deterministic,
+            router_replay=config.engine.router_replay != "off",
             options=config.engine.options,
         )
         self._preparer = BatchPreparer(
@@ -79,6 +82,12 @@ class MegatronEngine:
         )
         self._policy = self._build()
         freeze([chunk.module for chunk in self._policy], config.model.freeze, self._bridge.parts)
+        self._experts = Experts(
+            [chunk.module for chunk in self._policy],
+            self._bridge.config,
+            sequence_format=config.engine.sequence_format,
+            router_replay=config.engine.router_replay != "off",
+        )
         self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
         trained = wrap_for_training(
             [chunk.module for chunk in self._policy], distributed_optimizer=config.engine.distributed_optimizer
@@ -112,8 +121,15 @@ class MegatronEngine:
         def collect(log_probs: Tensor, entropy: Tensor, _: RaggedBatch) -> tuple[Tensor, TokenScores]:
             return log_probs.new_zeros(()), TokenScores(log_probs.cpu(), entropy.cpu())
 
-        scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True)
-        return scores if parallel.topology().reports else None
+        if role == "reference":
+            scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True)
+            return scores if parallel.topology().reports else None
+        around = self._experts.in_scoring()
+        scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True, around=around)
+        routing = self._experts.routing(len(micro_batches))
+        if not parallel.topology().reports:
+            return None
+        return [replace(score, routing=chosen) for score, chosen in zip(scores, routing, strict=True)]
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
         """Do one optimizer update on this copy's share of a mini-batch."""
@@ -130,7 +146,14 @@ class MegatronEngine:
             return outputs.loss * factor, outputs.metrics
 
         try:
-            parts = run_micro_batches(self._trained, micro_batches, self._preparer, weigh, forward_only=False)
+            parts = run_micro_batches(
+                self._trained,
+                micro_batches,
+                self._preparer,
+                weigh,
+                forward_only=False,
+                around=self._experts.in_update(factor),
+            )
         except RuntimeError as error:
             if NOT_FINITE not in str(error):
                 raise
@@ -147,11 +170,17 @@ class MegatronEngine:
         lr = self._scheduler.get_lr(self._optimizer.param_groups[0])
         self._scheduler.step(increment=1)
         self._updates += 1
+        balance = self._experts.metrics()
         if not parallel.topology().reports:
             return None
         names = parts[0].keys()
         sums = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts]).sum(0)
-        return {**dict(zip(names, sums.tolist(), strict=True)), "grad_norm": float(grad_norm), "lr": float(lr)}
+        return {
+            **dict(zip(names, sums.tolist(), strict=True)),
+            **balance,
+            "grad_norm": float(grad_norm),
+            "lr": float(lr),
+        }
 
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""

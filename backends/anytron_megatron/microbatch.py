@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,8 @@ class PreparedBatch:
 
     Attributes:
         inputs: What the model is called with.
-        mask: The platform's answer; kind and mode as at engine build.
+        mask: The platform's answer; kind and mode as at engine build. Routing takes the tokens of a
+            micro-batch that only fills up for padding.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
     """
@@ -107,6 +108,8 @@ class BatchPreparer:
             self._request.format, self._request.traits, self._request.parallel, self._request.accepted, layout
         )
         mask = self._hooks.build_attn_mask(request, self.mask_kind)
+        if mask.padding_mask is not None and batch.only_fills_up:
+            mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
         return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch)
 
     def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, Tensor]:

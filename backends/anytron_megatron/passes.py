@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from anytron.sequences.scopes import ScopeFactory
     from anytron.trainer.batch import RaggedBatch
     from anytron_megatron.head import TokenScoreHead
     from anytron_megatron.microbatch import BatchPreparer, PreparedBatch
 
     Consumer = Callable[[Tensor, Tensor, RaggedBatch], tuple[Tensor, Any]]
+    Surroundings = Callable[[int, PreparedBatch], ScopeFactory | None]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ def run_micro_batches(
     consume: Consumer,
     *,
     forward_only: bool,
+    around: Surroundings | None = None,
 ) -> list[Any]:
     """Run forward, and unless ``forward_only`` backward, over all micro-batches.
 
@@ -55,11 +58,13 @@ def run_micro_batches(
             coordinates, and the micro-batch; returns the loss (scalar, what Megatron averages over
             micro-batches and data-parallel ranks) and whatever is to be collected.
         forward_only: Compute no gradients.
+        around: Given the number of a chunk and a micro-batch, makes a scope for that chunk's forward pass
+            of it, and for its recomputations.
 
     Returns:
         What ``consume`` collected for each micro-batch, in order; empty except on the last stage.
     """
-    heads = {id(chunk.module): chunk.head for chunk in chunks}
+    numbers = {id(chunk.module): number for number, chunk in enumerate(chunks)}
 
     def finish(output: Tensor, *, prepared: PreparedBatch) -> tuple[Tensor, Any]:
         return consume(*preparer.flatten(output, prepared), prepared.batch)
@@ -68,7 +73,9 @@ def run_micro_batches(
         batches: Iterator[RaggedBatch], module: torch.nn.Module
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Any]]]:
         prepared = preparer.prepare(next(batches))
-        inputs, head = prepared.inputs, heads[id(module)]
+        number = numbers[id(module)]
+        inputs, head = prepared.inputs, chunks[number].head
+        more = around(number, prepared) if around is not None else None
         arguments = {
             "input_ids": inputs.input_ids,
             "position_ids": inputs.position_ids,
@@ -76,7 +83,7 @@ def run_micro_batches(
             "packed_seq_params": prepared.packed,
             **inputs.extra,
         }
-        with scopes.enter(scopes.combine(inputs.scope, scope_of(prepared.mask))):
+        with scopes.enter(scopes.combine(inputs.scope, scope_of(prepared.mask), more)):
             if head is None:
                 output = module(**arguments)
             else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Diagnostic, Requirement
+from anytron_megatron.expert_checks import expert_diagnostics
 from anytron_megatron.vision_checks import vision_diagnostics
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class MegatronBackend:
         return [
             *_model_diagnostics(config, model.get("text_config", model)),
             *vision_diagnostics(config, model),
+            *expert_diagnostics(config, model.get("text_config", model)),
             *_other_diagnostics(config),
         ]
 

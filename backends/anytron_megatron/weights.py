@@ -41,6 +41,7 @@ class WeightBridge:
         sizes: The parallel sizes; process groups must exist.
         recompute: ``none``, ``selective`` or ``full``.
         deterministic: Sets Megatron's ``deterministic_mode``.
+        router_replay: Give each router what records and replays its choices.
         options: Fields of Megatron's transformer config to override.
 
     Raises:
@@ -56,6 +57,7 @@ class WeightBridge:
         sizes: ParallelSizes,
         recompute: str,
         deterministic: bool,
+        router_replay: bool,
         options: Mapping[str, Any],
     ) -> None:
         from mcore_bridge import MLAModelConfig, hf_to_mcore_config
@@ -89,6 +91,7 @@ class WeightBridge:
             "expert_tensor_parallel_size": sizes.expert_tensor,
             "sequence_parallel": sizes.sequence_parallel,
             "deterministic_mode": deterministic,
+            "moe_enable_routing_replay": router_replay,
             # Without it embedding and output weights lack tensor_model_parallel, the gradient norm of
             # TP > 1 comes out too small (1.757 for 2.032) and clipping differs.
             "perform_initialization": True,

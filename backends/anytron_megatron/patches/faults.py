@@ -30,6 +30,7 @@ def megatron_patches(context: PatchContext, owner: str) -> list[Patch]:
         recompute_scopes(owner),
         recompute_scopes_without_output(owner),
         mtp_without_labels(owner),
+        router_padding(owner),
         checkpoint_format(owner),
     ]
     if context.platform.portable_modules or find_spec("transformer_engine"):
@@ -154,6 +155,31 @@ def mtp_without_labels(owner: str) -> Patch:
         reason="multi-token prediction clones the labels, and a model that scores or generates is given none",
         upstream="megatron-core 0.16.1, gpt_model.py, line 612: labels.clone(); verl patch.py, MTP inference",
         remove_when="megatron-core before 0.17 is not supported",
+        replacement=replace,
+    )
+
+
+def router_padding(owner: str) -> Patch:
+    """Keep padding out of the statistics of routing."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.router_padding import masking_padding
+
+        return masking_padding(original)
+
+    return Patch(
+        id="megatron.router-padding",
+        owner=owner,
+        target="megatron.core.transformer.moe.router:TopKRouter.forward",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        requires=">=0.16",
+        reason=(
+            "padding counts in auxiliary losses and expert biases: mcore-bridge's forward takes no padding mask, and "
+            "that of its vision models drops what it does not know, on later pipeline stages always"
+        ),
+        upstream="mcore_bridge/model/gpt_model.py, forward; mcore_bridge/model/mm_gpt_model.py, line 125: kwargs = {}",
+        remove_when="mcore-bridge's models take padding_mask, as megatron.core's GPTModel.forward does",
         replacement=replace,
     )
 

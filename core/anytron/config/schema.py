@@ -213,6 +213,9 @@ class EngineSection(Section):
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True
     """Share the optimizer's state between data-parallel ranks."""
+    router_replay: Literal["off", "old-log-probs"] = "off"
+    """Mixture of experts: ``old-log-probs`` routes tokens in updates as in the pass that computes old log-probs (which
+    is then always made), so that probability ratios compare one network with itself."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
     options: dict[str, Any] = Field(default_factory=dict)

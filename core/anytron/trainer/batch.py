@@ -35,6 +35,8 @@ class RaggedBatch:
             optimizer update, over all micro-batches and ranks. None before they are known.
         token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
             elsewhere, adding up to 1: what metrics are averaged with.
+        routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
+            a token when the old log-probs were computed; None if updates do not replay it.
         images: B entries, each sequence's images, None for a sequence without; None if no sequence has
             any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
     """
@@ -49,6 +51,7 @@ class RaggedBatch:
     advantages: Tensor | None = None
     loss_weights: Tensor | None = None
     token_shares: Tensor | None = None
+    routing: Tensor | None = None
     images: tuple[ImagePatches | None, ...] | None = None
 
     @property
@@ -60,6 +63,11 @@ class RaggedBatch:
     def num_tokens(self) -> int:
         """T."""
         return self.tokens.numel()
+
+    @property
+    def only_fills_up(self) -> bool:
+        """True if no token has a weight: copies need equally many micro-batches, and there was none left."""
+        return self.token_shares is not None and not self.token_shares.any()
 
     def select(self, sequences: Tensor) -> RaggedBatch:
         """Take some sequences, in the given order.
@@ -105,10 +113,13 @@ class TokenScores:
     Attributes:
         log_probs: float32 ``[T]``, token coordinates.
         entropy: float32 ``[T]``, of the distribution that each token was drawn from.
+        routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
+            a token; None unless the engine records it (``engine.router_replay``).
     """
 
     log_probs: Tensor
     entropy: Tensor
+    routing: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ class TrainingEngine(Protocol):
         """Compute log-probs and entropies without gradients.
 
         Returns:
-            One entry per micro-batch on reporting ranks (host tensors), None elsewhere.
+            One entry per micro-batch on reporting ranks (host tensors), None elsewhere. The policy's
+            have their ``routing`` with ``engine.router_replay``.
         """
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:

@@ -42,6 +42,7 @@ class UpdatePlan:
         max_tokens: Tokens of a micro-batch at most.
         padded: Micro-batches are padded to their longest sequence, and padding counts.
         multiple: The number of micro-batches is a multiple of this (interleaved pipelines).
+        router_replay: Updates replay the routing of the pass that computes old log-probs.
     """
 
     epochs: int
@@ -51,6 +52,7 @@ class UpdatePlan:
     max_tokens: int
     padded: bool = False
     multiple: int = 1
+    router_replay: bool = False
 
     @classmethod
     def from_config(cls, config: RunConfig) -> UpdatePlan:
@@ -65,12 +67,13 @@ class UpdatePlan:
             padded=config.engine.sequence_format == "bshd",
             # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
             multiple=sizes.pipeline if sizes.virtual_pipeline > 1 else 1,
+            router_replay=config.engine.router_replay != "off",
         )
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether some update sees a policy that has changed since the rollout."""
-        return self.epochs * self.count > 1
+        """Whether some update sees a policy that has changed since the rollout, or replays a routing."""
+        return self.router_replay or self.epochs * self.count > 1
 
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
         """Give the mini-batches of all passes, with the weights of their tokens.

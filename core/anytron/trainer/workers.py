@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from anytron.trainer.batch import RaggedBatch, Topology, token_index
+from anytron.trainer.batch import RaggedBatch, TokenScores, Topology, token_index
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
@@ -46,22 +46,40 @@ class TrainingWorkers:
         return self.topology[0].data_size
 
     def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> RaggedBatch:
-        """Add what the loss needs of models' log-probs: the old policy's and the reference's."""
+        """Add what updates need of models' scores: the old policy's and the reference's log-probs, and routing."""
         if updates.needs_old_log_probs:
-            batch = replace(batch, old_log_probs=self.score(batch, updates, "policy"))
+            scores = self.token_scores(batch, updates, "policy")
+            batch = replace(batch, old_log_probs=scores.log_probs, routing=scores.routing)
         if loss.kl_coefficient > 0.0:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
         return batch
 
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> Tensor:
         """Compute log-probs, float32 ``[T]``, without gradients."""
+        return self.token_scores(batch, updates, role).log_probs
+
+    def token_scores(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> TokenScores:
+        """Compute all that a model says of a batch's tokens, without gradients."""
         shares = updates.micro_batches(batch, self.copies)
-        results = self._scatter("score", shares, role)
-        log_probs = torch.zeros(batch.num_tokens)
-        for share, scores in zip(shares, results, strict=True):
-            for micro_batch, score in zip(share, scores, strict=True):
-                log_probs[token_index(batch.lengths, torch.tensor(micro_batch.sequences))] = score.log_probs
-        return log_probs
+        results: list[list[TokenScores]] = self._scatter("score", shares, role)
+        pairs = [
+            (token_index(batch.lengths, torch.tensor(micro_batch.sequences)), score)
+            for share, scores in zip(shares, results, strict=True)
+            for micro_batch, score in zip(share, scores, strict=True)
+        ]
+
+        def joined(part: Callable[[TokenScores], Tensor]) -> Tensor:
+            whole = torch.zeros(batch.num_tokens, *part(pairs[0][1]).shape[1:], dtype=part(pairs[0][1]).dtype)
+            for index, score in pairs:
+                whole[index] = part(score)
+            return whole
+
+        routed = pairs[0][1].routing is not None
+        return TokenScores(
+            log_probs=joined(lambda score: score.log_probs),
+            entropy=joined(lambda score: score.entropy),
+            routing=joined(lambda score: cast("Tensor", score.routing)) if routed else None,
+        )
 
     def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""

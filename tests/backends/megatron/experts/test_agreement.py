@@ -1,0 +1,110 @@
+"""However experts and tokens are shared out, updates that replay routing and balance experts are the same."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+SPLITS = {
+    "dp2-ep2": {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}},
+    "tp2-sp-ep2": {"parallel": {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}},
+    "tp2-sp-etp2": {"parallel": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2}},
+    "cp2-ep2-bshd": {
+        "parallel": {"context_parallel_size": 2, "expert_model_parallel_size": 2},
+        "engine": {"sequence_format": "bshd"},
+    },
+    "pp2-interleaved-recompute": {
+        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        "engine": {"recompute": "full"},
+    },
+    "tp2-sp-dp2-ep2-etp2": {
+        "parallel": {
+            "tensor_model_parallel_size": 2,
+            "data_parallel_size": 2,
+            "expert_model_parallel_size": 2,
+            "expert_tensor_parallel_size": 2,
+        },
+    },
+}
+SUMS = ("loss/policy", "policy/entropy", "policy/ratio_mean", "grad_norm", "moe/load_balancing_loss", "moe/z_loss")
+
+
+def differences(one, other):
+    """Largest relative difference of metrics, largest absolute one of weights."""
+    metrics = [
+        abs(a[name] - b[name]) / max(abs(a[name]), 0.1)
+        for a, b in zip(one.metrics, other.metrics, strict=True)
+        for name in SUMS
+    ]
+    weights = [(one.weights[-1][name] - other.weights[-1][name]).abs().max().item() for name in one.weights[-1]]
+    return {"metrics": max(metrics), "weights": max(weights)}
+
+
+def test_the_weights_move_and_would_route_otherwise(one_rank, tiny_family):
+    before = load_file(tiny_family("qwen3_moe") / "model.safetensors")
+    moved = {name: (before[name] - one_rank.weights[-1][name]).abs().max().item() for name in before}
+    assert min(moved.values()) > 5e-5, moved
+    assert one_rank.batch.routing.shape == (one_rank.batch.num_tokens, 4, 2)
+    assert one_rank.batch.routing.dtype == torch.uint8
+    chosen, would_be = (routing.sort(-1).values for routing in (one_rank.batch.routing, one_rank.routing))
+    assert (chosen != would_be).any(-1).float().mean() > 0.05
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_agrees_with_one_rank(split, one_rank, train):
+    other = train(**SPLITS[split])
+    assert torch.equal(other.batch.routing, one_rank.batch.routing)
+    found = differences(one_rank, other)
+    assert found["metrics"] <= 1e-5, found
+    assert found["weights"] <= 1e-5, found
+
+
+def test_routing_that_is_replayed_for_the_wrong_tokens_is_noticed(one_rank, train, extension):
+    extension(
+        "@hookimpl",
+        "def patch_model(self, phase):",
+        "    def replacement(original):",
+        "        return lambda self, indices: original(self, indices.flip(0))",
+        "    if phase is not Phase.BEFORE_BUILD:",
+        "        return []",
+        "    return [Patch(id='meddler.replay', owner='meddler', phase=phase, reason='a test of the test',",
+        "                  target='megatron.core.transformer.moe.router_replay:RouterReplay.set_target_indices',",
+        "                  replacement=replacement)]",
+    )
+    assert differences(one_rank, train())["metrics"] > 1e-3
+
+
+def test_experts_whose_gradients_are_not_summed_over_their_copies_are_noticed(one_rank, train):
+    """What configuration refuses: Megatron leaves experts that are copied over tensor-parallel ranks alone."""
+    refused = {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    assert differences(one_rank, train(parallel=refused))["weights"] > 1e-4
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_adam_agrees_with_the_distributed_optimizer_and_without(shared, train):
+    adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
+    one = train(**adam)
+    parallel = {"data_parallel_size": 2, "expert_model_parallel_size": 2}
+    other = train(**adam, parallel=parallel, engine={"distributed_optimizer": shared})
+    assert [step["grad_norm"] for step in one.metrics] == pytest.approx(
+        [step["grad_norm"] for step in other.metrics], rel=1e-4
+    )
+    for name, weight in one.weights[-1].items():
+        # Adam divides by the gradient's size: where that is near 0, rounding decides the direction.
+        assert (weight - other.weights[-1][name]).abs().mean() < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"data_parallel_size": 2, "expert_model_parallel_size": 2},
+        {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2},
+    ],
+)
+def test_export_equals_import_bit_for_bit(parallel, start_engine, tiny_family):
+    path = tiny_family("qwen3_moe")
+    original = load_file(path / "model.safetensors")
+    with start_engine(model={"path": str(path)}, parallel=parallel) as (workers, _, output):
+        workers.export_weights(str(output / "now.safetensors"))
+    exported = load_file(output / "now.safetensors")
+    assert set(exported) == set(original)
+    assert all(torch.equal(exported[name], weight) for name, weight in original.items())

@@ -1,0 +1,129 @@
+"""What is refused of a mixture of experts before a worker starts, each with its reason and a way out."""
+
+import pytest
+
+from anytron.config.schema import RunConfig
+from anytron_megatron.plugin import MegatronBackend
+
+DENSE = {"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4,
+         "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 64}  # fmt: skip
+MIXTURE = {**DENSE, "model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 32}
+TENSOR, EXPERT, EXPERT_TENSOR = (
+    f"parallel.{name}_parallel_size" for name in ("tensor_model", "expert_model", "expert_tensor")
+)
+BALANCING = "engine.options.moe_router_load_balancing_type"
+
+
+def remarks(model=MIXTURE, engine=None, **parallel):
+    values = {
+        "model": {"config": model, "tokenizer": "t"},
+        "data": {"source": "s"},
+        "rewards": [{"function": "f"}],
+        "rollout": {"max_new_tokens": 8},
+        "engine": engine or {},
+        "parallel": parallel,
+    }
+    return list(MegatronBackend().configure(RunConfig.model_validate(values)))
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"tensor_model_parallel_size": 2},
+        {"data_parallel_size": 2, "expert_model_parallel_size": 2},
+        {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2},
+        {"context_parallel_size": 2, "expert_model_parallel_size": 2},
+        {"tensor_model_parallel_size": 4, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2},
+        {"pipeline_model_parallel_size": 2, "data_parallel_size": 4, "expert_model_parallel_size": 4},
+    ],
+)
+def test_sizes_that_megatron_computes_rightly_are_not_remarked_on(parallel):
+    assert remarks(**parallel, engine={"router_replay": "old-log-probs"}) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "key", "reason", "fix"),
+    [
+        (
+            MIXTURE,
+            {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+            EXPERT_TENSOR,
+            "over data-parallel ranks only",
+            "above 1",
+        ),
+        (
+            MIXTURE,
+            {"data_parallel_size": 3, "expert_model_parallel_size": 3},
+            EXPERT,
+            "8 experts cannot be shared out over 3",
+            "divides 8",
+        ),
+        (
+            {**MIXTURE, "num_experts": None, "n_routed_experts": 6},
+            {"data_parallel_size": 4, "expert_model_parallel_size": 4},
+            EXPERT,
+            "6 experts",
+            "divides 6",
+        ),
+        (
+            MIXTURE,
+            {"data_parallel_size": 2, "expert_model_parallel_size": 4},
+            EXPERT,
+            "2 ranks are not a multiple of expert tensor 1 x expert 4 x pipeline 1 = 4",
+            "data_parallel_size",
+        ),
+        (
+            {**MIXTURE, "moe_intermediate_size": 30},
+            {"tensor_model_parallel_size": 4},
+            EXPERT_TENSOR,
+            "moe_intermediate_size 30",
+            "divides 30",
+        ),
+        (
+            MIXTURE,
+            {"tensor_model_parallel_size": 2, "sequence_parallel": False},
+            "parallel.sequence_parallel",
+            "only together with sequence parallelism",
+            "leave it out",
+        ),
+        (DENSE, {"data_parallel_size": 2, "expert_model_parallel_size": 2}, EXPERT, "no experts", "leave it out"),
+    ],
+)
+def test_sizes_that_cannot_work_or_compute_wrongly_are_refused(model, parallel, key, reason, fix):
+    (remark,) = remarks(model, **parallel)
+    assert (remark.severity, remark.key) == ("error", key)
+    assert reason in remark.message
+    assert fix in remark.fix
+
+
+def test_a_config_without_the_number_of_experts_means_its_classs_default():
+    model = {name: value for name, value in MIXTURE.items() if name != "num_experts"}  # 128
+    assert remarks(model, data_parallel_size=2, expert_model_parallel_size=2) == []
+    (remark,) = remarks(model, data_parallel_size=3, expert_model_parallel_size=3)
+    assert "128 experts" in remark.message
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "reason"),
+    [
+        ({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.1}, BALANCING, "each sequence"),
+        ({"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.1}, BALANCING, "order"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "engine.router_replay", "sinkhorn"),
+        ({"moe_router_fusion": True}, "engine.router_replay", "fused router"),
+    ],
+)
+def test_options_that_would_not_do_what_they_say_are_refused(options, key, reason):
+    (remark,) = remarks(engine={"router_replay": "old-log-probs", "options": options})
+    assert (remark.severity, remark.key) == ("error", key)
+    assert reason in remark.message
+
+
+def test_a_load_balancing_loss_without_a_coefficient_is_nobodys_business():
+    assert remarks(engine={"options": {"moe_router_load_balancing_type": "seq_aux_loss"}}) == []
+    per_sequence = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.2]}
+    assert remarks(engine={"options": per_sequence, "sequence_format": "bshd"}) == []
+
+
+def test_a_dense_model_has_no_routing_to_replay():
+    (remark,) = remarks(DENSE, engine={"router_replay": "old-log-probs"})
+    assert (remark.severity, remark.key) == ("error", "engine.router_replay")
