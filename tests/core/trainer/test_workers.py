@@ -15,7 +15,7 @@ from anytron.trainer.workers import TrainingWorkers
 
 @dataclass
 class Rank:
-    """A rank whose log-prob of a token is minus its id, so that every value says where it belongs."""
+    """A rank whose log-prob of a token is minus its id, and its experts the id, so that every value says its place."""
 
     place: Topology
 
@@ -25,13 +25,21 @@ class Rank:
     def score(self, micro_batches, role):
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
         scale = {"policy": -1.0, "reference": -2.0}[role]
-        scores = [TokenScores(scale * batch.tokens, torch.zeros(batch.num_tokens)) for batch in micro_batches]
+        scores = [
+            TokenScores(scale * batch.tokens, torch.zeros(batch.num_tokens), routing_of(batch.tokens))
+            for batch in micro_batches
+        ]
         return scores if self.place.reports else None
 
     def update(self, micro_batches, loss):
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
         weight = sum(batch.loss_weights.sum().item() for batch in micro_batches)
         return {"weight": weight, "grad_norm": 3.0, "lr": 0.5} if self.place.reports else None
+
+
+def routing_of(tokens):
+    """Two layers, two experts for each token."""
+    return torch.stack([tokens, tokens + 1, tokens + 2, tokens + 3], dim=1).view(-1, 2, 2).to(torch.int16)
 
 
 @dataclass
@@ -73,6 +81,25 @@ def plan(max_tokens=9, **changes):
 def test_every_token_gets_its_own_score(workers, batch, max_tokens):
     scores = workers.score(batch, plan(max_tokens), "policy")
     assert torch.equal(scores, -batch.tokens.float())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9, 1000])
+def test_routing_follows_its_tokens_from_the_scoring_pass_into_other_micro_batches(workers, batch, max_tokens):
+    replaying = plan(max_tokens, router_replay=True)
+    assert replaying.needs_old_log_probs
+    scored = workers.with_scores(batch, replaying, PolicyLoss())
+    assert torch.equal(scored.routing, routing_of(batch.tokens))
+    assert scored.routing.dtype == torch.int16
+    for mini_batch in plan(2, count=2).mini_batches(scored, seed=0):
+        for share in plan(2).micro_batches(mini_batch, copies=2):
+            for micro_batch in share:
+                assert torch.equal(micro_batch.batch.routing, routing_of(micro_batch.batch.tokens))
+
+
+def test_one_update_without_replay_needs_no_scoring_pass(workers, batch):
+    scored = workers.with_scores(batch, plan(), PolicyLoss())
+    assert scored.old_log_probs is None
+    assert scored.routing is None
 
 
 def test_ranks_of_one_copy_see_the_same(workers, batch):

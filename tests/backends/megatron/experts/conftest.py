@@ -1,4 +1,4 @@
-"""Runs of tiny mixtures of experts with everything on: auxiliary losses, router replay, updates that move the weights."""
+"""Runs of tiny mixtures of experts with everything on: auxiliary losses, router replay, weights that move."""
 
 from __future__ import annotations
 

@@ -1,0 +1,34 @@
+"""The example of a mixture of experts: two ranks, half of the experts each, router replay, two updates a step."""
+
+import json
+
+import pytest
+
+from tests.demo.test_grpo_sort import ROOT, anytron
+
+EXAMPLE = ROOT / "examples" / "grpo_moe.yaml"
+
+
+def train(output, *overrides):
+    finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_few_steps_with_shared_out_experts(tmp_path):
+    metrics = train(tmp_path / "run", "trainer.total_steps=3", "data.prompts_per_step=8")
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    for line in metrics:
+        assert line["rollout/log_prob_abs_diff"] < 1e-5
+        assert line["grad_norm"] > 0
+        assert 0.9 < line["moe/load_balancing_loss"] < 3
+    # The second update of a step sees weights that have moved.
+    assert any(line["policy/ratio_mean"] != 1.0 for line in metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_learns_to_sort(tmp_path):
+    metrics = train(tmp_path / "run")
+    assert metrics[0]["reward/mean"] < 0.15
+    assert metrics[-1]["reward/mean"] >= 0.7
