@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
 from anytron.errors import EngineError
 from anytron.trainer.checksum import checksum
@@ -26,7 +27,7 @@ def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
 
     The bytes read are checked against the manifest before anything is changed, and the bytes in the
     model after copying. A tensor of another dtype is cast first. Names are those of the published
-    checkpoints, which are not always those of the modules (:func:`module_names`). Parameters that the
+    checkpoints, which are not always those of the modules (:func:`find_places`). Parameters that the
     model ties (``tie_word_embeddings``) may come under one of their names or under all, with equal values.
 
     Args:
@@ -43,10 +44,9 @@ def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
         raise EngineError(
             "The weights cannot be read.", where=f"version {manifest.version}, {manifest.path}", why=str(error)
         ) from error
-    modules = model.state_dict()
-    named = module_names(model, weights)
-    _check_names(weights.keys(), named, modules, manifest)
-    targets = {name: modules[named[name]] for name in weights}
+    places = find_places(model, weights)
+    _check_names(weights.keys(), places, model.state_dict(), manifest)
+    targets = {name: places[name].tensor for name in weights}
     expected: dict[str, int] = {}
     for name, tensor in weights.items():
         target = targets[name]
@@ -63,43 +63,87 @@ def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
             _refuse("is not what was loaded", name, why, manifest)
 
 
-def module_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
-    """Find what a model calls the tensors of a checkpoint.
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint lives in a model.
+
+    Attributes:
+        module: A name in ``model.state_dict()``.
+        tensor: That tensor, or the part of it that the checkpoint's tensor is: writing to it writes to the model.
+    """
+
+    module: str
+    tensor: Tensor
+
+
+def find_places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Place]:
+    """Find what a model calls the tensors of a checkpoint, and which parts of its own they are.
 
     Some families were published under other names than their modules have today: Qwen2.5-VL's
-    ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. transformers keeps the rules.
+    ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. And each expert of a mixture was
+    published by itself, while modules hold those of a layer as one tensor. transformers keeps the rules.
 
     Args:
         model: A Hugging Face model.
         names: Names of a checkpoint, or of modules, which stay as they are.
 
     Returns:
-        The name in ``model.state_dict()`` for each; a name that means nothing to the model comes out
-        as some name that it does not have.
+        The place of each tensor that the model has.
     """
-    known = model.state_dict().keys()
-    renamings = [
-        rule for rule in get_model_conversion_mapping(model, add_legacy=False) if isinstance(rule, WeightRenaming)
-    ]
+    modules: dict[str, Tensor] = dict(model.state_dict())
+    rules = get_model_conversion_mapping(model, add_legacy=False)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
-    def rename(name: str) -> str:
-        if name not in known:
+    def find(name: str) -> Place | None:
+        if name not in modules:
             for rule in renamings:
                 name, _ = rule.rename_source_key(name)
-        return name
+        if name in modules:
+            return Place(name, modules[name])
+        for converter in converters:
+            module, pattern = converter.rename_source_key(name)
+            if pattern is not None and module in modules:
+                part = _part(modules[module], converter, pattern, name)
+                return None if part is None else Place(module, part)
+        return None
 
-    return {name: rename(name) for name in names}
+    return {name: place for name in names if (place := find(name)) is not None}
+
+
+def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) -> Tensor | None:
+    """View the part of a module's tensor that a converter makes of the checkpoint's tensor ``name``.
+
+    None for a converter that does more than stack and concatenate, and for an expert that is not there.
+    """
+    expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), name)
+    for operation in reversed(converter.operations):
+        if isinstance(operation, Concatenate):
+            sources = converter.source_patterns
+            size = whole.shape[operation.dim] // len(sources)
+            whole = whole.narrow(operation.dim, sources.index(pattern) * size, size)
+        elif isinstance(operation, MergeModulelist) and expert and int(expert[1]) < whole.shape[operation.dim]:
+            whole = whole.select(operation.dim, int(expert[1]))
+        else:
+            return None
+    return whole
 
 
 def _check_names(
-    given: Iterable[str], named: Mapping[str, str], modules: Mapping[str, Tensor], manifest: WeightManifest
+    given: Iterable[str], places: Mapping[str, Place], modules: Mapping[str, Tensor], manifest: WeightManifest
 ) -> None:
-    if differing := sorted(set(given) ^ manifest.checksums.keys()):
+    given = set(given)
+    if differing := sorted(given ^ manifest.checksums.keys()):
         _refuse("is in the file or in the manifest, not in both", differing[0], f"{len(differing)} such", manifest)
-    if unknown := sorted(name for name, module in named.items() if module not in modules):
-        _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(named)} are unknown", manifest)
-    present = {modules[module].data_ptr() for module in named.values() if modules[module].numel()}
-    if missing := sorted(name for name, target in modules.items() if target.data_ptr() not in present):
+    if unknown := sorted(given - places.keys()):
+        _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(given)} are unknown", manifest)
+    # By address: tied parameters have several names. The parts of one tensor must add up to it.
+    filled: dict[int, dict[int, int]] = {}
+    for place in places.values():
+        parts = filled.setdefault(modules[place.module].data_ptr(), {})
+        parts[place.tensor.data_ptr()] = place.tensor.numel()
+    if missing := sorted(
+        name for name, whole in modules.items() if sum(filled.get(whole.data_ptr(), {}).values()) < whole.numel()
+    ):
         _refuse("is missing", missing[0], f"{len(missing)} of the model's {len(modules)} are missing", manifest)
 
 

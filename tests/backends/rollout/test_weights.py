@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from anytron.errors import EngineError
 from anytron.trainer.roles import PromptInputs, SamplingParams
@@ -114,3 +115,22 @@ def test_a_vision_language_model_takes_the_names_of_its_checkpoint_and_of_its_mo
         engine.load_weights(write({name: tensor for name, tensor in published.items() if name != lost}))
     with pytest.raises(EngineError, match=r"(?s)unknown to the model.*visual\.extra"):
         engine.load_weights(write(published | {"visual.extra": torch.ones(2)}))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
+def test_experts_come_one_by_one_as_they_are_published_and_go_into_one_tensor(new_engine, write, tmp_path, family):
+    directory = write_tiny_model(family, tmp_path)
+    published = load_file(directory / "model.safetensors")
+    engine = new_engine(model={"config": CONFIGS[family], "dtype": "float32"})
+    engine.load_weights(write(published))
+    expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict()
+    assert expected.keys() != published.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in engine._model.state_dict().items())
+
+    lost = next(name for name in published if "experts.2.up_proj" in name)
+    with pytest.raises(EngineError, match=r"(?s)is missing.*mlp\.experts\.gate_up_proj"):
+        engine.load_weights(write({name: tensor for name, tensor in published.items() if name != lost}))
+    with pytest.raises(EngineError, match=r"(?s)unknown to the model.*experts\.4\.up_proj"):
+        engine.load_weights(write(published | {lost.replace("experts.2", "experts.4"): published[lost]}))
+    with pytest.raises(EngineError, match=r"(?s)another shape.*experts\.2\.up_proj"):
+        engine.load_weights(write(published | {lost: published[lost].t()}))
