@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 def substitutions() -> Iterator[Substitution]:
-    """``torch.distributed.scatter``, if torch was built with distributed support."""
+    """``torch.distributed.scatter`` and ``all_gather``, if torch was built with distributed support."""
     if torch.distributed.is_available():
         scatter = _contiguous_scatter(torch.distributed.scatter)
-        yield Substitution(torch.distributed, "scatter", scatter)
-        yield Substitution(torch.distributed.distributed_c10d, "scatter", scatter)
+        all_gather = _uneven_all_gather(torch.distributed.all_gather)
+        for module in (torch.distributed, torch.distributed.distributed_c10d):
+            yield Substitution(module, "scatter", scatter)
+            yield Substitution(module, "all_gather", all_gather)
 
 
 def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,3 +39,28 @@ def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(tensor, scatter_list, *args, **kwargs)
 
     return scatter
+
+
+def _uneven_all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gather tensors whose first dimensions differ.
+
+    Gloo refuses them. Megatron's dispatcher gathers so where experts are split (``moe/token_dispatcher.py``,
+    ``dispatch_postprocess``): ranks bring as many tokens as were routed to them.
+    """
+
+    @functools.wraps(original)
+    def all_gather(tensor_list: list[Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        lengths = [part.shape[0] for part in tensor_list if part.ndim]
+        if len(set(lengths)) <= 1:
+            return original(tensor_list, tensor, *args, **kwargs)
+        longest = torch.empty(max(lengths), *tensor.shape[1:], dtype=tensor.dtype, device=tensor.device)
+        padded = [torch.empty_like(longest) for _ in tensor_list]
+        longest[: tensor.shape[0]] = tensor
+        work = original(padded, longest, *args, **kwargs)
+        if work is not None:
+            work.wait()
+        for part, whole in zip(tensor_list, padded, strict=True):
+            part.copy_(whole[: part.shape[0]])
+        return work
+
+    return all_gather
