@@ -21,6 +21,7 @@ from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.microbatch import BatchPreparer
+from anytron_megatron.multi_token_prediction import MultiTokenPrediction
 from anytron_megatron.optimizer import build_optimizer, wrap_for_training
 from anytron_megatron.passes import ModelChunk, run_micro_batches
 from anytron_megatron.weights import WeightBridge, text_model
@@ -67,6 +68,7 @@ class MegatronEngine:
             recompute=config.engine.recompute,
             deterministic=config.engine.deterministic,
             router_replay=config.engine.router_replay != "off",
+            predicts_ahead=config.engine.mtp_loss_coefficient > 0,
             options=config.engine.options,
         )
         self._preparer = BatchPreparer(
@@ -87,6 +89,9 @@ class MegatronEngine:
             self._bridge.config,
             sequence_format=config.engine.sequence_format,
             router_replay=config.engine.router_replay != "off",
+        )
+        self._prediction = MultiTokenPrediction(
+            self._policy, coefficient=config.engine.mtp_loss_coefficient, detach=config.engine.mtp_detach
         )
         self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
         trained = wrap_for_training(
@@ -141,19 +146,22 @@ class MegatronEngine:
         # loss is normalised over the whole mini-batch already (RaggedBatch.loss_weights).
         factor = len(micro_batches) * self._sizes.data
 
-        def weigh(log_probs: Tensor, entropy: Tensor, batch: RaggedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-            outputs = loss(log_probs, entropy, batch.to(log_probs.device))
+        def weigh(log_probs: Tensor, entropy: Tensor, *rest: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+            *predicted, host_batch = rest
+            batch = host_batch.to(log_probs.device)
+            outputs = self._prediction.add(loss(log_probs, entropy, batch), predicted, batch)
             return outputs.loss * factor, outputs.metrics
 
         try:
-            parts = run_micro_batches(
-                self._trained,
-                micro_batches,
-                self._preparer,
-                weigh,
-                forward_only=False,
-                around=self._experts.in_update(factor),
-            )
+            with self._prediction.computed():
+                parts = run_micro_batches(
+                    self._trained,
+                    micro_batches,
+                    self._preparer,
+                    weigh,
+                    forward_only=False,
+                    around=self._experts.in_update(factor),
+                )
         except RuntimeError as error:
             if NOT_FINITE not in str(error):
                 raise
@@ -191,7 +199,7 @@ class MegatronEngine:
             return None
         save_file(weights, path)
         checksums = {name: checksum(tensor) for name, tensor in weights.items()}
-        return WeightManifest(path, self._updates, checksums)
+        return WeightManifest(path, self._updates, checksums, optional=self._bridge.prediction_names(weights))
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""

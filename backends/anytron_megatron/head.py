@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel.mappings import (
 from anytron.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -26,7 +26,7 @@ class TokenScoreHead:
 
     Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes what it
     got to batch-first; it does not look inside. So the output layer answers with ``[S, B, 2]``:
-    log-prob of the label and entropy.
+    log-prob of the label and entropy, and behind them what multi-token prediction has added.
 
     Args:
         layer: The model's ``ColumnParallelLinear`` output layer; keeps its parameters and its place.
@@ -38,21 +38,30 @@ class TokenScoreHead:
         self._kernel = kernel
         self._labels: Tensor | None = None
         self._temperature = 1.0
+        self._following: Callable[[int], Tensor] | None = None
+        self._added: list[Tensor] = []
         layer.forward = self.score
 
     @contextlib.contextmanager
-    def scoring(self, labels: Tensor, temperature: float) -> Iterator[None]:
+    def scoring(self, labels: Tensor, temperature: float, following: Callable[[int], Tensor]) -> Iterator[None]:
         """Set what the forward passes within score.
 
         Args:
             labels: int64 ``[B, S]``; negative = ignored.
             temperature: Logits are divided by it.
+            following: Gives the tokens that stand so many places after each position, as ``labels``.
         """
-        self._labels, self._temperature = labels, temperature
+        self._labels, self._temperature, self._following, self._added = labels, temperature, following, []
         try:
             yield
         finally:
-            self._labels = None
+            self._labels, self._following, self._added = None, None, []
+
+    def following(self, ahead: int) -> Tensor:
+        """Tokens that stand ``ahead`` places after each position of this pass: int64 ``[B, S]``, negative = none."""
+        if self._following is None:
+            raise EngineError("The model was run outside of a scoring pass.", where="TokenScoreHead")
+        return self._following(ahead)
 
     def score(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Answer in the shape of an output layer.
@@ -63,28 +72,37 @@ class TokenScoreHead:
             unused: Further arguments of the output layer, which concern logits.
 
         Returns:
-            float32 ``[S, B, 2]`` and the bias that output layers do not have.
+            float32 ``[S, B, 2 + number of additions]`` and the bias that output layers do not have.
         """
         del unused
         if self._labels is None:
             raise EngineError("The model was run outside of a scoring pass.", where="TokenScoreHead")
+        log_probs, entropy = self._evaluate(hidden, self._labels, self._layer.weight if weight is None else weight)
+        return torch.stack([log_probs, entropy, *self._added], dim=-1), None
+
+    def add(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
+        """Evaluate other labels by other hidden states, before the forward pass reaches the output layer.
+
+        Args:
+            hidden: As in :meth:`score`.
+            labels: int64 ``[B, S]``; negative = ignored.
+            weight: ``[V / tp, H]``.
+        """
+        self._added.append(self._evaluate(hidden, labels, weight)[0])
+
+    def _evaluate(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs of labels and entropies, float32 ``[S, B]``."""
         group = self._layer.tp_group
         if self._layer.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
-        labels = self._labels.t()
+        labels = labels.t()
         if hidden.shape[:2] != labels.shape:
             raise EngineError(
                 "Hidden states and labels differ in shape.",
                 where="TokenScoreHead",
                 why=f"hidden states {tuple(hidden.shape[:2])}, labels {tuple(labels.shape)} (sequence, batch)",
             )
-        log_probs, entropy = self._kernel(
-            hidden.flatten(0, 1),
-            self._layer.weight if weight is None else weight,
-            labels.reshape(-1),
-            self._temperature,
-            group,
-        )
-        return torch.stack([log_probs, entropy], dim=-1).view(*labels.shape, 2), None
+        log_probs, entropy = self._kernel(hidden.flatten(0, 1), weight, labels.reshape(-1), self._temperature, group)
+        return log_probs.view(labels.shape), entropy.view(labels.shape)

@@ -34,12 +34,18 @@ class PreparedBatch:
             micro-batch that only fills up for padding.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
+        tokens: int64 ``[T]``, its tokens on the device.
     """
 
     inputs: ModelInputs
     mask: AttnMask
     packed: PackedSeqParams | None
     batch: RaggedBatch
+    tokens: Tensor
+
+    def following(self, ahead: int) -> Tensor:
+        """Give the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
+        return self.inputs.layout.next_tokens(self.tokens, ahead)
 
 
 class BatchPreparer:
@@ -110,24 +116,28 @@ class BatchPreparer:
         mask = self._hooks.build_attn_mask(request, self.mask_kind)
         if mask.padding_mask is not None and batch.only_fills_up:
             mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
-        return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch)
+        return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch, tokens)
 
-    def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, Tensor]:
+    def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, ...]:
         """Bring a model's scores back to the micro-batch's tokens.
 
         Args:
-            output: float32 ``[R, C, 2]``; each position scores the token after it.
+            output: float32 ``[R, C, 2 + D]``; each position scores the token after it, and with D depths of
+                multi-token prediction those after that.
             prepared: The micro-batch it belongs to.
 
         Returns:
             Log-probs and entropies, float32 ``[T]``, in token coordinates: 0 for the first token of
-            each sequence.
+            each sequence. For each depth d its log-probs: 0 for the first 1 + d tokens.
         """
         layout = prepared.inputs.layout
-        scores = self._hooks.postprocess_output(output, layout)
-        # A sequence's last position scores nothing and holds 0 (its label is ignored), so that a plain
-        # roll gives every sequence's first token a 0 and every other one the score made before it.
-        return tuple(torch.roll(scores, 1, dims=0).unbind(-1))
+        log_probs, entropy, *predicted = self._hooks.postprocess_output(output, layout).unbind(-1)
+        # A sequence's last positions score nothing and hold 0 (their labels are ignored), so that a plain
+        # roll gives every sequence's first tokens a 0 and every other one the score made before it.
+        ahead = [1, 1, *range(2, 2 + len(predicted))]
+        return tuple(
+            torch.roll(score, places) for score, places in zip([log_probs, entropy, *predicted], ahead, strict=True)
+        )
 
     def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
         """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.

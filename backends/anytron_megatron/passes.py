@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anytron_megatron.head import TokenScoreHead
     from anytron_megatron.microbatch import BatchPreparer, PreparedBatch
 
-    Consumer = Callable[[Tensor, Tensor, RaggedBatch], tuple[Tensor, Any]]
+    Consumer = Callable[..., tuple[Tensor, Any]]
     Surroundings = Callable[[int, PreparedBatch], ScopeFactory | None]
 
 
@@ -55,8 +55,9 @@ def run_micro_batches(
         micro_batches: The same number on every rank.
         preparer: Makes model inputs of a micro-batch.
         consume: Called on the last stage with log-probs and entropies, float32 ``[T]``, token
-            coordinates, and the micro-batch; returns the loss (scalar, what Megatron averages over
-            micro-batches and data-parallel ranks) and whatever is to be collected.
+            coordinates, what multi-token prediction adds to them, and the micro-batch; returns the loss
+            (scalar, what Megatron averages over micro-batches and data-parallel ranks) and whatever is to
+            be collected.
         forward_only: Compute no gradients.
         around: Given the number of a chunk and a micro-batch, makes a scope for that chunk's forward pass
             of it, and for its recomputations.
@@ -87,7 +88,7 @@ def run_micro_batches(
             if head is None:
                 output = module(**arguments)
             else:
-                with head.scoring(inputs.labels, prepared.batch.temperature):
+                with head.scoring(inputs.labels, prepared.batch.temperature, prepared.following):
                     output = module(**arguments)
         return output, partial(finish, prepared=prepared)
 

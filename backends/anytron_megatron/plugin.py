@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Diagnostic, Requirement
 from anytron_megatron.expert_checks import expert_diagnostics
+from anytron_megatron.model_checks import model_diagnostics
 from anytron_megatron.vision_checks import vision_diagnostics
+from anytron_megatron.weight_files import INDEX, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from anytron.patches import Patch, Phase
 
 ENGINE = "megatron"
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-"""What mcore-bridge looks for (mcore_bridge/utils/safetensors.py)."""
 _INSTALL = "pip install 'anytron' again, or the version in constraints/"
 
 
@@ -46,7 +46,8 @@ class MegatronBackend:
             return []
         model = _hf_config(config)
         return [
-            *_model_diagnostics(config, model.get("text_config", model)),
+            *model_diagnostics(config, model),
+            *_size_diagnostics(config, model.get("text_config", model)),
             *vision_diagnostics(config, model),
             *expert_diagnostics(config, model.get("text_config", model)),
             *_other_diagnostics(config),
@@ -69,7 +70,7 @@ class MegatronBackend:
         return trainer_patches(phase, context)
 
 
-def _model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _size_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Compare the model's sizes with the parallel ones; sizes that are not given are not judged."""
     tensor = config.parallel.tensor_model_parallel_size
     pipeline = config.parallel.pipeline_model_parallel_size
@@ -125,7 +126,7 @@ def _other_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "model.path",
-            f"mcore-bridge reads {' or '.join(_SAFETENSORS)}, and {config.model.path} has neither",
+            f"mcore-bridge reads {SINGLE} or {INDEX}, and {config.model.path} has neither",
             "convert the weights: load the model with transformers and save it with save_pretrained",
         )
 
@@ -133,7 +134,7 @@ def _other_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 def _has_safetensors(directory: Path) -> bool:
     """Whether the bridge can read the weights; True where there are none at all, which the core reports."""
     weights = any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
-    return not weights or any((directory / name).is_file() for name in _SAFETENSORS)
+    return not weights or any((directory / name).is_file() for name in (SINGLE, INDEX))
 
 
 def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
@@ -141,11 +142,9 @@ def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
 
 
 def _hf_config(config: RunConfig) -> Mapping[str, Any]:
-    """Return the Hugging Face config.
-
-    Empty if there is none: the core's check of files reports that.
-    """
+    """Return the Hugging Face config. Empty if there is none: the core's check of files reports that."""
     if config.model.path is None:
         return config.model.config or {}
     path = Path(config.model.path) / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    model: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return model

@@ -12,14 +12,15 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from anytron.errors import ConfigError, EngineError
 from anytron.masks import MaskKind, ModelTraits
+from anytron_megatron.loading import load_weights
 from anytron_megatron.vision import VisionInputs
+from anytron_megatron.weight_names import prediction_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.schema import ModelPart
@@ -32,6 +33,10 @@ _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Copies of the embedding and the output layer in multi-token prediction modules, which share them with the model."""
+
+
 class WeightBridge:
     """One Hugging Face model directory, seen as a Megatron model.
 
@@ -42,6 +47,7 @@ class WeightBridge:
         recompute: ``none``, ``selective`` or ``full``.
         deterministic: Sets Megatron's ``deterministic_mode``.
         router_replay: Give each router what records and replays its choices.
+        predicts_ahead: Build the model's multi-token prediction modules.
         options: Fields of Megatron's transformer config to override.
 
     Raises:
@@ -58,6 +64,7 @@ class WeightBridge:
         recompute: str,
         deterministic: bool,
         router_replay: bool,
+        predicts_ahead: bool,
         options: Mapping[str, Any],
     ) -> None:
         from mcore_bridge import MLAModelConfig, hf_to_mcore_config
@@ -74,6 +81,8 @@ class WeightBridge:
                 why=f"mcore-bridge does not know model_type '{self.hf_config.model_type}'",
                 fix="use a model of a family that mcore-bridge has, for example qwen3 or llama",
             )
+        text_config = self.hf_config.get_text_config()
+        modules = getattr(text_config, "num_nextn_predict_layers", None) if predicts_ahead else None
         converted = hf_to_mcore_config(self.hf_config)
         config_class = get_model_meta(family).config_cls
         if converted.get("multi_latent_attention"):
@@ -92,6 +101,7 @@ class WeightBridge:
             "sequence_parallel": sizes.sequence_parallel,
             "deterministic_mode": deterministic,
             "moe_enable_routing_replay": router_replay,
+            "mtp_num_layers": modules,
             # Without it embedding and output weights lack tensor_model_parallel, the gradient norm of
             # TP > 1 comes out too small (1.757 for 2.032) and clipping differs.
             "perform_initialization": True,
@@ -175,31 +185,61 @@ class WeightBridge:
         from mcore_bridge import get_mcore_model
 
         chunks: list[torch.nn.Module] = get_mcore_model(self.config)
-        try:
-            self._bridge.load_weights(chunks, str(self.model_dir))
-        except (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError) as error:
-            raise EngineError(
-                "The weights do not fit the model.",
-                where=str(self.model_dir),
-                why=f"{type(error).__name__}: {error}",
-                fix="use the weights that belong to this config.json, or complete the download",
-            ) from error
+        load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
         return chunks
 
-    def export(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    def export(self, chunks: list[torch.nn.Module], *, saving: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
-        A collective: every rank must exhaust the iterator; the others yield nothing.
+        A collective: every rank must exhaust the iterator; the others yield nothing. Copies of the
+        embedding and the output layer that multi-token prediction modules have in files are left out.
+
+        Args:
+            chunks: The model on this rank.
+            saving: For a model directory, where some families' tensors are arranged otherwise.
         """
-        for name, tensor in self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True):
-            if tensor is not None:
+        weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, _is_saving=saving)
+        for name, tensor in weights:
+            if tensor is not None and not (name.endswith(SHARED_COPIES) and self.prediction_names([name])):
                 yield name, tensor
 
+    def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
+        """Which of the exported tensors belong to multi-token prediction modules."""
+        return prediction_tensors(names, self.config.num_layers)
+
     def save(self, chunks: list[torch.nn.Module], path: Path) -> None:
-        """Write a Hugging Face model directory: sharded safetensors and config. A collective."""
-        self._bridge.save_weights(chunks, str(path))
+        """Write a Hugging Face model directory: sharded safetensors and config. A collective.
+
+        Multi-token prediction modules that were not built are copied from where the weights came from.
+        """
+        from mcore_bridge.utils import StreamingSafetensorSaver
+
+        saver = StreamingSafetensorSaver(save_dir=str(path))
+        embedding: torch.Tensor | None = None
+        head: torch.Tensor | None = None
+        written = set()
+        for name, tensor in self.export(chunks, saving=True):
+            saver.add_tensor(name, tensor)
+            written.add(name)
+            embedding = tensor if name == self._bridge.hf_embed_key else embedding
+            head = tensor if name == self._bridge.hf_lm_head_key else head
         if torch.distributed.get_rank() == 0:
+            now = dict(zip(SHARED_COPIES, (embedding, embedding if head is None else head), strict=True))
+            for name, stored in self._left_out(written):
+                copied = next((tensor for copy, tensor in now.items() if name.endswith(copy)), None)
+                saver.add_tensor(name, stored if copied is None else copied.clone())
             self.hf_config.save_pretrained(path)
+        saver.finalize()
+        torch.distributed.barrier()
+
+    def _left_out(self, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors of multi-token prediction modules that the files have and an export has not."""
+        from mcore_bridge.utils import SafetensorLazyLoader
+
+        with SafetensorLazyLoader(str(self.model_dir)) as files:
+            tensors = files.get_state_dict()
+            for name in sorted(self.prediction_names(tensors) - written):
+                yield name, tensors[name].load()
 
 
 def text_model(chunk: torch.nn.Module) -> torch.nn.Module:

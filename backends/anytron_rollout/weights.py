@@ -29,6 +29,7 @@ def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
     model after copying. A tensor of another dtype is cast first. Names are those of the published
     checkpoints, which are not always those of the modules (:func:`find_places`). Parameters that the
     model ties (``tie_word_embeddings``) may come under one of their names or under all, with equal values.
+    Tensors that the manifest calls optional are left out if the model has none of that name.
 
     Args:
         model: A Hugging Face model.
@@ -44,7 +45,10 @@ def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
         raise EngineError(
             "The weights cannot be read.", where=f"version {manifest.version}, {manifest.path}", why=str(error)
         ) from error
+    _check_manifest(weights.keys(), manifest)
     places = find_places(model, weights)
+    left_out = manifest.optional - places.keys()
+    weights = {name: tensor for name, tensor in weights.items() if name not in left_out}
     _check_names(weights.keys(), places, model.state_dict(), manifest)
     targets = {name: places[name].tensor for name in weights}
     expected: dict[str, int] = {}
@@ -128,12 +132,16 @@ def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) ->
     return whole
 
 
+def _check_manifest(given: Iterable[str], manifest: WeightManifest) -> None:
+    differing = sorted((set(given) ^ manifest.checksums.keys()) | (manifest.optional - manifest.checksums.keys()))
+    if differing:
+        _refuse("is in the file or in the manifest, not in both", differing[0], f"{len(differing)} such", manifest)
+
+
 def _check_names(
     given: Iterable[str], places: Mapping[str, Place], modules: Mapping[str, Tensor], manifest: WeightManifest
 ) -> None:
     given = set(given)
-    if differing := sorted(given ^ manifest.checksums.keys()):
-        _refuse("is in the file or in the manifest, not in both", differing[0], f"{len(differing)} such", manifest)
     if unknown := sorted(given - places.keys()):
         _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(given)} are unknown", manifest)
     # By address: tied parameters have several names. The parts of one tensor must add up to it.

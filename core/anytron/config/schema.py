@@ -216,6 +216,12 @@ class EngineSection(Section):
     router_replay: Literal["off", "old-log-probs"] = "off"
     """Mixture of experts: ``old-log-probs`` routes tokens in updates as in the pass that computes old log-probs (which
     is then always made), so that probability ratios compare one network with itself."""
+    mtp_loss_coefficient: float = Field(0.0, ge=0.0)
+    """Train the model's multi-token prediction modules (DeepSeek-V3's ``num_nextn_predict_layers``) on the responses:
+    weight of their cross entropy beside the policy's loss; 0.1 is usual. 0 = they are saved as they were loaded and
+    cost nothing."""
+    mtp_detach: bool = True
+    """Keep the gradients of that loss in the modules. Off, it moves the policy too, as in pretraining."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
     options: dict[str, Any] = Field(default_factory=dict)

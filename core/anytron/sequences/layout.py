@@ -256,14 +256,15 @@ class SequenceLayout:
         sequence = torch.arange(self.num_sequences, device=shard.device)
         return candidates.index_select(0, shard * self.num_sequences + sequence)
 
-    def next_tokens(self, tokens: Tensor) -> Tensor:
-        """Labels: at each position the sequence's next real token.
+    def next_tokens(self, tokens: Tensor, ahead: int = 1) -> Tensor:
+        """Labels: at each position a real token that follows in its sequence.
 
         Args:
             tokens: int64 ``[T]``.
+            ahead: How many places further on it stands; 1 = the next one.
 
         Returns:
-            int64 ``[R, C]``; :data:`IGNORED_LABEL` at the last real token of a sequence and in padding.
+            int64 ``[R, C]``; :data:`IGNORED_LABEL` at the last ``ahead`` real tokens of a sequence and in padding.
 
         Raises:
             DataError: ``tokens`` has not exactly T entries.
@@ -271,9 +272,12 @@ class SequenceLayout:
         if tuple(tokens.shape) != (self.num_tokens,):
             why = f"shape {tuple(tokens.shape)}, expected ({self.num_tokens},)"
             raise _misfit("Tokens do not fit the layout.", "next_tokens", why)
-        # Shifted by one, with an entry for padding at the end.
-        following = torch.cat([tokens[1:], tokens.new_full((2,), IGNORED_LABEL)])
-        following.index_fill_(0, self.cu_seqlens[1:].long() - 1, IGNORED_LABEL)
+        # Shifted, with an entry for padding at the end.
+        following = torch.cat([tokens[ahead:], tokens.new_full((min(ahead, self.num_tokens) + 1,), IGNORED_LABEL)])
+        ends = self.cu_seqlens[1:].long()
+        for back in range(1, ahead + 1):
+            # In a shorter sequence this is a position of an earlier one, where the label is ignored as well.
+            following.index_fill_(0, (ends - back).clamp(min=0), IGNORED_LABEL)
         return self._show(following)
 
     def to(self, device: torch.device | str) -> SequenceLayout:

@@ -33,11 +33,14 @@ class WeightManifest:
         path: safetensors file, readable by the rollout process.
         version: Optimizer updates behind these weights.
         checksums: crc32 of each tensor's bytes, by Hugging Face name.
+        optional: Names of tensors that a rollout engine leaves out if its model has none of that name:
+            modules for speculative decoding, which not every engine builds.
     """
 
     path: str
     version: int
     checksums: Mapping[str, int]
+    optional: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import save_file
 
 from anytron.config.load import load_config
 from anytron.config.schema import ModelSection, RunConfig
@@ -93,7 +94,7 @@ def test_weights_that_the_bridge_cannot_read_are_found_at_once(tmp_path):
     assert keys(run) == []  # no weights at all: the core says so
     (tmp_path / "pytorch_model.bin").touch()
     assert keys(run) == [("error", "model.path")]
-    (tmp_path / "model.safetensors").touch()
+    save_file({}, tmp_path / "model.safetensors")
     assert keys(run) == []
 
 

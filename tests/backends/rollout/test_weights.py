@@ -54,6 +54,23 @@ def test_a_tensor_missing_unknown_or_of_another_shape_is_refused(engine, referen
         engine.load_weights(write(weights))
 
 
+def test_modules_for_speculative_decoding_are_left_out_if_they_are_declared_and_only_then(engine, reference, write):
+    weights = {**reference.state_dict(), "model.layers.9.eh_proj.weight": torch.ones(2, 4)}
+    declared = replace(write(weights), optional=frozenset({"model.layers.9.eh_proj.weight"}))
+    assert engine.load_weights(replace(declared, version=4)) == 4
+    with pytest.raises(EngineError, match=r"(?s)unknown to the model.*layers\.9"):
+        engine.load_weights(write(weights))
+
+
+def test_a_tensor_that_the_model_has_is_loaded_also_if_it_is_called_optional(engine, reference, write):
+    weights = {**reference.state_dict(), NORM: torch.full((32,), 3.0)}
+    engine.load_weights(replace(write(weights), optional=frozenset({NORM})))
+    assert torch.equal(engine._model.state_dict()[NORM], weights[NORM])
+    del weights[NORM]
+    with pytest.raises(EngineError, match=f"(?s)in the file or in the manifest, not in both.*{NORM}"):
+        engine.load_weights(replace(write(weights), optional=frozenset({NORM})))
+
+
 def test_a_file_that_does_not_fit_its_manifest_is_refused(engine, reference, write):
     manifest = write(reference.state_dict())
     checksums = {name: crc for name, crc in manifest.checksums.items() if name != NORM}

@@ -57,14 +57,14 @@ def test_sharding_is_a_partition(plan):
 
 
 @settings(deadline=None, max_examples=150)
-@given(plan=plans)
-def test_positions_restart_and_labels_are_the_next_real_token(plan):
+@given(plan=plans, ahead=st.integers(1, 4))
+def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahead):
     lengths = plan["lengths"]
     tokens = torch.arange(1, sum(lengths) + 1)
     sequences = list(tokens.split(lengths))
     owner = [(i, p) for i, n in enumerate(lengths) for p in range(n)]
     for layout in shards(plan):
-        labels = layout.next_tokens(tokens).flatten()
+        labels = layout.next_tokens(tokens, ahead).flatten()
         positions = layout.position_ids.flatten()
         for slot, token in enumerate(layout.token_index.tolist()):
             if token == layout.num_tokens:
@@ -72,8 +72,8 @@ def test_positions_restart_and_labels_are_the_next_real_token(plan):
                 continue
             index, position = owner[token]
             assert positions[slot] == position
-            last = position + 1 == lengths[index]
-            assert labels[slot] == (IGNORED_LABEL if last else sequences[index][position + 1])
+            last = position + ahead >= lengths[index]
+            assert labels[slot] == (IGNORED_LABEL if last else sequences[index][position + ahead])
 
 
 @settings(deadline=None, max_examples=150)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from anytron.errors import AnytronError, ConfigError, EngineError
 
@@ -80,21 +80,40 @@ def test_export_equals_import_bit_for_bit(parallel, start_engine, tiny_model):
     assert torch.equal(model.state_dict()["lm_head.weight"], original["lm_head.weight"])
 
 
-@pytest.mark.parametrize("damage", ["missing tensor", "wrong shape"])
-def test_weights_that_do_not_fit_are_named(damage, start_engine, tiny_model, tmp_path):
-    from safetensors.torch import save_file
+LAYER = "model.layers.3."
+DAMAGES = {
+    "missing tensors": (
+        lambda weights: [weights.pop(name) for name in list(weights) if name.startswith(LAYER)],
+        rf"11 of the model's 47 tensors are missing: {LAYER}input_layernorm.weight, .*\.\.\.",
+    ),
+    # mcore-bridge would keep its random values.
+    "no output layer": (
+        lambda weights: weights.pop("lm_head.weight"),
+        "1 of the model's 47 tensors are missing: lm_head",
+    ),
+    "another shape": (
+        lambda weights: weights.update({f"{LAYER}mlp.down_proj.weight": torch.ones(31, 64)}),
+        rf"1 tensors have another shape: {LAYER}mlp.down_proj.weight has \(31, 64\), the model \(32, 64\)",
+    ),
+    # mcore-bridge would not read it.
+    "an extra tensor": (
+        lambda weights: weights.update({"model.layers.1.mlp.extra.weight": torch.ones(2)}),
+        "1 of 48 tensors are none of the model's: model.layers.1.mlp.extra.weight",
+    ),
+}
 
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_weights_that_do_not_fit_are_named_by_every_rank(damage, start_engine, tiny_model, tmp_path):
+    """The last layers are on the second rank; the first one must not go on without it."""
+    change, message = DAMAGES[damage]
     weights = load_file(tiny_model / "model.safetensors")
-    name = "model.layers.1.mlp.down_proj.weight"
-    if damage == "missing tensor":
-        del weights[name]
-    else:
-        weights[name] = weights[name][:-1].clone()
+    change(weights)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     with (
-        pytest.raises(AnytronError, match="weights do not fit"),
-        start_engine(model={"path": str(tmp_path)}),
+        pytest.raises(EngineError, match=f"(?s)weights do not fit.*{message}"),
+        start_engine(model={"path": str(tmp_path)}, parallel={"pipeline_model_parallel_size": 2}),
     ):
         pass
 
