@@ -16,6 +16,7 @@ import torch
 from anytron.errors import ConfigError, EngineError
 from anytron.masks import MaskKind, ModelTraits
 from anytron_megatron.loading import load_weights
+from anytron_megatron.precision import refuse_missing_quantisation
 from anytron_megatron.vision import VisionInputs
 from anytron_megatron.weight_names import prediction_tensors
 
@@ -52,7 +53,7 @@ class WeightBridge:
 
     Raises:
         EngineError: mcore-bridge does not know the model type.
-        ConfigError: ``options`` names a field that does not exist.
+        ConfigError: ``options`` names a field that does not exist, or a number format that the device lacks.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class WeightBridge:
                     fix=f"did you mean {near[0]}?" if near else "remove it",
                 )
         self.config = config_class(**{**fields, **options})
+        refuse_missing_quantisation(self.config)
         self._bridge = self.config.bridge
 
     @property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.patches import Patch, Phase
 from anytron_megatron.patches.faults import megatron_patches
+from anytron_megatron.patches.peft_probes import peft_probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
     if context.platform.portable_modules:
         # Last of its phase: its modules may import what the others prepare.
-        candidates.append(portable_transformer_engine(context))
+        candidates += [portable_transformer_engine(context), *peft_probes(OWNER)]
     candidates += megatron_patches(context, OWNER)
     return [patch for patch in candidates if patch.phase is phase]
 

@@ -104,9 +104,13 @@ else:
 
 
 def make_real_one(folder):
+    """Transformer Engine as pip installs it: the package and its distribution's metadata."""
     package = folder / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.9.0'\n")
+    info = folder / "transformer_engine-2.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-engine\nVersion: 2.9.0\n")
 
 
 def test_an_installed_transformer_engine_is_passed_over_with_a_warning(tmp_path):
@@ -115,6 +119,31 @@ def test_an_installed_transformer_engine_is_passed_over_with_a_warning(tmp_path)
     assert "2.8.0+anytron" in output
     assert "is passed over" in output
     assert str(tmp_path) in output
+
+
+def test_the_cpu_platform_takes_the_name_of_an_installed_one_and_says_so(tmp_path):
+    make_real_one(tmp_path)
+    output = run(
+        """
+        import importlib.metadata
+        from anytron.hooks.types import PatchContext
+        from anytron.patches import Ledger, Phase
+        from anytron.plugins import open_session
+        assert importlib.metadata.version("transformer-engine") == "2.9.0"
+        session = open_session(platform="cpu")
+        context = PatchContext(platform=session.platform, role="trainer", hooks=session.hooks)
+        Ledger().apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT, context))
+        import transformer_engine.pytorch
+        print(transformer_engine.__version__)
+        # accelerate finds the real one's metadata, asks what it can do, and is told.
+        from accelerate.utils import is_transformer_engine_available, is_transformer_engine_mxfp8_available
+        print(is_transformer_engine_available(), is_transformer_engine_mxfp8_available())
+        """,
+        cwd=tmp_path,
+    )
+    assert "2.8.0+anytron\nTrue False\n" in output
+    assert f"transformer_engine at {tmp_path}" in output
+    assert "is passed over" in output
 
 
 def test_one_that_was_imported_already_is_an_error(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from anytron.errors import ConfigError
+
 
 def make_model(family: str, folder):
     import transformers
@@ -18,13 +20,26 @@ def make_model(family: str, folder):
         "num_key_value_heads": 2,
         "max_position_embeddings": 128,
     }
-    own = {"Qwen3": {"head_dim": 16}, "Qwen2": {"tie_word_embeddings": True}, "Llama": {}}[family]
+    own = {
+        "Qwen3": {"head_dim": 16},
+        "Qwen2": {"tie_word_embeddings": True},
+        "Llama": {},
+        # Attention sinks, and every other layer sees 4 of the 8 positions.
+        "GptOss": {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "pad_token_id": 0,
+        },
+    }[family]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**sizes, **own)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     with torch.no_grad():  # norms of 1 and biases of 0 would hide one that is applied in the wrong place
         for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:
+            if any(word in name for word in ("norm", "bias", "sinks")):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         ids = torch.randint(0, 96, (3, 8))
         logits = model(ids).logits
@@ -32,8 +47,22 @@ def make_model(family: str, folder):
     torch.save({"ids": ids, "logits": logits}, folder / "expected.pt")
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("Qwen3", 1), ("Qwen2", 1), ("Llama", 1), ("Qwen3", 2)])
+@pytest.mark.parametrize(("family", "ranks"), [("Qwen3", 1), ("Qwen2", 1), ("Llama", 1), ("GptOss", 1), ("Qwen3", 2)])
 def test_packed_and_padded_logits_are_hugging_faces(run_program, tmp_path, family, ranks):
     make_model(family, tmp_path)
     output = run_program("megatron_parity.py", str(tmp_path), str(ranks), ranks=ranks)
     assert output.count("difference") == 2
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_peft_accelerate_and_transformers_beside_a_model(run_program, tmp_path, order):
+    make_model("Qwen3", tmp_path)
+    assert "fine" in run_program("beside_others.py", str(tmp_path), order)
+
+
+def test_eight_bit_training_is_refused_when_the_engine_is_built(start_engine):
+    with (
+        pytest.raises(ConfigError, match=r"(?s)engine\.options\.fp8=hybrid.*has no FP8.*bfloat16"),
+        start_engine(engine={"options": {"fp8": "hybrid"}}),
+    ):
+        pass

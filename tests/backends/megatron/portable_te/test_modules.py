@@ -116,6 +116,89 @@ def test_checkpoints_have_an_empty_extra_state_and_fp8_state_is_refused(bound):
         layer.set_extra_state(torch.ones(3, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: te.Linear(4, 4, ub_name="qkv"),
+        lambda: te.LayerNormLinear(4, 4, ub_name="qkv"),
+        lambda: te.GroupedLinear(2, 4, 4, ub_name="qkv"),
+    ],
+)
+def test_layers_have_what_megatron_reads(bound, build):
+    # megatron/core/extensions/transformer_engine.py; the functions named are its.
+    layer = build()
+    assert (layer.in_features, layer.out_features, layer.tp_size) == (4, 4, 1)  # extra_repr
+    assert (layer.use_bias, layer.ub_name) == (True, "qkv")  # split_te_layernorm_column_parallel_linear
+    assert layer.save_original_input is False  # set_save_original_input
+    assert (layer.fp8, layer.fp8_calibration) == (False, False)
+    layer.init_fp8_metadata(num_gemms=2)  # TEGroupedLinear.merge_extra_states
+    assert layer._decode_extra_state(layer._encode_extra_state(None)) is None
+    layer.set_tensor_parallel_group("group")
+    assert layer.tp_group == "group"
+    for parameter in layer.parameters():
+        if parameter.ndim == 2:  # param_is_not_tensor_parallel_duplicate, dist_checkpointing
+            assert (parameter.partition_dim, parameter.partition_stride) == (-1, 1)
+
+
+def test_layers_without_bias_have_empty_ones(bound):
+    # Megatron reads their length, mcore-bridge's LoRA their truth.
+    assert te.Linear(4, 4, bias=False).bias.numel() == 0
+    assert te.GroupedLinear(2, 4, 4, bias=False).bias1.numel() == 0
+
+
+def test_weights_of_experts_are_parts_of_split_tensors(bound):
+    layer = te.GroupedLinear(2, 4, 4, rng_tracker_name="expert-parallel-rng")
+    assert all(parameter.tensor_model_parallel for parameter in layer.parameters())
+    assert not any(parameter.tensor_model_parallel for parameter in te.GroupedLinear(2, 4, 4).parameters())
+
+
+def test_the_norms_output_is_given_whole_or_in_parts(bound):
+    layer = filled(te.LayerNormLinear(6, 4, return_bias=True, return_layernorm_output=True))
+    output, bias, normalized = layer(torch.randn(3, 6))
+    assert bias is layer.bias
+    torch.testing.assert_close(output, normalized @ layer.weight.T)
+
+
+@pytest.mark.parametrize("zero_centered", [True, False])
+@pytest.mark.parametrize("normalization", ["RMSNorm", "LayerNorm"])
+def test_gradients_of_layer_norm_linear_are_the_definitions(bound, normalization, zero_centered):
+    layer = filled(
+        te.LayerNormLinear(
+            6, 4, normalization=normalization, zero_centered_gamma=zero_centered, params_dtype=torch.float64
+        )
+    )
+    x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
+
+    def defined():
+        centered = x - x.mean(-1, keepdim=True) if normalization == "LayerNorm" else x
+        normal = centered / (centered.square().mean(-1, keepdim=True) + layer.eps).sqrt()
+        normal = normal * (layer.layer_norm_weight + 1 if zero_centered else layer.layer_norm_weight)
+        normal = normal if layer.layer_norm_bias is None else normal + layer.layer_norm_bias
+        return normal @ layer.weight.T + layer.bias
+
+    # The neutral RMS norm computes in float32, as Hugging Face's.
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if normalization == "RMSNorm" else {}
+    leaves = [x, *layer.parameters()]
+    cotangent = torch.randn(3, 2, 4, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), defined(), **tolerance)
+    got, want = (torch.autograd.grad(output, leaves, cotangent) for output in (layer(x), defined()))
+    torch.testing.assert_close(got, want, **tolerance)
+
+
+def test_gradients_of_grouped_linear_are_those_of_its_parts(bound):
+    layer = filled(te.GroupedLinear(3, 6, 4, params_dtype=torch.float64))
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    splits = [2, 0, 3]
+    parts = [
+        part @ getattr(layer, f"weight{index}").T + getattr(layer, f"bias{index}")
+        for index, part in enumerate(x.split(splits))
+    ]
+    leaves = [x, *layer.parameters()]
+    cotangent = torch.randn(5, 4, dtype=torch.float64)
+    got, want = (torch.autograd.grad(output, leaves, cotangent) for output in (layer(x, splits), torch.cat(parts)))
+    torch.testing.assert_close(got, want)
+
+
 def test_weights_are_drawn_in_the_state_that_megatron_names(bound):
     import contextlib
 
@@ -150,6 +233,10 @@ def test_parameters_on_the_meta_device_are_not_filled(bound):
         (te.ops.Sequential, "fuser"),
         (lambda: te.ops.SwiGLU(cache_quantized_input=True), "cache_quantized_input=True"),
         (te.CudaRNGStatesTracker, "random states"),
+        (te.ops.SiLU, "operation"),
+        (te.router.fused_moe_aux_loss, "fused routing"),
+        (te.router.fused_topk_with_score_function, "fused routing"),
+        (te.router.fused_compute_score_for_moe_aux_loss, "fused routing"),
         (lambda: te.Linear(4, 4).backward_dw(), "delayed weight gradients"),
         (lambda: te.fp8_autocast(enabled=True).__enter__(), "FP8"),
         (lambda: te.fp8_model_init().__enter__(), "FP8"),
