@@ -36,7 +36,14 @@ def build(folder):
 
     initialize(session.platform.runtime(), ParallelSizes(), seed=1, timeout_s=60)
     bridge = WeightBridge(
-        folder, dtype=torch.float32, sizes=ParallelSizes(), recompute="none", deterministic=False, options={}
+        folder,
+        dtype=torch.float32,
+        sizes=ParallelSizes(),
+        recompute="none",
+        deterministic=False,
+        router_replay=False,
+        predicts_ahead=False,
+        options={},
     )
     return bridge.build()[0]
 

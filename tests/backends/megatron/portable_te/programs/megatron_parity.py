@@ -32,7 +32,16 @@ def main(folder, tensor_parallel):
     torch.set_num_threads(1)
     sizes = ParallelSizes(tensor=tensor_parallel, sequence_parallel=tensor_parallel > 1)
     initialize(session.platform.runtime(), sizes, seed=1, timeout_s=60)
-    bridge = WeightBridge(folder, dtype=torch.float32, sizes=sizes, recompute="none", deterministic=False, options={})
+    bridge = WeightBridge(
+        folder,
+        dtype=torch.float32,
+        sizes=sizes,
+        recompute="none",
+        deterministic=False,
+        router_replay=False,
+        predicts_ahead=False,
+        options={},
+    )
     (model,) = bridge.build()
     assert any(isinstance(module, TEDotProductAttention) for module in model.modules())
     expected = torch.load(folder / "expected.pt")
