@@ -31,6 +31,8 @@ _SPARSE_ATTENTION = {"deepseek_v32", "glm_moe_dsa"}
 _PREDICTION_FAMILIES = {"deepseek_v3"}
 """Families whose multi-token prediction is held against the paper by a test."""
 
+_WHOLE_ROTATION = {"deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe"}
+"""Families whose code in transformers rotates all of a head, whatever ``partial_rotary_factor`` says."""
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that are held against Hugging Face by a test."""
 
@@ -66,7 +68,7 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
             "train a model without it, for example DeepSeek-V3",
         )
     yield from _routing(config, where, family, text)
-    yield from _rotary(where, text)
+    yield from _rotary(where, family, text)
     yield from _prediction(config, family, text)
     if config.model.path is not None:
         faults = weight_faults(Path(config.model.path), model)
@@ -112,9 +114,18 @@ def _routing(config: RunConfig, where: str, family: str, text: Mapping[str, Any]
         )
 
 
-def _rotary(where: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _rotary(where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
+    part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
+    if family in _WHOLE_ROTATION and part != 1.0:
+        yield Diagnostic(
+            "error",
+            where,
+            f"partial_rotary_factor {part}: Megatron would rotate that part of a head, and transformers' {family} "
+            "ignores it",
+            "remove it from the model's config",
+        )
     if kind in ("dynamic", "longrope"):
         yield Diagnostic(
             "error",

@@ -127,6 +127,12 @@ def test_rotary_embeddings_that_depend_on_the_batch_are_refused(key):
     assert "never compared" in refusal({**CONFIGS["llama"], key: {"type": "novel"}}).message
 
 
+def test_a_partial_rotation_that_transformers_ignores_is_refused():
+    assert "ignores it" in refusal({**CONFIGS["llama"], "partial_rotary_factor": 0.5}).message
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    assert "ignores it" in refusal({**CONFIGS["qwen3"], "rope_parameters": parameters}).message
+
+
 def test_prediction_modules_can_only_be_trained_where_there_are_any(tmp_path):
     trained = {"engine": {"mtp_loss_coefficient": 0.1}}
     assert "has no multi-token prediction modules" in refusal(CONFIGS["deepseek_v3"], **trained).message
