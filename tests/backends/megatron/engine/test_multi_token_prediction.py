@@ -6,7 +6,6 @@ transformers' decoder layers in double precision: one sequence at a time, no pac
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anytron.errors import AnytronError
-from tests.tiny_models import write_tiny_model
+from tests.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 
 LAYERS, DEPTHS, HIDDEN = 2, 2, 32
 COEFFICIENT, RATE = 1.0, 0.5
@@ -29,22 +28,7 @@ def model_with_modules(tmp_path_factory):
     directory = write_tiny_model(
         "deepseek_v3", tmp_path_factory.mktemp("mtp"), num_hidden_layers=LAYERS + DEPTHS, hidden_size=HIDDEN
     )
-    weights = load_file(directory / "model.safetensors")
-    torch.manual_seed(3)
-    for number in range(LAYERS, LAYERS + DEPTHS):
-        module = {
-            "enorm.weight": 1.0 + 0.1 * torch.randn(HIDDEN),
-            "hnorm.weight": 1.0 + 0.1 * torch.randn(HIDDEN),
-            "shared_head.norm.weight": 1.0 + 0.1 * torch.randn(HIDDEN),
-            "eh_proj.weight": 0.1 * torch.randn(HIDDEN, 2 * HIDDEN),
-            "embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
-            "shared_head.head.weight": weights["lm_head.weight"].clone(),
-        }
-        weights |= {f"model.layers.{number}.{name}": tensor for name, tensor in module.items()}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((directory / "config.json").read_text())
-    config |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": DEPTHS}
-    (directory / "config.json").write_text(json.dumps(config))
+    turn_last_layers_into_prediction_modules(directory, DEPTHS)
     return directory
 
 
