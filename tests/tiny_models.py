@@ -1,7 +1,7 @@
 """Tiny random Hugging Face models of every family, float32, on disk: what Megatron is measured against.
 
 Every parameter is moved away from its initial value where that would hide a mistake (norms of 1, biases
-of 0, routers that choose by rounding error).
+of 0, routers that choose by rounding error, padding that is embedded as zeros).
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.02)
+            elif name.endswith("embed_tokens.weight"):  # token 0 pads: its row is zero, and so is what it leads to
+                parameter[0].normal_(std=0.02)
             elif name.endswith("gate.weight"):
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
     directory.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Diagnostic, Requirement
 from anytron_megatron.expert_checks import expert_diagnostics
+from anytron_megatron.linear_attention_checks import linear_attention_diagnostics
 from anytron_megatron.model_checks import model_diagnostics
 from anytron_megatron.vision_checks import vision_diagnostics
 from anytron_megatron.weight_files import INDEX, SINGLE
@@ -45,11 +46,13 @@ class MegatronBackend:
         if config.engine.name != ENGINE:
             return []
         model = _hf_config(config)
+        text = model.get("text_config", model)
         return [
             *model_diagnostics(config, model),
-            *_size_diagnostics(config, model.get("text_config", model)),
+            *_size_diagnostics(config, text),
+            *linear_attention_diagnostics(config, text),
             *vision_diagnostics(config, model),
-            *expert_diagnostics(config, model.get("text_config", model)),
+            *expert_diagnostics(config, text),
             *_other_diagnostics(config),
         ]
 

@@ -64,8 +64,8 @@ class WeightBridge:
         sizes: ParallelSizes,
         recompute: str,
         deterministic: bool,
-        router_replay: bool,
-        predicts_ahead: bool,
+        router_replay: bool = False,
+        predicts_ahead: bool = False,
         options: Mapping[str, Any],
     ) -> None:
         from mcore_bridge import MLAModelConfig, hf_to_mcore_config

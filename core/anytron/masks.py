@@ -204,6 +204,11 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
         return
     if mask.tensor is None and mask.kind is not MaskKind.NONE:
         refuse("a micro-batch's mask needs its tensor", f"kind {mask.kind.value} without a tensor")
+    if request.traits.linear_attention and request.format == "bshd" and mask.linear_attn_mask is None:
+        refuse(
+            "recurrent layers in bshd need linear_attn_mask",
+            "without it padding enters their state; give bool [B, S], True = keep",
+        )
     for name in ("tensor", "padding_mask", "linear_attn_mask"):
         tensor: Tensor | None = getattr(mask, name)
         if tensor is not None:
@@ -225,6 +230,8 @@ def _shapes(name: str, kind: MaskKind, layout: SequenceLayout) -> list[tuple[int
     """The shapes that a tensor of an answer may have."""
     if name == "padding_mask":
         return [layout.valid.shape]
+    if name == "linear_attn_mask" and layout.format == "bshd":
+        return [(layout.num_sequences, layout.max_seqlen)]
     if name == "linear_attn_mask" or kind is MaskKind.PADDING_2D:
         return [(layout.num_sequences, layout.longest), (layout.num_sequences, layout.max_seqlen)]
     if kind is MaskKind.FULL_4D:

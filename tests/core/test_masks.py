@@ -49,6 +49,27 @@ def test_the_maps_beside_the_mask_are_held_to_the_same_rules(name, tensor, rule)
     assert name in caught.value.why
 
 
+def test_recurrent_layers_need_the_map_of_padded_rows():
+    def check(format, **maps):
+        layout = plan_layout([3, 2], format=format)
+        accepted = frozenset({MaskKind.NONE})
+        request = MaskRequest(format, ModelTraits(linear_attention=True), ParallelSizes(), accepted, layout)
+        check_mask(AttnMask(MaskKind.NONE, "causal", **maps), request, None, "toy")
+
+    with pytest.raises(HookContractError, match="recurrent layers in bshd need linear_attn_mask"):
+        check("bshd")
+    check("bshd", linear_attn_mask=LAYOUT.valid)
+    check("thd")
+
+
+def test_the_map_of_padded_rows_covers_all_their_columns():
+    layout = plan_layout([3, 2], format="bshd", tensor_parallel=4)
+    request = MaskRequest("bshd", ModelTraits(linear_attention=True), ParallelSizes(), REQUEST.accepted, layout)
+    check_mask(AttnMask(MaskKind.NONE, "causal", linear_attn_mask=layout.valid), request, None, "toy")
+    with pytest.raises(HookContractError, match="shape follows from the kind"):
+        check_mask(AttnMask(MaskKind.NONE, "causal", linear_attn_mask=LAYOUT.valid), request, None, "toy")
+
+
 def test_what_is_no_mask_at_all_is_refused():
     with pytest.raises(HookContractError, match="the answer is an AttnMask") as caught:
         check_mask(LAYOUT.valid, REQUEST, None, "toy")

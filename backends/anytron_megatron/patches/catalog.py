@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.patches import Patch, Phase
 from anytron_megatron.patches.faults import megatron_patches
+from anytron_megatron.patches.gated_delta_net import gated_delta_net_patches
 from anytron_megatron.patches.peft_probes import peft_probes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     if context.platform.portable_modules:
         # Last of its phase: its modules may import what the others prepare.
         candidates += [portable_transformer_engine(context), *peft_probes(OWNER)]
+    candidates += gated_delta_net_patches(context, OWNER)
     candidates += megatron_patches(context, OWNER)
     return [patch for patch in candidates if patch.phase is phase]
 

@@ -173,6 +173,8 @@ class KernelName(str, Enum):
     SWIGLU = "swiglu"
     ROPE = "rope"
     GROUPED_MM = "grouped_mm"
+    CAUSAL_CONV1D = "causal_conv1d"
+    GATED_DELTA_RULE = "gated_delta_rule"
     ADAM = "adam"
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from anytron.hooks.types import KernelName, KernelSpec
+from anytron.kernels.causal_convolution import causal_conv1d
+from anytron.kernels.gated_delta_rule import gated_delta_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +159,8 @@ _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(
         KernelName.SWIGLU: swiglu,
         KernelName.ROPE: rope,
         KernelName.GROUPED_MM: grouped_mm,
+        KernelName.CAUSAL_CONV1D: causal_conv1d,
+        KernelName.GATED_DELTA_RULE: gated_delta_rule,
         KernelName.ADAM: adam,
     }
 )

@@ -58,7 +58,8 @@ class _Rearrange(torch.autograd.Function):
         return ctx.back.take(grad), None, None
 
 
-def _rearrange(tensor: Tensor, there: Rows | None, back: Rows | None) -> Tensor:
+def rearrange(tensor: Tensor, there: Rows | None, back: Rows | None) -> Tensor:
+    """Take the rows ``there`` names; ``back`` names, for each row of ``tensor``, where it went."""
     rearranged: Tensor = _Rearrange.apply(tensor, there, back)  # type: ignore[no-untyped-call]
     return rearranged
 
@@ -141,7 +142,7 @@ class PackedPlan:
             (group,), (length,) = self.groups, lengths
             shape = (group.count, side.stride, *tensor.shape[1:])
             return [tensor[: group.count * side.stride].view(shape)[:, :length]]
-        slots = _rearrange(tensor, side.grouped, side.packed)
+        slots = rearrange(tensor, side.grouped, side.packed)
         sizes = [group.count * length for group, length in zip(self.groups, lengths, strict=True)]
         parts = torch.split(slots, sizes)
         return [
@@ -153,7 +154,7 @@ class PackedPlan:
         """For each group ``[n, rows, ...]`` -> packed ``[total, ...]``, zero where there is padding."""
         if self.queries.stride is None:
             slots = torch.cat([output.flatten(0, 1) for output in outputs])
-            return _rearrange(slots, self.queries.packed, self.queries.grouped)
+            return rearrange(slots, self.queries.packed, self.queries.grouped)
         (output,) = outputs
         missing = self.queries.stride - output.shape[1]
         tail = (0, 0) * (output.ndim - 2)
@@ -299,10 +300,10 @@ def _side(
     source, is_real = torch.cat(sources), torch.cat(real)
     back = torch.full((total,), -1, dtype=torch.int64)
     back[source[is_real]] = torch.arange(source.numel())[is_real]
-    return Side(_rows(source.masked_fill(~is_real, -1), device), _rows(back, device), None)
+    return Side(rows_from(source.masked_fill(~is_real, -1), device), rows_from(back, device), None)
 
 
-def _rows(source: Tensor, device: torch.device) -> Rows:
+def rows_from(source: Tensor, device: torch.device) -> Rows:
     """Rows from host indices in which -1 stands for an empty row."""
     empty = (source < 0).nonzero()[:, 0]
     return Rows(source.clamp(min=0).to(device), empty.to(device) if empty.numel() else None)

@@ -121,3 +121,38 @@ def test_the_platform_decides_on_redirection_and_portable_modules():
     assert "megatron.portable-transformer-engine" in ids(redirects=False, portable=True)
     neither = ids(redirects=False, portable=False)
     assert neither.isdisjoint({"megatron.torch-cuda", "megatron.torch-compile", "megatron.portable-transformer-engine"})
+
+
+DELTA_NET = {**MODEL, "model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"] * 3,
+             "linear_num_key_heads": 2, "linear_num_value_heads": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "reason"),
+    [
+        ({"parallel": {"context_parallel_size": 2}}, "parallel.context_parallel_size", "carries its state"),
+        (
+            {"parallel": {"tensor_model_parallel_size": 4}},
+            "parallel.tensor_model_parallel_size",
+            "linear_num_key_heads 2 cannot be split over 4",
+        ),
+        ({"engine": {"deterministic": True}}, "engine.deterministic", "no packed sequences"),
+    ],
+)
+def test_what_gated_delta_net_cannot_do_is_refused_with_the_reason(sections, key, reason):
+    (found,) = MegatronBackend().configure(config(DELTA_NET, **sections))
+    assert (found.severity, found.key) == ("error", key)
+    assert reason in found.message
+    assert keys(config(MODEL, **sections)) == []
+
+
+def test_deterministic_gated_delta_net_trains_on_rows():
+    assert keys(config(DELTA_NET, engine={"deterministic": True, "sequence_format": "bshd"})) == []
+
+
+def test_layers_that_read_no_mask_are_not_built(monkeypatch):
+    assert keys(config(DELTA_NET)) == []
+    monkeypatch.setenv("USE_MCORE_GDN", "0")
+    (found,) = MegatronBackend().configure(config(DELTA_NET))
+    assert "handed no mask" in found.message
+    assert keys(config()) == []

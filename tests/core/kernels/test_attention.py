@@ -219,7 +219,7 @@ def test_equal_lengths_are_a_view_and_one_call(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("rows were gathered")
 
-    monkeypatch.setattr(packed_sequences, "_rearrange", refuse)
+    monkeypatch.setattr(packed_sequences, "rearrange", refuse)
     query, key, value = operands(32 * 9, dtype=torch.float32)
     kernel()(query, key, value, AttentionCall("thd", causal=True, cu_seqlens_q=cumulative([9] * 32)))
     assert shapes == [(32, 4, 9, DIM)]

@@ -65,6 +65,16 @@ def test_a_new_norm_is_the_identity_factor(bound):
     assert layer.layer_norm_bias.eq(0).all()
 
 
+def test_a_norm_can_be_told_later_where_its_factor_is_centred(bound):
+    """mcore-bridge sets it on the output norms of Gated DeltaNet after they are built."""
+    x = torch.randn(3, 6)
+    norm = filled(te.RMSNorm(6, zero_centered_gamma=True))
+    before = norm(x)
+    norm.zero_centered_gamma = False
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-5))
+    assert not torch.equal(norm(x), before)
+
+
 def test_lora_asks_for_the_norms_output_by_an_attribute(bound):
     layer = filled(te.LayerNormLinear(6, 4, normalization="RMSNorm", bias=False))
     layer.return_layernorm_output = True

@@ -79,7 +79,6 @@ class _Norm(torch.nn.Module):
         if size is None:
             raise TypeError(f"{type(self).__name__} needs normalized_shape")
         self.eps = eps
-        self.zero_centered_gamma = zero_centered_gamma
         dtype = params_dtype or torch.get_default_dtype()
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
         self.weight.sequence_parallel = sequence_parallel
@@ -87,8 +86,18 @@ class _Norm(torch.nn.Module):
         if self.normalization == "LayerNorm":
             self.bias = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
             self.bias.sequence_parallel = sequence_parallel
-        self._norm = norm_kernel(self.normalization, dtype, eps, zero_centered_gamma)
+        self.zero_centered_gamma = zero_centered_gamma
         self.reset_parameters()
+
+    @property
+    def zero_centered_gamma(self) -> bool:
+        """Whether the factor is ``1 + weight``; may be set later, as mcore-bridge does for Gated DeltaNet."""
+        return self._zero_centered_gamma
+
+    @zero_centered_gamma.setter
+    def zero_centered_gamma(self, value: bool) -> None:
+        self._zero_centered_gamma = value
+        self._norm = norm_kernel(self.normalization, self.weight.dtype, self.eps, value)
 
     def reset_parameters(self) -> None:
         """Make the factor one and the bias zero."""

@@ -1,0 +1,67 @@
+"""Gated DeltaNet computed by the platform's kernels."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import EngineError
+from anytron.hooks.types import KernelName, KernelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from anytron.hooks.facade import Hooks
+
+
+def install_kernels(hooks: Hooks, device_type: str) -> Callable[[], None]:
+    """Give mcore-bridge's Gated DeltaNet the platform's kernels; return the undo function.
+
+    It keeps them under the names and signatures of flash-linear-attention (``None`` without it), and
+    the constructor of Megatron's class, which it inherits, refuses to build a layer without that
+    package although the layer then computes with none of it.
+
+    Args:
+        hooks: The facade over all plugins.
+        device_type: ``torch.device`` type of the operands.
+    """
+    from mcore_bridge.model.modules import gated_delta_net as bridge
+    from megatron.core.ssm import gated_delta_net as megatron
+
+    from anytron.kernels.gated_delta_rule import l2norm
+
+    spec = KernelSpec(device_type)
+    convolve = hooks.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
+    rule = hooks.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
+
+    def causal_conv1d(
+        x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, None]:
+        """``fla.modules.convolution.causal_conv1d`` as the layer calls it: output, and no final state."""
+        return convolve(x, weight, bias, activation in ("silu", "swish"), cu_seqlens), None
+
+    def chunk_gated_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor | None = None, **unused: Any
+    ) -> tuple[Tensor, None]:
+        """``fla.ops.gated_delta_rule.chunk_gated_delta_rule`` as the layer calls it: output, and no final state.
+
+        The other arguments say that there is no initial state, that no final one is wanted, and that
+        queries and keys are normalised already.
+        """
+        wanted = {name: value for name, value in unused.items() if value not in (None, False)}
+        if wanted:
+            raise EngineError("The gated delta rule was asked for more than layers need.", why=str(sorted(wanted)))
+        return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
+
+    with ExitStack() as stack:
+        for module, name, value in (
+            (megatron, "HAVE_FLA", True),
+            (bridge, "l2norm", l2norm),
+            (bridge, "causal_conv1d", causal_conv1d),
+            (bridge, "chunk_gated_delta_rule", chunk_gated_delta_rule),
+        ):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        return stack.pop_all().close

@@ -1,0 +1,67 @@
+"""Padding kept out of Gated DeltaNet, whose layers are handed no mask that says where it is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import EngineError
+from anytron_megatron.current_mask import current_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+
+def leaving_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``GatedDeltaNet.forward``: in rows, padding goes in as zeros, comes out as zeros, and has no gradient.
+
+    A zero goes through the layer's norm and projections (none has a bias) as zero, is zero to the
+    convolution as what stands before a sequence's start is, and has key and value 0: it adds nothing to the
+    recurrent state. The state itself fades at padding, which no real token sees: before the first one
+    the state is zero, and after the last one nothing reads it. Packed sequences need no mask: the kernels
+    start anew where one begins, and its padding comes after its last token.
+
+    Raises:
+        EngineError: The layer runs outside of a micro-batch's scope, or the mask has another shape than
+            the rows.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        given = signature.bind(self, hidden_states, *args, **kwargs).arguments
+        if given.get("packed_seq_params") is not None:
+            return original(self, hidden_states, *args, **kwargs)  # type: ignore[no-any-return]
+        padding = _padding(self, hidden_states)
+        # masked_fill, not a product: its gradient is 0 whatever stands there, NaN included.
+        output, bias = original(self, hidden_states.masked_fill(padding, 0), *args, **kwargs)
+        return output.masked_fill(padding, 0), bias
+
+    return forward
+
+
+def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
+    """Mark padding among a layer's inputs: bool ``[S, B, 1]``, or this rank's ``[S / tp, B, 1]``, True = MASKED."""
+    mask = current_mask()
+    if mask is None or mask.linear_attn_mask is None:
+        raise EngineError(
+            "A Gated DeltaNet layer does not know which tokens are padding.",
+            where=f"layer {layer.layer_number}",
+            why="it runs outside of its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
+            fix="run the model inside anytron_megatron.current_mask.scope_of(mask), or on packed sequences",
+        )
+    padding = ~mask.linear_attn_mask.t()
+    # With sequence parallelism the ranks hold consecutive parts of all rows.
+    parts = padding.chunk(layer.sp_size)
+    own = parts[layer.pg_collection.tp.rank()] if layer.sp_size > 1 else parts[0]
+    if own.shape != hidden_states.shape[:2]:
+        raise EngineError(
+            "The mask of a Gated DeltaNet layer has another shape than its input.",
+            where=f"layer {layer.layer_number}",
+            why=f"linear_attn_mask is {tuple(mask.linear_attn_mask.shape)} (batch, sequence), the input "
+            f"{tuple(hidden_states.shape[:2])} (sequence over {layer.sp_size} ranks, batch)",
+        )
+    return own[..., None]
