@@ -1,7 +1,7 @@
 """A toy task that a tiny model learns in a minute or two: write given digits in ascending order.
 
-``3195>`` is answered by ``1359``. The vocabulary is made on the spot: ten digits, the separator,
-and special tokens, sixteen in all. The model starts from random weights and knows nothing.
+``3195>`` is answered by ``1359``, or by ``9531`` where descending order is asked for. The vocabulary is
+made on the spot: ten digits, the separator, and special tokens, sixteen in all.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
 
 
-def prompts(count: int = 4096, digits: int = 4, seed: int = 0) -> Iterator[Prompt]:
+def prompts(count: int = 4096, digits: int = 4, seed: int = 0, *, descending: bool = False) -> Iterator[Prompt]:
     """Draw ``count`` prompts of random digits; what they should become is in their data."""
     generator = random.Random(seed)
     for index in range(count):
         drawn = "".join(generator.choices(DIGITS, k=digits))
-        yield Prompt(id=f"sort-{index}", text=drawn + SEPARATOR, data={"answer": "".join(sorted(drawn))})
+        answer = "".join(sorted(drawn, reverse=descending))
+        yield Prompt(id=f"sort-{index}", text=drawn + SEPARATOR, data={"answer": answer})
 
 
 def reward(samples: Sequence[Sample]) -> list[float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from anytron_megatron import parallel
 from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
+from anytron_megatron.lora import Adapters, find_targets
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.multi_token_prediction import MultiTokenPrediction
 from anytron_megatron.optimizer import build_optimizer, wrap_for_training
@@ -82,10 +85,11 @@ class MegatronEngine:
             context_length=self._bridge.context_length,
             vision=self._bridge.vision,
         )
+        lora = config.model.lora
         self._policy = self._build()
-        freeze([chunk.module for chunk in self._policy], config.model.freeze, self._bridge.parts)
+        freeze(self._modules(), config.model.freeze, self._bridge.parts)
         self._experts = Experts(
-            [chunk.module for chunk in self._policy],
+            self._modules(),
             self._bridge.config,
             sequence_format=config.engine.sequence_format,
             router_replay=config.engine.router_replay != "off",
@@ -93,10 +97,12 @@ class MegatronEngine:
         self._prediction = MultiTokenPrediction(
             self._policy, coefficient=config.engine.mtp_loss_coefficient, detach=config.engine.mtp_detach
         )
-        self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
-        trained = wrap_for_training(
-            [chunk.module for chunk in self._policy], distributed_optimizer=config.engine.distributed_optimizer
+        self._adapters = (
+            None if lora is None else Adapters(self._bridge, self._modules(), lora, seed=config.trainer.seed)
         )
+        self._has_reference = config.algorithm.kl_coefficient > 0
+        self._reference = self._build() if self._has_reference and self._adapters is None else None
+        trained = wrap_for_training(self._modules(), distributed_optimizer=config.engine.distributed_optimizer)
         self._trained = [ModelChunk(module, chunk.head) for module, chunk in zip(trained, self._policy, strict=True)]
         algorithm = config.algorithm
         self._optimizer, self._scheduler = build_optimizer(
@@ -117,9 +123,7 @@ class MegatronEngine:
     @torch.no_grad()
     def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
-        chunks = self._policy if role == "policy" else self._reference
-        if chunks is None:
-            raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
+        chunks, weights = (self._policy, nullcontext()) if role == "policy" else self._reference_model()
         for chunk in chunks:
             chunk.module.eval()
 
@@ -127,7 +131,8 @@ class MegatronEngine:
             return log_probs.new_zeros(()), TokenScores(log_probs.cpu(), entropy.cpu())
 
         if role == "reference":
-            scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True)
+            with weights:
+                scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True)
             return scores if parallel.topology().reports else None
         around = self._experts.in_scoring()
         scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True, around=around)
@@ -192,9 +197,8 @@ class MegatronEngine:
 
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
-        weights = {
-            name: tensor.contiguous() for name, tensor in self._bridge.export([chunk.module for chunk in self._policy])
-        }
+        with self._merged():
+            weights = {name: tensor.contiguous() for name, tensor in self._bridge.export(self._modules())}
         if torch.distributed.get_rank() != 0:
             return None
         save_file(weights, path)
@@ -203,7 +207,14 @@ class MegatronEngine:
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
-        self._bridge.save([chunk.module for chunk in self._policy], Path(path))
+        with self._merged():
+            self._bridge.save(self._modules(), Path(path))
+
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters in PEFT's format."""
+        if self._adapters is None:
+            raise EngineError("There are no adapters.", where="save_adapter", fix="set model.lora")
+        self._adapters.save(Path(path))
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records."""
@@ -226,6 +237,22 @@ class MegatronEngine:
         patch_context = PatchContext(context.platform, context.process.role, context.hooks)
         context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
 
+    def _modules(self) -> list[torch.nn.Module]:
+        return [chunk.module for chunk in self._policy]
+
+    def _merged(self) -> AbstractContextManager[None]:
+        """Within, the policy's weights are those that it computes with, adapters included."""
+        return nullcontext() if self._adapters is None else self._adapters.merged()
+
+    def _reference_model(self) -> tuple[list[ModelChunk], AbstractContextManager[None]]:
+        """What scores for the reference, and a context that gives it the reference's weights."""
+        if not self._has_reference:
+            raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
+        if self._adapters is not None:
+            return self._policy, self._adapters.as_in_the_beginning()
+        assert self._reference is not None
+        return self._reference, nullcontext()
+
     def _build(self) -> list[ModelChunk]:
         spec = LogProbSpec(
             vocab_size=self._bridge.vocab_size,
@@ -234,7 +261,9 @@ class MegatronEngine:
             device_type=self._runtime.device_type,
         )
         kernel = self._context.hooks.log_prob_kernel(spec)
+        lora = self._context.config.model.lora
+        check = None if lora is None else partial(find_targets, targets=lora.targets)
         return [
             ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in self._bridge.build()
+            for module in self._bridge.build(check)
         ]

@@ -10,6 +10,7 @@ from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Diagnostic, Requirement
 from anytron_megatron.expert_checks import expert_diagnostics
 from anytron_megatron.linear_attention_checks import linear_attention_diagnostics
+from anytron_megatron.lora_settings import lora_diagnostics
 from anytron_megatron.model_checks import model_diagnostics
 from anytron_megatron.vision_checks import vision_diagnostics
 from anytron_megatron.weight_files import INDEX, SINGLE
@@ -35,6 +36,7 @@ class MegatronBackend:
             Requirement("torch", ">=2.6", _INSTALL),
             Requirement("megatron-core", ">=0.16.1,<0.17", _INSTALL),
             Requirement("mcore-bridge", ">=1.6.5,<1.7", _INSTALL),
+            Requirement("peft", ">=0.19,<0.21", _INSTALL),
             Requirement("transformers", ">=5.0,<6", _INSTALL),
             Requirement("datasets", ">=4", "pip install datasets: mcore-bridge imports it without declaring it"),
             Requirement("pillow", ">=10", "pip install pillow: mcore-bridge imports it without declaring it"),
@@ -53,6 +55,7 @@ class MegatronBackend:
             *linear_attention_diagnostics(config, text),
             *vision_diagnostics(config, model),
             *expert_diagnostics(config, text),
+            *lora_diagnostics(config),
             *_other_diagnostics(config),
         ]
 

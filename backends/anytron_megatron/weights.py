@@ -21,7 +21,7 @@ from anytron_megatron.vision import VisionInputs
 from anytron_megatron.weight_names import prediction_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.schema import ModelPart
@@ -178,8 +178,11 @@ class WeightBridge:
             return frozenset({MaskKind.NONE})
         return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
 
-    def build(self) -> list[torch.nn.Module]:
+    def build(self, check: Callable[[list[torch.nn.Module]], object] | None = None) -> list[torch.nn.Module]:
         """Build this rank's model chunks and load their weights.
+
+        Args:
+            check: Called with the chunks before their weights are read, to refuse early.
 
         Raises:
             EngineError: A tensor is missing from the directory or has another shape, or a file is damaged.
@@ -187,6 +190,8 @@ class WeightBridge:
         from mcore_bridge import get_mcore_model
 
         chunks: list[torch.nn.Module] = get_mcore_model(self.config)
+        if check is not None:
+            check(chunks)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
         return chunks
 
@@ -208,6 +213,30 @@ class WeightBridge:
     def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
         """Which of the exported tensors belong to multi-token prediction modules."""
         return prediction_tensors(names, self.config.num_layers)
+
+    def export_adapters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the adapters' weights under PEFT's names, on the host, on rank 0. A collective, as :meth:`export`."""
+        weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, peft_format=True)
+        for name, tensor in weights:
+            if tensor is not None:
+                yield name, tensor
+
+    def load_adapters(self, chunks: list[torch.nn.Module], directory: Path) -> None:
+        """Read adapters in PEFT's format into those of the model.
+
+        Raises:
+            EngineError: Layers that Megatron keeps in one have different ``A`` on disk.
+        """
+        try:
+            self._bridge.load_weights(chunks, str(directory), peft_format=True)
+        except AssertionError as error:  # mcore_bridge/bridge/gpt_bridge.py, _set_qkv and its like
+            raise EngineError(
+                "The adapter cannot be trained here.",
+                where=str(directory),
+                why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and so "
+                "gate_proj and up_proj; in this adapter each has its own",
+                fix="merge the adapter into the model, and start a new one",
+            ) from error
 
     def save(self, chunks: list[torch.nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.

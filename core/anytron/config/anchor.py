@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
-    These are ``model.path``, ``model.tokenizer``, ``model.processor``, the file in every ``file.py:function``, and the
-    option ``path`` of a registered ``data.source``.
+    These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, the file in every
+    ``file.py:function``, and the option ``path`` of a registered ``data.source``.
 
     Args:
         config: As read.
@@ -30,7 +30,10 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
         "tokenizer": _directory_or_function(config.model.tokenizer, directory),
         "processor": _directory_or_function(config.model.processor, directory),
     }
-    changed = {name: value for name, value in model.items() if value is not None}
+    changed: dict[str, object] = {name: value for name, value in model.items() if value is not None}
+    if config.model.lora is not None and config.model.lora.path is not None:
+        path = _absolute(config.model.lora.path, directory)
+        changed["lora"] = config.model.lora.model_copy(update={"path": path})
     rewards = [
         reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in config.rewards
     ]

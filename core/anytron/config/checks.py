@@ -134,8 +134,14 @@ def _output(config: RunConfig) -> Iterator[Mistake]:
         yield Mistake("trainer.output_dir", f"{existing} is not a directory", "choose another directory")
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield Mistake("trainer.output_dir", f"{existing} may not be written to", "choose another directory")
-    for name in ("path", "tokenizer", "processor"):
-        key, value = f"model.{name}", getattr(config.model, name)
+    lora = config.model.lora
+    needed = {
+        "model.path": config.model.path,
+        "model.tokenizer": config.model.tokenizer,
+        "model.processor": config.model.processor,
+        "model.lora.path": None if lora is None else lora.path,
+    }
+    for key, value in needed.items():
         if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:
             yield Mistake(
                 "trainer.overwrite",

@@ -37,19 +37,33 @@ def render() -> str:
 
 def _sections() -> Iterator[str]:
     for name, field in RunConfig.model_fields.items():
-        is_list = get_origin(field.annotation) is list
-        model = get_args(field.annotation)[0] if is_list else field.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
-        needed = "Required." if field.is_required() else "May be left out."
-        yield f"## {name}\n"
-        yield f"{_text(model.__doc__)} {'A list. ' if is_list else ''}{needed}\n"
-        yield "| key | type | default | |"
-        yield "|---|---|---|---|"
-        for key, inner in model.model_fields.items():
-            cells = (f"`{key}`", _type(inner), _default(inner), _text(inner.description))
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-        yield ""
+        yield from _section(name, field)
+
+
+def _section(name: str, field: FieldInfo) -> Iterator[str]:
+    """The table of a section's keys, and after it those of the sections inside."""
+    model = _model(field.annotation)
+    assert model is not None
+    kind = "A list. " if get_origin(field.annotation) is list else ""
+    yield f"## {name}\n"
+    yield f"{_text(model.__doc__)} {kind}{'Required.' if field.is_required() else 'May be left out.'}\n"
+    yield "| key | type | default | |"
+    yield "|---|---|---|---|"
+    for key, inner in model.model_fields.items():
+        cells = (f"`{key}`", _type(inner), _default(inner), _text(inner.description))
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+    for key, inner in model.model_fields.items():
+        if _model(inner.annotation) is not None:
+            yield from _section(f"{name}.{key}", inner)
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The section that an annotation speaks of: itself, the items of a list, or what may be null instead."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def _text(docstring: str | None) -> str:
@@ -77,6 +91,8 @@ def _name(annotation: Any) -> str:
         return f"list of {_name(get_args(annotation)[0])}"
     if origin is dict:
         return "mapping"
+    if _model(annotation) is not None:
+        return "section"
     names = {str: "text", int: "integer", float: "number", bool: "true or false"}
     return names[annotation]
 

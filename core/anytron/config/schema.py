@@ -23,6 +23,24 @@ class Section(BaseModel):
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
 
+class LoraSection(Section):
+    """Train low-rank adapters (LoRA) and leave the model's own weights as they are; null = train all weights."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of each adapter."""
+    alpha: float = Field(32.0, gt=0.0)
+    """An adapter's output is multiplied by ``alpha / rank``."""
+    rank_stabilized: bool = False
+    """Multiply by ``alpha / sqrt(rank)`` instead (rsLoRA)."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of an adapter's inputs that is dropped in training."""
+    targets: list[str] = Field(["all-linear"], min_length=1)
+    """Layers that get an adapter, by Megatron's names (``linear_qkv``, ``mlp.linear_fc1``, ...), or ``all-linear``;
+    the page docs/how-to/train-with-lora.md has the list."""
+    path: str | None = None
+    """Directory of an adapter in PEFT's format to go on from; relative paths are relative to the YAML file."""
+
+
 class ModelSection(Section):
     """Which model is trained."""
 
@@ -41,6 +59,8 @@ class ModelSection(Section):
     freeze: list[ModelPart] = Field(default_factory=list)
     """Parts of a vision-language model that are not trained: ``vision_tower`` (without its last layers),
     ``aligner`` (those layers, which make text tokens of image patches), ``language_model``."""
+    lora: LoraSection | None = None
+    """Train adapters only; keys below."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -264,7 +284,7 @@ class TrainerSection(Section):
     log_samples: int = Field(4, ge=0)
     """Samples written to ``samples.jsonl`` at each step."""
     save_hf: bool = True
-    """Write the trained model as ``hf/`` at the end."""
+    """Write the trained model as ``hf/`` at the end, and with ``model.lora`` its adapters as ``adapter/``."""
     rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
     """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
 

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.rewards.sample import Sample
 
-CONTENTS = ("config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "images", "plots", "hf", "initial_model")
+CONTENTS = (
+    "config.yaml",
+    "patches.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "images",
+    "plots",
+    "hf",
+    "adapter",
+    "initial_model",
+)
 """What a run leaves; ``trainer.overwrite`` deletes these and nothing else."""
 
 
@@ -38,6 +48,7 @@ class RunDirectory:
     ``images/``         the pictures of those samples, small, by the names that stand there
     ``plots/``          ``reward.png``
     ``hf/``             the trained model with its tokenizer and image processor
+    ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format
     ``initial_model/``  the random model that the run started from (``model.config`` only)
     ==================  ====================================================================
     """
@@ -82,6 +93,11 @@ class RunDirectory:
     def hf_path(self) -> Path:
         """Where the trained model goes."""
         return self.path / "hf"
+
+    @property
+    def adapter_path(self) -> Path:
+        """Where the trained adapters go."""
+        return self.path / "adapter"
 
     def write_patches(self, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Record what each worker says of itself, by role and rank."""

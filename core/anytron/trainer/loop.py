@@ -118,6 +118,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
             trainer.save_hf(str(run.hf_path))
             task.tokenizer.save_pretrained(str(run.hf_path))
             save_processor(config.model, run.hf_path)
+            if config.model.lora is not None:
+                trainer.save_adapter(str(run.adapter_path))
         if config.tracking.plot:
             run.plot()
         return RunSummary(run.path, steps, metrics, seconds)

@@ -94,6 +94,9 @@ class TrainingEngine(Protocol):
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer and processor)."""
 
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters of ``model.lora`` in PEFT's format; not called without them."""
+
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records: device, patches of this process, versions."""
 

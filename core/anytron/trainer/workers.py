@@ -97,6 +97,10 @@ class TrainingWorkers:
         """Write a Hugging Face model directory, without tokenizer and processor."""
         self.group.call("save_hf", path)
 
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters of ``model.lora`` in PEFT's format."""
+        self.group.call("save_adapter", path)
+
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each rank, for the run's records."""
         return self.group.call("describe")

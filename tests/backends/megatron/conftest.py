@@ -201,3 +201,31 @@ def follow(start_engine, recorded, policy_loss):
             )
 
     return run
+
+
+@pytest.fixture
+def write_extension(tmp_path, monkeypatch):
+    """Install an extension, here and in worker processes, whose one patch replaces a function: a saboteur."""
+
+    def write(target: str, replacement: str) -> None:
+        (tmp_path / "sabotage.py").write_text(
+            "from anytron import hookimpl\n"
+            "from anytron.patches import Patch, Phase\n"
+            "class Sabotage:\n"
+            "    name = 'sabotage'\n"
+            "    @hookimpl\n"
+            "    def patch_model(self, phase):\n"
+            "        if phase is not Phase.BEFORE_BUILD:\n"
+            "            return []\n"
+            "        return [Patch(id='sabotage.one', owner='sabotage', phase=phase,\n"
+            f"                      target={target!r}, reason='a test of the test',\n"
+            f"                      replacement={replacement})]\n"
+        )
+        metadata = tmp_path / "sabotage-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return write

@@ -7,7 +7,7 @@ import yaml
 from anytron.config.load import load_config
 
 TASK = """\
-model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes}
+model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes, lora: {path: adapters/a}}
 data: {source: jsonl, options: {path: ../data/p.jsonl, prompt_key: question}}
 rewards:
   - function: judges/strict.py:score
@@ -27,6 +27,7 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.model.path == f"{here}/configs/models/small"
     assert config.model.tokenizer == f"{here}/configs/task.py:tokenizer"
     assert config.model.processor == f"{here}/configs/models/eyes"
+    assert config.model.lora.path == f"{here}/configs/adapters/a"
     assert config.data.options == {"path": f"{here}/data/p.jsonl", "prompt_key": "question"}
     assert [reward.function for reward in config.rewards] == [
         f"{here}/configs/judges/strict.py:score",

@@ -67,33 +67,10 @@ def test_a_split_agrees_with_one_rank(split, one_rank, follow):
     assert found["weights"] <= 1e-5, found
 
 
-def test_a_broken_all_reduce_is_noticed(one_rank, follow, monkeypatch, sabotage_plugin):
-    monkeypatch.setenv("PYTHONPATH", str(sabotage_plugin))
-    monkeypatch.syspath_prepend(str(sabotage_plugin))
+def test_a_broken_all_reduce_is_noticed(one_rank, follow, write_extension):
+    """A tensor-parallel sum that forgets the other ranks."""
+    write_extension("megatron.core.tensor_parallel.mappings:_reduce", "lambda original: lambda x, group=None: x")
     found = differences(one_rank, follow(**SPLITS["tp2"]))
     assert found["log_probs"] > 1e-3, found
     assert found["grad_norm"] > 1e-3, found
     assert found["weights"] > 1e-4, found
-
-
-@pytest.fixture
-def sabotage_plugin(tmp_path):
-    """An installed extension whose patch makes the tensor-parallel sum forget the other ranks."""
-    (tmp_path / "sabotage.py").write_text(
-        "from anytron import hookimpl\n"
-        "from anytron.patches import Patch, Phase\n"
-        "class Sabotage:\n"
-        "    name = 'sabotage'\n"
-        "    @hookimpl\n"
-        "    def patch_model(self, phase):\n"
-        "        if phase is not Phase.BEFORE_BUILD:\n"
-        "            return []\n"
-        "        return [Patch(id='sabotage.all-reduce', owner='sabotage', phase=phase,\n"
-        "                      target='megatron.core.tensor_parallel.mappings:_reduce',\n"
-        "                      reason='a test of the test', replacement=lambda original: lambda x, group=None: x)]\n"
-    )
-    metadata = tmp_path / "sabotage-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
-    return tmp_path
