@@ -56,7 +56,7 @@ _PLAIN: Mapping[str, Any] = {
 
 
 def lora_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find layers that no model has, an adapter that cannot be gone on from, and what makes no sense beside adapters."""
+    """Find layers that no model has, adapters that cannot be gone on from, and what makes no sense beside them."""
     section = config.model.lora
     if section is None:
         return

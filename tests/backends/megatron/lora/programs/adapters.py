@@ -50,8 +50,6 @@ def adapted(request, megatron):
         sizes=ParallelSizes(),
         recompute="none",
         deterministic=False,
-        router_replay=False,
-        predicts_ahead=False,
         options={},
     )
     (model,) = bridge.build()
