@@ -31,6 +31,9 @@ _SPARSE_ATTENTION = {"deepseek_v32", "glm_moe_dsa"}
 _PREDICTION_FAMILIES = {"deepseek_v3"}
 """Families whose multi-token prediction is held against the paper by a test."""
 
+_JUDGED_EXPERTS = 2
+"""Experts by which DeepSeek-V3 judges a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
+
 _WHOLE_ROTATION = {"deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe"}
 """Families whose code in transformers rotates all of a head, whatever ``partial_rotary_factor`` says."""
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
@@ -111,6 +114,24 @@ def _routing(config: RunConfig, where: str, family: str, text: Mapping[str, Any]
             f"the model's config says topk_method {text['topk_method']}, which Megatron does not read: it would choose "
             "experts as noaux_tc does",
             'DeepSeek-V3 has "topk_method": "noaux_tc"',
+        )
+    chosen, groups = text.get("num_experts_per_tok", 8), text.get("topk_group", 4)
+    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk; transformers' DeepseekV3TopkRouter
+    if text.get("n_group", 8) > 1 and chosen // groups != _JUDGED_EXPERTS:
+        yield Diagnostic(
+            "error",
+            where,
+            f"Megatron judges a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
+            f"and DeepSeek-V3 by its best {_JUDGED_EXPERTS}: tokens would go to other experts",
+            "such a model cannot be trained; DeepSeek-V3 itself has 8 // 4",
+        )
+    if chosen == 1 or not text.get("norm_topk_prob", True):
+        yield Diagnostic(
+            "error",
+            where,
+            f"num_experts_per_tok {chosen}, norm_topk_prob {text.get('norm_topk_prob', True)}: behind a sigmoid, "
+            "Megatron makes the weights of the chosen experts add up to 1 if there are several, and never otherwise",
+            "such a model cannot be trained",
         )
 
 

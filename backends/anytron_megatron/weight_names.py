@@ -111,12 +111,10 @@ def _deepseek_v3_layer(config: Mapping[str, Any], number: int) -> Shapes:
     }
     if number < config["first_k_dense_replace"]:
         return shapes | _mlp("mlp", hidden, config["intermediate_size"])
-    experts, shared = config["n_routed_experts"], config["n_shared_experts"] or 0
+    experts, shared = config["n_routed_experts"], config["n_shared_experts"]
     shapes |= _experts(config, experts)
     shapes["mlp.gate.e_score_correction_bias"] = (experts,)
-    if shared:
-        shapes |= _mlp("mlp.shared_experts", hidden, shared * config["moe_intermediate_size"])
-    return shapes
+    return shapes | _mlp("mlp.shared_experts", hidden, shared * config["moe_intermediate_size"])
 
 
 def _norms(config: Mapping[str, Any]) -> Shapes:

@@ -106,6 +106,18 @@ def test_deepseek_v3_with_another_choice_of_experts_is_refused():
     assert "topk_method greedy" in refusal({**CONFIGS["deepseek_v3"], "topk_method": "greedy"}).message
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "judges a group of experts by its best"),
+        ({"num_experts_per_tok": 1}, "add up to 1"),
+        ({"norm_topk_prob": False}, "add up to 1"),
+    ],
+)
+def test_deepseek_v3_routed_as_megatron_would_not_is_refused(changes, says):
+    assert says in refusal({**CONFIGS["deepseek_v3"], **changes}).message
+
+
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_sparse_attention_is_refused_with_the_reason(family):
     assert "fused_qk_topk_naive" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
