@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -123,7 +123,7 @@ class MegatronEngine:
     @torch.no_grad()
     def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
-        chunks, weights = (self._policy, nullcontext()) if role == "policy" else self._reference_model()
+        chunks, weights = (self._policy, contextlib.nullcontext()) if role == "policy" else self._reference_model()
         for chunk in chunks:
             chunk.module.eval()
 
@@ -140,6 +140,32 @@ class MegatronEngine:
         if not parallel.topology().reports:
             return None
         return [replace(score, routing=chosen) for score, chosen in zip(scores, routing, strict=True)]
+
+    @torch.no_grad()
+    def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
+        """Compute the policy's whole logits, for comparisons; each rank gathers all of them."""
+        for chunk in self._policy:
+            chunk.module.eval()
+
+        def collect(logits: Tensor, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+            del batch
+            return logits.new_zeros(()), logits[:, : self._bridge.vocab_size].float().cpu()
+
+        # Interleaved schedules take multiples of the pipeline's size only.
+        repeats = self._sizes.pipeline if self._sizes.virtual_pipeline > 1 else 1
+        with contextlib.ExitStack() as stack:
+            for chunk in self._policy:
+                if chunk.head is not None:
+                    stack.enter_context(chunk.head.answering_logits())
+            found = run_micro_batches(
+                self._policy,
+                [micro_batch] * repeats,
+                self._preparer,
+                collect,
+                forward_only=True,
+                read=self._preparer.unpack,
+            )
+        return found[0] if parallel.topology().reports else None
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
         """Do one optimizer update on this copy's share of a mini-batch."""
@@ -229,29 +255,35 @@ class MegatronEngine:
         }
 
     def close(self) -> None:
-        """Leave the process groups."""
+        """Leave the process groups; another engine may be built in this process afterwards."""
+        self._bridge.close()
         parallel.destroy()
+        self._runtime.empty_cache()
 
     def _apply_patches(self, phase: Phase) -> None:
+        """Apply the patches of a phase, which depend on the process alone: an earlier engine's are in effect."""
         context = self._context
+        if context.ledger.has_reached(phase):
+            context.ledger.revalidate()
+            return
         patch_context = PatchContext(context.platform, context.process.role, context.hooks)
         context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
 
     def _modules(self) -> list[torch.nn.Module]:
         return [chunk.module for chunk in self._policy]
 
-    def _merged(self) -> AbstractContextManager[None]:
+    def _merged(self) -> contextlib.AbstractContextManager[None]:
         """Within, the policy's weights are those that it computes with, adapters included."""
-        return nullcontext() if self._adapters is None else self._adapters.merged()
+        return contextlib.nullcontext() if self._adapters is None else self._adapters.merged()
 
-    def _reference_model(self) -> tuple[list[ModelChunk], AbstractContextManager[None]]:
+    def _reference_model(self) -> tuple[list[ModelChunk], contextlib.AbstractContextManager[None]]:
         """What scores for the reference, and a context that gives it the reference's weights."""
         if not self._has_reference:
             raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
         if self._adapters is not None:
             return self._policy, self._adapters.as_in_the_beginning()
         assert self._reference is not None
-        return self._reference, nullcontext()
+        return self._reference, contextlib.nullcontext()
 
     def _build(self) -> list[ModelChunk]:
         spec = LogProbSpec(

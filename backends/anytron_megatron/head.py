@@ -9,6 +9,7 @@ import torch
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
 )
 
 from anytron.errors import EngineError
@@ -40,6 +41,7 @@ class TokenScoreHead:
         self._temperature = 1.0
         self._following: Callable[[int], Tensor] | None = None
         self._added: list[Tensor] = []
+        self._whole = False
         layer.forward = self.score
 
     @contextlib.contextmanager
@@ -63,6 +65,15 @@ class TokenScoreHead:
             raise EngineError("The model was run outside of a scoring pass.", where="TokenScoreHead")
         return self._following(ahead)
 
+    @contextlib.contextmanager
+    def answering_logits(self) -> Iterator[None]:
+        """Let the forward passes within answer with whole logits, ``[S, B, padded V]``, in place of scores."""
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+
     def score(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Answer in the shape of an output layer.
 
@@ -72,12 +83,17 @@ class TokenScoreHead:
             unused: Further arguments of the output layer, which concern logits.
 
         Returns:
-            float32 ``[S, B, 2 + number of additions]`` and the bias that output layers do not have.
+            float32 ``[S, B, 2 + number of additions]``, or whole logits within :meth:`answering_logits`; and
+            the bias that output layers do not have.
         """
         del unused
         if self._labels is None:
             raise EngineError("The model was run outside of a scoring pass.", where="TokenScoreHead")
-        log_probs, entropy = self._evaluate(hidden, self._labels, self._layer.weight if weight is None else weight)
+        weight = self._layer.weight if weight is None else weight
+        if self._whole:
+            shard = torch.nn.functional.linear(self._on_every_rank(hidden), weight)
+            return gather_from_tensor_model_parallel_region(shard, group=self._layer.tp_group), None
+        log_probs, entropy = self._evaluate(hidden, self._labels, weight)
         return torch.stack([log_probs, entropy, *self._added], dim=-1), None
 
     def add(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
@@ -92,11 +108,7 @@ class TokenScoreHead:
 
     def _evaluate(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of labels and entropies, float32 ``[S, B]``."""
-        group = self._layer.tp_group
-        if self._layer.sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
-        else:
-            hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
+        hidden = self._on_every_rank(hidden)
         labels = labels.t()
         if hidden.shape[:2] != labels.shape:
             raise EngineError(
@@ -104,5 +116,14 @@ class TokenScoreHead:
                 where="TokenScoreHead",
                 why=f"hidden states {tuple(hidden.shape[:2])}, labels {tuple(labels.shape)} (sequence, batch)",
             )
-        log_probs, entropy = self._kernel(hidden.flatten(0, 1), weight, labels.reshape(-1), self._temperature, group)
+        log_probs, entropy = self._kernel(
+            hidden.flatten(0, 1), weight, labels.reshape(-1), self._temperature, self._layer.tp_group
+        )
         return log_probs.view(labels.shape), entropy.view(labels.shape)
+
+    def _on_every_rank(self, hidden: Tensor) -> Tensor:
+        """The hidden states of all positions, ``[S, B, H]``; their gradient is summed over tensor-parallel ranks."""
+        group = self._layer.tp_group
+        if self._layer.sequence_parallel:
+            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
+        return copy_to_tensor_model_parallel_region(hidden, group=group)

@@ -150,6 +150,18 @@ class BatchPreparer:
         refuse_images(batch)
         return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
 
+    def unpack(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor]:
+        """Bring a model's values back to the micro-batch's tokens, each to the token at its position.
+
+        Args:
+            output: ``[R, C, ...]``.
+            prepared: The micro-batch it belongs to.
+
+        Returns:
+            ``[T, ...]``.
+        """
+        return (self._hooks.postprocess_output(output, prepared.inputs.layout),)
+
     @staticmethod
     def _packed(layout: SequenceLayout) -> PackedSeqParams:
         # A model that shards inside cuts at cu_seqlens_q, which must be where the padded sequences

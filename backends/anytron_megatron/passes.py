@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Consumer = Callable[..., tuple[Tensor, Any]]
     Surroundings = Callable[[int, PreparedBatch], ScopeFactory | None]
+    Reader = Callable[[Tensor, PreparedBatch], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def run_micro_batches(
     *,
     forward_only: bool,
     around: Surroundings | None = None,
+    read: Reader | None = None,
 ) -> list[Any]:
     """Run forward, and unless ``forward_only`` backward, over all micro-batches.
 
@@ -61,14 +63,17 @@ def run_micro_batches(
         forward_only: Compute no gradients.
         around: Given the number of a chunk and a micro-batch, makes a scope for that chunk's forward pass
             of it, and for its recomputations.
+        read: Brings the last stage's output back to tokens, as the values that ``consume`` is called
+            with before the micro-batch; default: the preparer's log-probs and entropies.
 
     Returns:
         What ``consume`` collected for each micro-batch, in order; empty except on the last stage.
     """
     numbers = {id(chunk.module): number for number, chunk in enumerate(chunks)}
+    bring_back = preparer.flatten if read is None else read
 
     def finish(output: Tensor, *, prepared: PreparedBatch) -> tuple[Tensor, Any]:
-        return consume(*preparer.flatten(output, prepared), prepared.batch)
+        return consume(*bring_back(output, prepared), prepared.batch)
 
     def forward_step(
         batches: Iterator[RaggedBatch], module: torch.nn.Module

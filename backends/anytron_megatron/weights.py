@@ -221,6 +221,16 @@ class WeightBridge:
             if tensor is not None:
                 yield name, tensor
 
+    def close(self) -> None:
+        """Make mcore-bridge forget its process group, which it would use after the group has ended.
+
+        It keeps the group over expert- and pipeline-parallel ranks that it first needed for all bridges to
+        come, whatever their parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
+        """
+        from mcore_bridge.bridge import gpt_bridge
+
+        gpt_bridge.EP_PP_GROUP = None
+
     def load_adapters(self, chunks: list[torch.nn.Module], directory: Path) -> None:
         """Read adapters in PEFT's format into those of the model.
 

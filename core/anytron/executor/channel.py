@@ -35,6 +35,19 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Rebuild:
+    """Driver to worker: close the engine and build one of another configuration.
+
+    Attributes:
+        config: The configuration as JSON values.
+        master_port: Where rank 0 listens for ``torch.distributed`` from now on.
+    """
+
+    config: dict[str, Any]
+    master_port: int
+
+
+@dataclass(frozen=True)
 class Stop:
     """Driver to worker: close the engine and exit."""
 
@@ -77,7 +90,7 @@ def receive_json(connection: Connection) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(connection.recv_bytes()))
 
 
-def encode(message: Call | Stop | Result | Failure) -> Message:
+def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
     """Pickle a message. Host tensors go as raw bytes, by value: views of one storage come out separate."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)

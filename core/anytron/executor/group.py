@@ -7,13 +7,15 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import WorkerError
-from anytron.executor.channel import Call, Failure, Stop, decode, encode
+from anytron.executor.address import free_port
+from anytron.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
 from anytron.executor.process import WorkerProcess, end_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
+    from anytron.config.schema import RunConfig
     from anytron.executor.channel import Message
 
 LAST_WORDS_S = 0.5
@@ -53,6 +55,11 @@ class LocalWorkerGroup:
         """Ranks."""
         return len(self._processes)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended: a call failed, or the group was closed."""
+        return self._ended
+
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks with the same arguments; see the protocol."""
         return self._exchange(method, [encode(Call(method, args, kwargs))] * self.size)
@@ -62,6 +69,13 @@ class LocalWorkerGroup:
         if len(per_rank_args) != self.size:
             raise ValueError(f"{method}: {len(per_rank_args)} sets of arguments for {self.size} ranks")
         return self._exchange(method, [encode(Call(method, args, {})) for args in per_rank_args])
+
+    def rebuild(self, config: RunConfig) -> None:
+        """Build engines of another configuration in the same processes; see the protocol.
+
+        They meet at a port of their own: the store of the engines before may not have let go of theirs.
+        """
+        self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), free_port()))] * self.size)
 
     def close(self) -> None:
         """Let every engine close, then end the processes.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.components import require_component
 from anytron.errors import WorkerError
+from anytron.executor.address import ADDRESS, free_port
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.group import LocalWorkerGroup
 from anytron.executor.process import WorkerProcess, end_all
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import Role
     from anytron.plugins import Session
-
-ADDRESS = "127.0.0.1"
 
 SPIN_COUNT = "30000"
 """How long GNU OpenMP's threads spin for new work, unless the user says: a tenth of its default.
@@ -58,7 +56,7 @@ class LocalExecutor:
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor
         threads = num_threads or max(1, len(os.sched_getaffinity(0)) // world_size)
-        port = _free_port()
+        port = free_port()
         processes: list[WorkerProcess] = []
         try:
             for rank in range(world_size):
@@ -134,10 +132,3 @@ class LocalExecutor:
             "OMP_NUM_THREADS": str(bootstrap.num_threads),
             "PYTHONUNBUFFERED": "1",  # a process that is killed leaves all it wrote in its log
         }
-
-
-def _free_port() -> int:
-    """Pick a port that nothing listens on at this moment, for ``torch.distributed``'s store."""
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        return int(probe.getsockname()[1])

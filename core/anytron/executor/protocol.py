@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from anytron.config.schema import RunConfig
     from anytron.hooks.types import Role
 
 
@@ -57,6 +58,19 @@ class WorkerGroup(Protocol):
 
         Raises:
             WorkerError: As for :meth:`call`.
+        """
+
+    def rebuild(self, config: RunConfig) -> None:
+        """Close the engine of each rank and build one of another configuration in the same processes.
+
+        Environment, plugins, platform and the patches of the processes stay as they are; the number
+        of ranks does too.
+
+        Args:
+            config: The new configuration, of as many ranks.
+
+        Raises:
+            WorkerError: As for :meth:`call`; an engine that cannot be built ends the group.
         """
 
 

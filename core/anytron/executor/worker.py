@@ -8,6 +8,7 @@ process unpickle anything, because unpickling imports whatever the message names
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -16,10 +17,15 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.channel import Call, Failure, Result, decode, encode, receive_json
+from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    EngineBuilder = Callable[[dict[str, Any]], Any]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
@@ -41,16 +47,21 @@ def main(descriptor: int) -> int:
     bootstrap = Bootstrap(**receive_json(connection))
     threading.Thread(target=_end_with_driver, args=(descriptor,), name="anytron-driver-watch", daemon=True).start()
     try:
-        engine = build_engine(bootstrap)
+        build = prepare(bootstrap)
+        engine = build(bootstrap.config)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
         connection.send_bytes(encode(_failure(error)))
         return 1
     connection.send_bytes(encode(Result(None)))
-    return _serve(connection, engine)
+    return _serve(connection, engine, build)
 
 
-def build_engine(bootstrap: Bootstrap) -> Any:
-    """Do everything that must happen before the first unpickling; return the engine."""
+def prepare(bootstrap: Bootstrap) -> EngineBuilder:
+    """Do everything that must happen before the first unpickling, up to the import of the engine.
+
+    Returns:
+        What builds the engine of a configuration, given as JSON values.
+    """
     os.environ.update(bootstrap.distributed_env())
     sys.path[:] = bootstrap.sys_path
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -61,7 +72,6 @@ def build_engine(bootstrap: Bootstrap) -> Any:
     from anytron.plugins import disable_device_autoload, open_session
 
     disable_device_autoload()
-    config = RunConfig.model_validate(bootstrap.config)
     session = open_session(platform=bootstrap.platform, options=bootstrap.platform_options)
     ledger = Ledger()
     context = PatchContext(platform=session.platform, role=bootstrap.role, hooks=session.hooks)
@@ -80,32 +90,48 @@ def build_engine(bootstrap: Bootstrap) -> Any:
         local_rank=bootstrap.local_rank,
         world_size=bootstrap.world_size,
     )
-    return engine_class(
-        EngineContext(
-            config=config,
-            hooks=session.hooks,
-            platform=session.platform,
-            ledger=ledger,
-            process=process,
+
+    def build(config: dict[str, Any]) -> Any:
+        return engine_class(
+            EngineContext(
+                config=RunConfig.model_validate(config),
+                hooks=session.hooks,
+                platform=session.platform,
+                ledger=ledger,
+                process=process,
+            )
         )
-    )
+
+    return build
 
 
-def _serve(connection: Connection, engine: Any) -> int:
+def _serve(connection: Connection, engine: Any, build: EngineBuilder) -> int:
     while True:
         frame = connection.recv_bytes()
         try:
             message = decode(frame)
-            if not isinstance(message, Call):
-                close = getattr(engine, "close", None)
-                if close is not None:
-                    close()
+            if isinstance(message, Call):
+                reply = encode(Result(getattr(engine, message.method)(*message.args, **message.kwargs)))
+            elif isinstance(message, Rebuild):
+                _close(engine)
+                engine = None
+                gc.collect()  # modules refer to each other; the next engine wants their memory
+                os.environ["MASTER_PORT"] = str(message.master_port)
+                engine = build(message.config)
+                reply = encode(Result(None))
+            else:
+                _close(engine)
                 connection.send_bytes(encode(Result(None)))
                 return 0
-            reply = encode(Result(getattr(engine, message.method)(*message.args, **message.kwargs)))
         except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
             reply = encode(_failure(error))
         connection.send_bytes(reply)
+
+
+def _close(engine: Any) -> None:
+    close = getattr(engine, "close", None)
+    if close is not None:
+        close()
 
 
 def _failure(error: Exception) -> Failure:

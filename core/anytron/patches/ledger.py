@@ -48,6 +48,10 @@ class Ledger:
         """What happened so far, in the order in which it was tried."""
         return list(self._records.values())
 
+    def has_reached(self, phase: Phase) -> bool:
+        """Whether ``phase``, or a later one, was applied in this process."""
+        return self._reached is not None and _PHASES.index(self._reached) >= _PHASES.index(phase)
+
     def add(self, patches: Iterable[Patch]) -> None:
         """Take patches, all or none, without applying them.
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
+
     from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
@@ -74,6 +76,19 @@ class TrainingEngine(Protocol):
         Returns:
             One entry per micro-batch on reporting ranks (host tensors), None elsewhere. The policy's
             have their ``routing`` with ``engine.router_replay``.
+        """
+
+    def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
+        """Compute the policy's whole logits, without gradients, to hold them against another computation.
+
+        For small micro-batches: no pass of a training step ever makes them.
+
+        Args:
+            micro_batch: The same on every rank.
+
+        Returns:
+            float32 ``[T, V]`` on reporting ranks (a host tensor), None elsewhere. Row t holds the logits
+            *after* token t, untouched by the temperature; V is the real vocabulary.
         """
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:

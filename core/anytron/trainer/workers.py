@@ -81,6 +81,15 @@ class TrainingWorkers:
             routing=joined(lambda score: cast("Tensor", score.routing)) if routed else None,
         )
 
+    def logits(self, batch: RaggedBatch) -> Tensor:
+        """Compute whole logits, float32 ``[T, V]``, row t after token t; for small batches."""
+        logits: list[Tensor] = [
+            result
+            for place, result in zip(self.topology, self.group.call("logits", batch), strict=True)
+            if place.reports and place.data_rank == 0
+        ]
+        return logits[0]
+
     def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
         shares = updates.micro_batches(mini_batch, self.copies)

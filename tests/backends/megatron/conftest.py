@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.algorithms.losses import PolicyLoss
-from anytron.config.schema import RunConfig
 from anytron.data.images import ImagePatches
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
+from tests.backends.megatron.ranks import Ranks, engine_config
 from tests.tiny_models import IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 LENGTHS = [5, 9, 7, 12, 3, 8, 16, 4]
@@ -64,6 +64,14 @@ def tiny_family(tmp_path_factory) -> Callable[[str], Path]:
         return write_tiny_model(family, tmp_path_factory.mktemp(family))
 
     return write
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory) -> Iterator[Ranks]:
+    """Processes that build engine after engine (:mod:`tests.backends.megatron.ranks`)."""
+    started = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")
@@ -158,21 +166,7 @@ def start_engine(tiny_model, tmp_path_factory):
     @contextlib.contextmanager
     def start(**sections):
         output = tmp_path_factory.mktemp("run")
-        defaults = {
-            "model": {"path": str(tiny_model), "dtype": "float32"},
-            "data": {"source": "unused"},
-            "rewards": [{"function": "unused"}],
-            "optimizer": {"name": "sgd", "lr": 0.5},
-            "engine": {"max_tokens_per_micro_batch": 24, "distributed_optimizer": False},
-            "platform": {"name": "cpu"},
-            "trainer": {"output_dir": str(output)},
-        }
-        merged = {
-            name: {**defaults.get(name, {}), **sections.get(name, {})}
-            for name in {**defaults, **sections}
-            if name != "rewards"
-        }
-        config = RunConfig.model_validate({**merged, "rewards": defaults["rewards"]})
+        config = engine_config(tiny_model, output, **sections)
         session = open_session(platform="cpu", options={})
         with LocalExecutor(config, session) as executor:
             group = executor.start(
@@ -184,34 +178,52 @@ def start_engine(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def follow(start_engine, recorded, policy_loss):
+def follow(tiny_model, recorded, policy_loss, ranks, tmp_path_factory):
     """Score trajectories (the recorded ones, unless others are given) and do three updates on them."""
+    file = tmp_path_factory.mktemp("follow") / "after.safetensors"
 
-    def run(batch: RaggedBatch | None = None, **sections) -> Trajectory:
-        batch = batch or recorded
-        with start_engine(**sections) as (workers, updates, output):
-            log_probs = workers.score(batch, updates, "policy")
-            metrics = [workers.update(batch, updates, policy_loss) for _ in range(3)]
-            workers.export_weights(str(output / "after.safetensors"))
-            return Trajectory(
-                log_probs=log_probs,
-                grad_norms=[step["grad_norm"] for step in metrics],
-                losses=[step["loss/policy"] for step in metrics],
-                weights=load_file(output / "after.safetensors"),
-            )
+    def run(batch: RaggedBatch = recorded, among: Ranks = ranks, **sections) -> Trajectory:
+        workers, config = among.engine(tiny_model, **sections)
+        updates = UpdatePlan.from_config(config)
+        log_probs = workers.score(batch, updates, "policy")
+        metrics = [workers.update(batch, updates, policy_loss) for _ in range(3)]
+        workers.export_weights(str(file))
+        return Trajectory(
+            log_probs=log_probs,
+            grad_norms=[step["grad_norm"] for step in metrics],
+            losses=[step["loss/policy"] for step in metrics],
+            weights=load_file(file),
+        )
 
     return run
 
 
 @pytest.fixture
-def write_extension(tmp_path, monkeypatch):
-    """Install an extension, here and in worker processes, whose one patch replaces a function: a saboteur."""
+def install_plugin(tmp_path, monkeypatch) -> Callable[[str], None]:
+    """Install an extension, here and in processes that start from now on: the source of a class ``Plugin``."""
+
+    def install(source: str) -> None:
+        folder = tmp_path / "installed"
+        metadata = folder / "installed_plugin-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (folder / "installed_plugin.py").write_text(source)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-plugin\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text("[anytron.plugins]\ninstalled = installed_plugin:Plugin\n")
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.syspath_prepend(str(folder))
+
+    return install
+
+
+@pytest.fixture
+def write_extension(install_plugin) -> Callable[[str, str], None]:
+    """Install an extension whose one patch replaces a function: a saboteur."""
 
     def write(target: str, replacement: str) -> None:
-        (tmp_path / "sabotage.py").write_text(
+        install_plugin(
             "from anytron import hookimpl\n"
             "from anytron.patches import Patch, Phase\n"
-            "class Sabotage:\n"
+            "class Plugin:\n"
             "    name = 'sabotage'\n"
             "    @hookimpl\n"
             "    def patch_model(self, phase):\n"
@@ -221,11 +233,5 @@ def write_extension(tmp_path, monkeypatch):
             f"                      target={target!r}, reason='a test of the test',\n"
             f"                      replacement={replacement})]\n"
         )
-        metadata = tmp_path / "sabotage-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.syspath_prepend(str(tmp_path))
 
     return write

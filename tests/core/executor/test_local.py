@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, DataError, WorkerError
 
 
@@ -187,6 +188,41 @@ def test_an_unknown_engine_is_found_before_any_process_starts(start):
 def test_an_answer_that_cannot_be_pickled_is_an_error_and_no_hang(start):
     with pytest.raises(WorkerError, match=r"rank 0 failed in unpicklable"):
         start(ranks=1).call("unpicklable")
+
+
+def test_rebuild_closes_the_engines_and_builds_others_in_the_same_processes(make_executor, tmp_path):
+    executor = make_executor(engine_options={"closed": str(tmp_path / "closed")})
+    group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
+    before = group.call("describe")
+    config = executor._config
+
+    group.rebuild(config.model_copy(update={"trainer": config.trainer.model_copy(update={"total_steps": 8})}))
+
+    after = group.call("describe")
+    assert [(tmp_path / f"closed.{rank}").read_text() for rank in (0, 1)] == ["closed", "closed"]
+    assert [facts["pid"] for facts in after] == [facts["pid"] for facts in before]
+    assert [facts["steps"] for facts in before + after] == [7, 7, 8, 8]
+    assert [event[0] for event in after[0]["events"]] == ["imported", "patched", "built", "built"]
+    ports = [facts["env"]["MASTER_PORT"] for facts in before + after]
+    assert ports[0] == ports[1] != ports[2] == ports[3], "the old store may still be there"
+
+
+def test_an_engine_that_cannot_be_rebuilt_ends_its_group(start):
+    group = start(ranks=2, engine="small")
+    config = RunConfig.model_validate(
+        {
+            "model": {"config": {"model_type": "none"}, "tokenizer": "none"},
+            "data": {"source": "none"},
+            "rewards": [{"function": "none"}],
+            "engine": {"options": {"refuse": "no second engine"}},
+        }
+    )
+
+    with pytest.raises(WorkerError, match=r"failed in rebuild\(\)") as caught:
+        group.rebuild(config)
+
+    assert "no second engine" in caught.value.why
+    assert group.ended
 
 
 def test_close_lets_engines_close_and_ends_processes_and_their_children(make_executor, tmp_path):

@@ -151,6 +151,15 @@ def test_phases_go_forward_only(victim):
         ledger.add([make(phase=Phase.BEFORE_PARALLEL_INIT)])
 
 
+def test_a_ledger_knows_which_phases_it_has_reached(victim):
+    ledger = Ledger()
+    assert not ledger.has_reached(Phase.BEFORE_IMPORT)
+    ledger.apply(Phase.BEFORE_PARALLEL_INIT)
+    assert ledger.has_reached(Phase.BEFORE_IMPORT)
+    assert ledger.has_reached(Phase.BEFORE_PARALLEL_INIT)
+    assert not ledger.has_reached(Phase.BEFORE_BUILD)
+
+
 def test_what_someone_else_patched_over_is_reported_and_left_alone_by_undo(victim):
     ledger = Ledger([make("a"), make("b", target="victim:part")])
     ledger.apply(Phase.BEFORE_BUILD)

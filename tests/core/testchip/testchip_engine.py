@@ -21,6 +21,9 @@ class Engine:
     def __init__(self, context):
         testchip.EVENTS.append(("built", context.process.rank))
         self.context = context
+        refuse = context.config.engine.options.get("refuse")
+        if refuse is not None:
+            raise ValueError(refuse)
         self.rank = context.process.rank
 
     def describe(self):

@@ -1,0 +1,87 @@
+"""Observe each layout of each family once; write the figures into the documentation if asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from anytron.errors import AnytronError
+from tests.backends.megatron.families.observe import Figures, Observation, Truth, compare, observe
+from tests.backends.megatron.families.table import rows, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.trainer.batch import RaggedBatch
+    from tests.backends.megatron.families.layouts import Family, Layout
+
+OPTION = "--families-table"
+_figures: pytest.StashKey[dict[tuple[str, str], Figures]] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, metavar="PAGE", type=Path, help="write the figures of this run into PAGE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_figures] = {}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    page = session.config.getoption(OPTION)
+    if page is not None:
+        write_rows(page, rows(session.config.stash[_figures]))
+
+
+@pytest.fixture(scope="session")
+def trajectories_of(recorded, recorded_images) -> Callable[[Family], RaggedBatch]:
+    return lambda family: recorded_images if family.images else recorded
+
+
+@pytest.fixture(scope="session")
+def truth_of(tiny_family, trajectories_of) -> Callable[[Family], Truth]:
+    truths: dict[str, Truth] = {}
+
+    def get(family: Family) -> Truth:
+        if family.name not in truths:
+            truths[family.name] = Truth.of(tiny_family(family.name), trajectories_of(family))
+        return truths[family.name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def observed(
+    ranks, tiny_family, trajectories_of, policy_loss, tmp_path_factory
+) -> Callable[[Family, Layout], Observation]:
+    scratch = tmp_path_factory.mktemp("observed")
+    observations: dict[tuple[str, str], Observation | Exception] = {}
+
+    def get(family: Family, layout: Layout) -> Observation:
+        key = family.name, layout.name
+        if key not in observations:
+            batch = trajectories_of(family)
+            try:
+                observations[key] = observe(ranks, tiny_family(family.name), layout, batch, policy_loss, scratch)
+            except AnytronError as error:  # once: every failure costs the processes
+                observations[key] = error
+        observation = observations[key]
+        if isinstance(observation, Exception):
+            raise observation
+        return observation
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def figures_of(observed, truth_of, pytestconfig) -> Callable[[Family, Layout], Figures]:
+    """Give the figures of a layout; they are kept for the table."""
+
+    def get(family: Family, layout: Layout) -> Figures:
+        figures = compare(observed(family, layout), observed(family, family.layouts[0]), truth_of(family))
+        pytestconfig.stash[_figures][family.name, layout.name] = figures
+        return figures
+
+    return get

@@ -1,0 +1,97 @@
+"""What is proved of which family: the rows of ``docs/reference/families.md``.
+
+To add a family, give it a tiny model in ``tests/tiny_models.py`` and a row in :data:`FAMILIES`; to add a
+layout, name it here and list it where it applies. What must be refused stands in :data:`REFUSALS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to arrange a model and its sequences.
+
+    Attributes:
+        name: As in the table.
+        parallel: The configuration's section.
+        engine: The same.
+    """
+
+    name: str
+    parallel: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+PADDED = {"sequence_format": "bshd"}
+
+ONE = Layout("one rank")
+ONE_PADDED = Layout("one rank, padded", engine=PADDED)
+TP2 = Layout("TP2", {"tensor_model_parallel_size": 2})
+TP2_PADDED = Layout("TP2, padded", {"tensor_model_parallel_size": 2}, PADDED)
+PP2 = Layout("PP2", {"pipeline_model_parallel_size": 2})
+PP2_PADDED = Layout("PP2, padded", {"pipeline_model_parallel_size": 2}, PADDED)
+VPP2 = Layout("PP2 x VPP2", {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2})
+CP2 = Layout("CP2", {"context_parallel_size": 2})
+CP2_PADDED = Layout("CP2, padded", {"context_parallel_size": 2}, PADDED)
+DP2 = Layout("DP2", {"data_parallel_size": 2})
+EP2 = Layout("EP2", {"data_parallel_size": 2, "expert_model_parallel_size": 2})
+TP2_EP2 = Layout("TP2, EP2", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2})
+TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
+
+ONE_RANK = (ONE, ONE_PADDED)
+DENSE = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED, CP2, CP2_PADDED)
+EXPERTS = (*ONE_RANK, TP2, TP2_EP2, TP2_EP2_PADDED, EP2, PP2, CP2)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family and its layouts.
+
+    Attributes:
+        name: Key of ``tests.tiny_models.CONFIGS``.
+        title: As in the table.
+        layouts: The first is what the others must agree with.
+        images: The trajectories have images in them.
+    """
+
+    name: str
+    title: str
+    layouts: tuple[Layout, ...]
+    images: bool = False
+
+
+FAMILIES = (
+    Family("qwen3", "Qwen3", (*DENSE, VPP2, DP2)),
+    Family("qwen3_tied", "Qwen3, tied", DENSE),
+    Family("qwen2", "Qwen2, tied", DENSE),
+    Family("qwen2_5", "Qwen2.5", DENSE),
+    Family("llama", "Llama", DENSE),
+    Family("qwen3_moe", "Qwen3-MoE", EXPERTS),
+    Family("deepseek_v3", "DeepSeek-V3", EXPERTS),
+    Family("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, images=True),
+    Family("qwen3_vl", "Qwen3-VL, images", DENSE, images=True),
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A configuration that must be refused before anything starts.
+
+    Attributes:
+        family: Key of ``tests.tiny_models.CONFIGS``.
+        layout: What is refused.
+        reason: Regular expression that the error matches.
+    """
+
+    family: str
+    layout: Layout
+    reason: str
+
+
+REFUSALS = (
+    Refusal("qwen3", Layout("TP8", {"tensor_model_parallel_size": 8}), "4 attention heads cannot be split over 8"),
+    Refusal("qwen3", Layout("PP3", {"pipeline_model_parallel_size": 3}), "4 layers cannot be split over 3"),
+)

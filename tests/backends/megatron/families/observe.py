@@ -1,0 +1,191 @@
+"""What an engine computes on recorded trajectories, and how far that is from what it should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from anytron.trainer.updates import UpdatePlan
+from tests.tiny_models import IMAGE_TOKEN, hf_model_class
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from anytron.algorithms.losses import PolicyLoss
+    from anytron.trainer.batch import RaggedBatch
+    from tests.backends.megatron.families.layouts import Layout
+    from tests.backends.megatron.ranks import Ranks
+
+LEARNING_RATE = 0.5
+UPDATES = 3
+SCALE = 1024.0
+"""Factor of the loss in the update that shows the gradient: it moves the weights far more than they are rounded."""
+SMALL = 1e-3
+"""A parameter's gradient counts as nothing if it is smaller than this part of the largest one's."""
+
+Weights = dict[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one engine made of the trajectories.
+
+    Attributes:
+        logits: float32 ``[T, V]``, before any update.
+        half_logits: The same of an engine in bfloat16.
+        log_probs: float32 ``[T]``, before any update.
+        before: Weights as exported before any update.
+        half_before: The same of the engine in bfloat16.
+        after: Weights after three SGD updates without clipping.
+        grad_norms: Of the three updates.
+        gradients: Of a fourth update, by Hugging Face name.
+    """
+
+    logits: Tensor
+    half_logits: Tensor
+    log_probs: Tensor
+    before: Weights
+    half_before: Weights
+    after: Weights
+    grad_norms: list[float]
+    gradients: Weights
+
+
+def observe(
+    ranks: Ranks, model: Path, layout: Layout, batch: RaggedBatch, loss: PolicyLoss, scratch: Path
+) -> Observation:
+    """Build a layout's engine, let it compute everything; then once more in bfloat16 for its logits."""
+    # About three micro-batches, of several sequences each.
+    engine = {"max_tokens_per_micro_batch": batch.num_tokens // 3 + 3, **layout.engine}
+    workers, config = ranks.engine(
+        model, parallel=layout.parallel, engine=engine, optimizer={"lr": LEARNING_RATE, "clip_grad": 0.0}
+    )
+    updates, file = UpdatePlan.from_config(config), scratch / "weights.safetensors"
+
+    def export() -> Weights:
+        workers.export_weights(str(file))
+        return load_file(file)
+
+    logits, log_probs, before = workers.logits(batch), workers.score(batch, updates, "policy"), export()
+    grad_norms = [workers.update(batch, updates, loss)["grad_norm"] for _ in range(UPDATES)]
+    after = export()
+    workers.update(replace(batch, loss_weights=batch.loss_weights * SCALE), updates, loss)
+    moved = export()
+    gradients = {name: (after[name] - moved[name]) / (LEARNING_RATE * SCALE) for name in after}
+
+    half = {"dtype": "bfloat16"}
+    workers, _ = ranks.engine(model, model=half, parallel=layout.parallel, engine=engine)
+    return Observation(logits, workers.logits(batch), log_probs, before, export(), after, grad_norms, gradients)
+
+
+def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
+    """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
+    computed = hf_model_class(AutoConfig.from_pretrained(model)).from_pretrained(model, dtype=dtype).eval()
+    images = batch.images or [None] * batch.num_sequences
+    found = []
+    for tokens, seen in zip(batch.tokens.split(batch.lengths.tolist()), images, strict=True):
+        extra = {} if batch.images is None else {"mm_token_type_ids": (tokens == IMAGE_TOKEN).int()[None]}
+        if seen is not None:
+            extra |= {"pixel_values": seen.pixel_values.to(dtype), "image_grid_thw": seen.grid_thw}
+        with torch.no_grad():
+            found.append(computed(tokens[None], **extra).logits[0].float())
+    return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The numbers of one row of the table; each is 0 where everything is equal.
+
+    Attributes:
+        logits: Largest difference of logits to Hugging Face, float32.
+        half_logits: The same in bfloat16, of Hugging Face's float32 logits.
+        half_rounding: What bfloat16 makes of Hugging Face's own logits: the scale of ``half_logits``.
+        log_probs: Largest difference of log-probs to the family's first layout.
+        gradients: Largest difference of a parameter's gradient to the first layout's, relative to its largest
+            entry.
+        grad_norms: Largest relative difference of gradient norms to the first layout, over the updates.
+        weights: Largest difference of weights to the first layout after the updates.
+        unequal: Tensors of the export, in float32 and bfloat16, that are not the checkpoint's bit for bit.
+        tensors: Tensors of the checkpoint.
+    """
+
+    logits: float
+    half_logits: float
+    half_rounding: float
+    log_probs: float
+    gradients: float
+    grad_norms: float
+    weights: float
+    unequal: tuple[str, ...]
+    tensors: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What every layout of a family is held against.
+
+    Attributes:
+        checkpoint: The model's tensors.
+        logits: Hugging Face's, float32.
+        half_logits: Hugging Face's in bfloat16.
+    """
+
+    checkpoint: Weights
+    logits: Tensor
+    half_logits: Tensor
+
+    @classmethod
+    def of(cls, model: Path, batch: RaggedBatch) -> Truth:
+        """Compute it."""
+        checkpoint: Weights = {}
+        for file in sorted(model.glob("*.safetensors")):
+            checkpoint |= load_file(file)
+        return cls(
+            checkpoint,
+            hugging_face_logits(model, batch, torch.float32),
+            hugging_face_logits(model, batch, torch.bfloat16),
+        )
+
+
+def compare(one: Observation, first: Observation, truth: Truth) -> Figures:
+    """Measure an observation against Hugging Face, the checkpoint and the family's first layout."""
+    return Figures(
+        logits=largest(one.logits - truth.logits),
+        half_logits=largest(one.half_logits - truth.logits),
+        half_rounding=largest(truth.half_logits - truth.logits),
+        log_probs=largest(one.log_probs - first.log_probs),
+        gradients=relative_difference(one.gradients, first.gradients),
+        grad_norms=max(abs(a - b) / b for a, b in zip(one.grad_norms, first.grad_norms, strict=True)),
+        weights=max(largest(one.after[name] - first.after[name]) for name in first.after),
+        unequal=(
+            *unequal_tensors(one.before, truth.checkpoint),
+            *unequal_tensors(one.half_before, truth.checkpoint),
+        ),
+        tensors=len(truth.checkpoint),
+    )
+
+
+def largest(values: Tensor) -> float:
+    """The largest absolute value."""
+    return values.abs().max().item()
+
+
+def relative_difference(gradients: Weights, expected: Weights) -> float:
+    """The largest difference of two sets of gradients, each parameter's relative to its own largest entry."""
+    smallest = SMALL * max(map(largest, expected.values()))
+    return max(largest(gradients[name] - value) / max(largest(value), smallest) for name, value in expected.items())
+
+
+def unequal_tensors(exported: Weights, checkpoint: Weights) -> list[str]:
+    """Names that are not in both, and tensors that are not the checkpoint's, cast to the export's element type."""
+    unequal = sorted(exported.keys() ^ checkpoint.keys())
+    for name in exported.keys() & checkpoint.keys():
+        if not torch.equal(exported[name], checkpoint[name].to(exported[name].dtype)):
+            unequal.append(name)
+    return unequal
