@@ -19,6 +19,7 @@ from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
+from anytron_megatron.conformance import attention_conformance
 from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.losses import PolicyLoss
     from anytron.trainer.batch import RaggedBatch, Topology
-    from anytron.trainer.roles import EngineContext, TrainedRole
+    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
 
 
 NOT_FINITE = "in local grad norm"
@@ -166,6 +167,17 @@ class MegatronEngine:
                 read=self._preparer.unpack,
             )
         return found[0] if parallel.topology().reports else None
+
+    def attention_conformance(self) -> Conformance:
+        """Hold the platform's masks and attention kernels for this model against their definition."""
+        return attention_conformance(
+            self._context.hooks,
+            self._preparer,
+            heads=self._bridge.attention_heads,
+            sizes=self._sizes,
+            device=self._runtime.current_device(),
+            kernels=self._context.platform.portable_modules,
+        )
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
         """Do one optimizer update on this copy's share of a mini-batch."""

@@ -90,16 +90,7 @@ class BatchPreparer:
 
     def prepare(self, batch: RaggedBatch) -> PreparedBatch:
         """Turn a micro-batch into model inputs. Called once for each forward pass."""
-        layout = plan_layout(
-            batch.lengths,
-            format=self._format,
-            tensor_parallel=self._sizes.tensor,
-            shard=self._shard,
-            constraints=self._constraints,
-            context_length=self._context_length,
-            taken_as=self._taken_as,
-            device=self._device,
-        )
+        layout = self.plan(batch.lengths, self._shard)
         tokens = batch.tokens.to(self._device, non_blocking=True)
         inputs = self._hooks.preprocess_sequences(
             ModelInputs(
@@ -110,13 +101,32 @@ class BatchPreparer:
                 extra=self._vision.arguments(batch, layout, self._device) if self._vision else {},
             )
         )
-        request = MaskRequest(
-            self._request.format, self._request.traits, self._request.parallel, self._request.accepted, layout
-        )
-        mask = self._hooks.build_attn_mask(request, self.mask_kind)
+        mask = self.mask_of(layout)
         if mask.padding_mask is not None and batch.only_fills_up:
             mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
         return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch, tokens)
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What about the model decides the mask it needs."""
+        return self._request.traits
+
+    def plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:
+        """Plan how sequences of these lengths, int64 ``[B]``, are arranged on a shard."""
+        return plan_layout(
+            lengths,
+            format=self._format,
+            tensor_parallel=self._sizes.tensor,
+            shard=shard,
+            constraints=self._constraints,
+            context_length=self._context_length,
+            taken_as=self._taken_as,
+            device=self._device,
+        )
+
+    def mask_of(self, layout: SequenceLayout) -> AttnMask:
+        """Ask the platform for the mask of a layout."""
+        return self._hooks.build_attn_mask(replace(self._request, layout=layout), self.mask_kind)
 
     def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, ...]:
         """Bring a model's scores back to the micro-batch's tokens.

@@ -15,6 +15,7 @@ import torch
 
 from anytron.errors import ConfigError, EngineError
 from anytron.masks import MaskKind, ModelTraits
+from anytron_megatron.conformance import AttentionHeads
 from anytron_megatron.loading import load_weights
 from anytron_megatron.precision import refuse_missing_quantisation
 from anytron_megatron.vision import VisionInputs
@@ -134,6 +135,15 @@ class WeightBridge:
     def context_length(self) -> int:
         """Longest sequence that the model can take, in tokens."""
         return int(self.config.max_position_embeddings)
+
+    @property
+    def attention_heads(self) -> AttentionHeads:
+        """The model's full attention."""
+        config = self.config
+        heads = config.num_attention_heads
+        if config.multi_latent_attention:
+            return AttentionHeads(heads, heads, config.qk_head_dim + config.qk_pos_emb_head_dim, config.v_head_dim)
+        return AttentionHeads(heads, config.num_query_groups or heads, config.kv_channels, config.kv_channels)
 
     @property
     def traits(self) -> ModelTraits:

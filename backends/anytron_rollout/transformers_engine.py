@@ -96,6 +96,18 @@ class TransformersEngine:
                 responses[index].append(response)
         return responses
 
+    @torch.inference_mode()
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits of given sequences, each by itself and without padding."""
+        device = self._runtime.current_device()
+        found = []
+        for sequence in sequences:
+            input_ids = torch.tensor([sequence.tokens])
+            arguments = {} if sequence.images is None else self._image_arguments([sequence.images], input_ids)
+            output = self._model(input_ids.to(device), **{name: value.to(device) for name, value in arguments.items()})
+            found.append(output.logits[0].float().cpu())
+        return found
+
     def describe(self) -> Mapping[str, Any]:
         """Name the engine, its versions, the device, and what was patched in this process."""
         return {

@@ -83,6 +83,31 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
+@app.command()
+def verify(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list of {check, max_abs_diff, tolerance, status, detail}.")
+    ] = False,
+) -> None:
+    """Check that this model, in this layout, on this machine, is computed right - before money is spent.
+
+    With the run's own model, prompts and parallel sizes: logits against Hugging Face, packed against
+    padded sequences, the parallel layout against one rank, exported weights against the checkpoint bit
+    for bit, log-probs of the rollout against training's, and the platform's masks and attention against
+    their definition. The exit status is 1 if a check fails; one that cannot be made here is skipped
+    with its reason.
+
+    Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
+    """
+    from anytron.cli.verify import run_verification
+
+    signal.signal(signal.SIGTERM, _terminate)
+    if not run_verification(config, overrides or [], as_json=as_json):
+        raise typer.Exit(1)
+
+
 def _terminate(number: int, frame: object) -> NoReturn:
     """Unwind at SIGTERM, which schedulers send, so that neither processes nor exchanged weights are left."""
     del frame

@@ -64,6 +64,22 @@ class EngineContext:
     process: ProcessInfo
 
 
+@dataclass(frozen=True)
+class Conformance:
+    """How far a platform's answers are from the definition.
+
+    Attributes:
+        difference: The largest: of a kernel's values and gradients, or 1 for each pair of tokens that a mask
+            lets through or hides wrongly.
+        tolerance: What it may be.
+        detail: What was compared.
+    """
+
+    difference: float
+    tolerance: float
+    detail: str
+
+
 class TrainingEngine(Protocol):
     """One rank of the training engine. All ranks receive the same calls in the same order."""
 
@@ -89,6 +105,13 @@ class TrainingEngine(Protocol):
         Returns:
             float32 ``[T, V]`` on reporting ranks (a host tensor), None elsewhere. Row t holds the logits
             *after* token t, untouched by the temperature; V is the real vocabulary.
+        """
+
+    def attention_conformance(self) -> Conformance | None:
+        """Hold the platform's masks and attention kernels for this model against their definition, in float64.
+
+        Returns:
+            What was found on this rank; None if the engine has nothing to check.
         """
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
@@ -164,6 +187,13 @@ class RolloutEngine(Protocol):
 
     def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
         """Sample ``samples_per_prompt`` responses for each prompt, in order."""
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits of given sequences, each by itself and without padding.
+
+        Returns:
+            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature.
+        """
 
     def load_weights(self, manifest: WeightManifest) -> int:
         """Take new weights, verify every checksum, and return the version now in use.

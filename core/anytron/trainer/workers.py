@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.losses import PolicyLoss
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor, WorkerGroup
-    from anytron.trainer.roles import PromptInputs, Response, SamplingParams, TrainedRole, WeightManifest
+    from anytron.trainer.roles import Conformance, PromptInputs, Response, SamplingParams, TrainedRole, WeightManifest
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 RANK_VALUES = ("grad_norm", "lr")
@@ -90,6 +90,11 @@ class TrainingWorkers:
         ]
         return logits[0]
 
+    def attention_conformance(self) -> Conformance | None:
+        """The rank that is furthest from the definition."""
+        found: list[Conformance | None] = self.group.call("attention_conformance")
+        return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
+
     def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
         shares = updates.micro_batches(mini_batch, self.copies)
@@ -134,6 +139,11 @@ class RolloutWorkers:
         """Sample responses for each prompt."""
         responses: list[list[Response]] = self.group.call("generate", prompts, sampling, seed)[0]
         return responses
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
+        logits: list[Tensor] = self.group.call("logits", sequences)[0]
+        return logits
 
     def load_weights(self, manifest: WeightManifest) -> None:
         """Take new weights; every checksum is verified by the engine."""

@@ -1,0 +1,89 @@
+"""``anytron verify``: the checks, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anytron.cli.prepare import prepare_run
+from anytron.components import load_component
+from anytron.config.checks import check_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.verification import CheckResult
+
+_COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
+    """Make all checks and print what they found.
+
+    The standard output has the table or the JSON list only; what is being done, and which platform is
+    used, goes to the error output. Nothing is written into ``trainer.output_dir``; the files of the
+    checks, logs of worker processes above all, lie in a temporary directory, which is kept if a check
+    fails.
+
+    Returns:
+        Whether no check failed.
+
+    Raises:
+        AnytronError: The configuration, the data or the machine is not fit for the run.
+    """
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    prepared = prepare_run(path, overrides)
+    notes.print(prepared.platform_line, markup=False)
+    for remark in prepared.remarks:
+        notes.print(remark, markup=False)
+    config, session = prepared.config, prepared.session
+    check_config(config, session.platform, session.probe)
+    executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
+
+    from anytron.verification.checks import verify  # torch: only when nothing has been found wrong so far
+
+    directory = Path(tempfile.mkdtemp(prefix="anytron-verify-"))
+    trainer = config.trainer.model_copy(update={"output_dir": str(directory)})
+    config = config.model_copy(update={"trainer": trainer})
+    with notes.status("") as status, executor_class(config, session) as executor:
+        results = verify(config, session, executor, lambda what: status.update(f"{what} ..."))
+    passed = all(result.status != "failed" for result in results)
+    if as_json:
+        print(json.dumps([result.as_json() for result in results], indent=2))
+    else:
+        _print_table(results)
+    if passed:
+        shutil.rmtree(directory)
+    else:
+        notes.print(f"logs of the processes: {directory / 'logs'}", markup=False)
+    return passed
+
+
+def _print_table(results: Sequence[CheckResult]) -> None:
+    from rich.table import Table
+
+    from anytron.cli.tables import print_table
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("check", "left"), ("max abs diff", "right"), ("tolerance", "right"), ("status", "left")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("detail")
+    for result in results:
+        color = _COLORS[result.status.value]
+        table.add_row(
+            result.check,
+            _number(result.max_abs_diff),
+            _number(result.tolerance),
+            f"[{color}]{result.status.value}[/]",
+            result.detail.replace("[", r"\["),
+        )
+    print_table(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"

@@ -1,0 +1,224 @@
+"""The checks, and the order in which they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.config.schema import ParallelSection
+from anytron.errors import AnytronError, ConfigError
+from anytron.trainer.initial_model import model_directory, write_random_model
+from anytron.trainer.preparation import prepare
+from anytron.trainer.workers import TrainingWorkers, start_workers
+from anytron.verification.observation import WHOLE_LOGITS, Observation, observe
+from anytron.verification.report import CheckResult, failed, measured, skipped
+from anytron.verification.tolerances import FACTORS, tolerance
+from anytron.verification.trajectories import Trajectories, sample_trajectories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.config.schema import RunConfig
+    from anytron.executor.protocol import Executor
+    from anytron.plugins import Session
+    from anytron.trainer.workers import RolloutWorkers
+
+CHECKS = (
+    "mask-conformance",
+    "export-equals-import",
+    "hf-logits",
+    "rollout-equals-training",
+    "packed-equals-padded",
+    "parallel-equals-single",
+)
+"""In the order of the report."""
+
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
+
+
+def verify(config: RunConfig, session: Session, executor: Executor, tell: Callable[[str], None]) -> list[CheckResult]:
+    """Make all checks.
+
+    Args:
+        config: The run, complete and checked; ``trainer.output_dir`` is where its own files may go.
+        session: The driver's plugins.
+        executor: Starts the workers; the caller closes it.
+        tell: Is told what is being done.
+
+    Returns:
+        One result for each of :data:`CHECKS`, in that order. What an engine refuses, or a process that
+        dies, fails the check that met it and those that needed it.
+
+    Raises:
+        ConfigError: The configuration names something impossible or missing.
+        DataError: The prompts are not usable.
+    """
+    tell("preparing prompts and weights")
+    task = prepare(config)
+    write_random_model(config, task.tokenizer)
+    tell("starting the engines")
+    trainer, rollout = start_workers(executor, config)
+    run = _Run(config, session, executor, trainer, rollout, tell)
+    results: dict[str, CheckResult] = {}
+
+    def attempt(check: str, make: Callable[[], CheckResult]) -> None:
+        tell(check)
+        try:
+            results[check] = make()
+        except AnytronError as error:
+            results[check] = failed(check, _in_words(error))
+
+    attempt("mask-conformance", run.mask_conformance)
+    attempt("export-equals-import", run.export_equals_import)
+    tell("sampling responses")
+    try:
+        run.trajectories = sample_trajectories(config, task, rollout)
+        run.own = observe(trainer, config, run.trajectories.batch)
+    except AnytronError as error:
+        return [results.get(check) or failed(check, _in_words(error)) for check in CHECKS]
+    attempt("hf-logits", run.hf_logits)
+    attempt("rollout-equals-training", run.rollout_equals_training)
+    attempt("packed-equals-padded", run.packed_equals_padded)
+    attempt("parallel-equals-single", run.parallel_equals_single)
+    return [results[check] for check in CHECKS]
+
+
+class _Run:
+    """What the checks share: the engines, the trajectories, and the configured engine's values."""
+
+    trajectories: Trajectories
+    own: Observation
+
+    def __init__(
+        self,
+        config: RunConfig,
+        session: Session,
+        executor: Executor,
+        trainer: TrainingWorkers,
+        rollout: RolloutWorkers,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._executor = executor
+        self._trainer = trainer
+        self._rollout = rollout
+        self._tell = tell
+
+    def mask_conformance(self) -> CheckResult:
+        """The platform's masks let through the pairs of the definition, and its kernels compute them."""
+        conformance = self._trainer.attention_conformance()
+        if conformance is None:
+            return skipped("mask-conformance", "the training engine does not offer this check")
+        return measured("mask-conformance", conformance.difference, conformance.tolerance, conformance.detail)
+
+    def export_equals_import(self) -> CheckResult:
+        """The exported weights are the checkpoint's, bit for bit; the rollout engine takes them."""
+        from safetensors.torch import load_file
+
+        file = Path(self._config.trainer.output_dir) / "verified.safetensors"
+        manifest = self._trainer.export_weights(str(file))
+        self._rollout.load_weights(manifest)
+        exported = load_file(file)
+        file.unlink()
+        checkpoint: dict[str, torch.Tensor] = {}
+        for part in sorted(model_directory(self._config).glob("*.safetensors")):
+            checkpoint |= load_file(part)
+        missing = sorted(checkpoint.keys() - exported.keys() - self._not_exported(checkpoint, exported))
+        unknown = sorted(exported.keys() - checkpoint.keys())
+        if missing or unknown:
+            name = (missing or unknown)[0]
+            where = "the checkpoint only" if missing else "the export only"
+            detail = f"{len(missing) + len(unknown)} tensors are in one of both, the first, {name}, in {where}"
+            return failed("export-equals-import", detail)
+        worst, unequal = 0.0, []
+        for name, tensor in exported.items():
+            original = checkpoint[name].to(tensor.dtype)
+            if not torch.equal(tensor, original):
+                unequal.append(name)
+                worst = max(worst, float((tensor.double() - original.double()).abs().max()))
+        detail = f"{len(exported)} tensors" if not unequal else f"{len(unequal)} differ, the first is {unequal[0]}"
+        # Equal values can differ in bits (zeros of both signs do not count as different).
+        return measured("export-equals-import", worst, 0.0, detail)
+
+    @staticmethod
+    def _not_exported(checkpoint: dict[str, torch.Tensor], exported: dict[str, torch.Tensor]) -> set[str]:
+        """Names of a tied weight that stands twice in the checkpoint and once in the export."""
+        tied = {"lm_head.weight"} & checkpoint.keys() - exported.keys()
+        same = [name for name in exported if name.endswith("embed_tokens.weight")]
+        return {name for name in tied if any(torch.equal(checkpoint[name], checkpoint[other]) for other in same)}
+
+    def hf_logits(self) -> CheckResult:
+        """Logits of the same weights in Hugging Face, in a process that nothing of the training engine touches."""
+        expected = torch.cat(self._rollout.logits(self.trajectories.sequences[:WHOLE_LOGITS]))
+        found = self.own.logits
+        if found.shape[1] > expected.shape[1]:
+            found = found[:, : expected.shape[1]]
+        limit = tolerance(self._config.model.dtype, expected)
+        detail = f"{len(expected)} tokens, {expected.shape[1]} logits each, up to {float(expected.abs().max()):.3g}"
+        return measured("hf-logits", _largest(found - expected[:, : found.shape[1]]), limit, detail)
+
+    def rollout_equals_training(self) -> CheckResult:
+        """Log-probs of sampled tokens: as the rollout engine saw them, and as training computes them."""
+        batch = self.trajectories.batch
+        assert batch.rollout_log_probs is not None
+        drawn = batch.response_mask
+        seen, computed = batch.rollout_log_probs[drawn], self.own.log_probs[drawn]
+        limit = tolerance(self._config.model.dtype, seen)
+        detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
+        return measured("rollout-equals-training", _largest(seen - computed), limit, detail)
+
+    def packed_equals_padded(self) -> CheckResult:
+        """The other sequence format, in the same processes."""
+        check = "packed-equals-padded"
+        other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
+        config = self._config.model_copy(
+            update={"engine": self._config.engine.model_copy(update={"sequence_format": other})}
+        )
+        try:
+            self._session.hooks.configure(config)
+        except ConfigError as error:
+            return skipped(check, f"{other} is refused for this model and layout: {error.why or error.what}")
+        self._trainer.group.rebuild(config)
+        found = observe(TrainingWorkers.of(self._trainer.group), config, self.trajectories.batch)
+        return self._compare(check, found, f"{self._config.engine.sequence_format} and {other}")
+
+    def parallel_equals_single(self) -> CheckResult:
+        """One rank that holds everything; the configured ranks end first, to free their memory."""
+        check = "parallel-equals-single"
+        ranks = self._config.parallel.world_size
+        if ranks == 1:
+            return skipped(check, "the configured layout has one rank")
+        config = self._config.model_copy(update={"parallel": ParallelSection()})
+        self._executor.close()
+        try:
+            group = self._executor.start("trainer", "anytron.training_engines", config.engine.name, 1)
+            found = observe(TrainingWorkers.of(group), config, self.trajectories.batch)
+        except AnytronError as error:
+            if any(words in str(error) for words in _OUT_OF_MEMORY):
+                return skipped(check, "the model does not fit on one rank")
+            raise
+        return self._compare(check, found, f"{ranks} ranks and one")
+
+    def _compare(self, check: str, found: Observation, what: str) -> CheckResult:
+        """Log-probs decide, and the norm of the gradient, as an absolute difference of the same scale."""
+        dtype = self._config.model.dtype
+        log_probs = _largest(found.log_probs - self.own.log_probs)
+        limit = tolerance(dtype, self.own.log_probs)
+        relative = abs(found.grad_norm - self.own.grad_norm) / max(self.own.grad_norm, 1e-12)
+        detail = f"{what}: log-probs {log_probs:.2g}, gradient norm {relative:.2g} relative"
+        result = measured(check, log_probs, limit, detail)
+        # Gradients add up what the forward passes differ by: ten times their factor.
+        if relative > 10 * FACTORS[dtype]:
+            return failed(check, f"{detail}, which may be {10 * FACTORS[dtype]:.2g}")
+        return result
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _in_words(error: AnytronError) -> str:
+    return " ".join(part for part in (error.what, error.why) if part)

@@ -1,0 +1,56 @@
+"""What one training engine makes of the trajectories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.algorithms.losses import PolicyLoss
+from anytron.trainer.updates import UpdatePlan
+from anytron.verification.trajectories import SAMPLES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.trainer.batch import RaggedBatch
+    from anytron.trainer.workers import TrainingWorkers
+
+WHOLE_LOGITS = 4
+"""Sequences whose whole logits are compared: with a large vocabulary they fill memory fast."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Values of an engine, before any update.
+
+    Attributes:
+        logits: float32 ``[T', V]`` of the first sequences.
+        log_probs: float32 ``[T]`` of all.
+        grad_norm: L2 norm of the gradient of one update on all of them, before clipping.
+    """
+
+    logits: Tensor
+    log_probs: Tensor
+    grad_norm: float
+
+
+def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:
+    """Let an engine compute everything; the update comes last, because it changes the weights."""
+    plan = replace(UpdatePlan.from_config(config), epochs=1, count=1, group_size=SAMPLES)
+    loss = PolicyLoss.from_config(config.algorithm)
+    logits = trainer.logits(first_sequences(batch))
+    scores = trainer.token_scores(batch, plan, "policy")
+    batch = replace(batch, old_log_probs=scores.log_probs, routing=scores.routing)
+    if loss.kl_coefficient > 0.0:
+        batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
+    mini_batch = next(plan.mini_batches(batch, config.trainer.seed))
+    grad_norm = trainer.update(mini_batch, plan, loss)["grad_norm"]
+    return Observation(logits, scores.log_probs, grad_norm)
+
+
+def first_sequences(batch: RaggedBatch) -> RaggedBatch:
+    """Take the sequences whose whole logits are compared."""
+    return batch.select(torch.arange(min(WHOLE_LOGITS, batch.num_sequences)))

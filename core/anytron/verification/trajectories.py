@@ -1,0 +1,64 @@
+"""What the checks compute on: the run's own prompts, and responses sampled by its rollout engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.algorithms.advantages import broadcast_to_tokens
+from anytron.trainer.roles import PromptInputs
+from anytron.trainer.seeds import derive_seed
+from anytron.trainer.trajectories import assemble, make_samples
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+    from anytron.rewards.sample import Sample
+    from anytron.trainer.batch import RaggedBatch
+    from anytron.trainer.preparation import Task
+    from anytron.trainer.workers import RolloutWorkers
+
+PROMPTS = 4
+SAMPLES = 2
+MAX_NEW_TOKENS = 32
+"""Enough for every kind of position to occur, little enough to take seconds."""
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Sampled responses.
+
+    Attributes:
+        samples: As rewards would see them.
+        batch: The same for training; advantages are of random sign, so that gradients are far from zero.
+        sequences: For each sample, prompt and response together, with its images.
+    """
+
+    samples: list[Sample]
+    batch: RaggedBatch
+    sequences: list[PromptInputs]
+
+
+def sample_trajectories(config: RunConfig, task: Task, rollout: RolloutWorkers) -> Trajectories:
+    """Draw prompts and sample responses, with the weights that the rollout engine has now."""
+    copies = config.parallel.data_parallel_size
+    # Every copy gets sequences of its own, in every mini-batch.
+    prompts = task.draw(max(PROMPTS, -(-copies * config.algorithm.mini_batches // SAMPLES)))
+    sampling = replace(
+        task.sampling,
+        samples_per_prompt=SAMPLES,
+        max_new_tokens=min(MAX_NEW_TOKENS, task.sampling.max_new_tokens),
+        min_new_tokens=min(MAX_NEW_TOKENS, task.sampling.min_new_tokens),
+    )
+    inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
+    responses = rollout.generate(inputs, sampling, derive_seed(config.trainer.seed, "verify", 1))
+    samples = make_samples(prompts, responses, SAMPLES, task.tokenizer)
+    batch = assemble(samples, config.rollout.temperature)
+    signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])
+    advantages = broadcast_to_tokens(signs, batch.lengths, batch.response_mask)
+    sequences = [
+        PromptInputs(sample.prompt_tokens + sample.response_tokens, inputs[index // SAMPLES].images)
+        for index, sample in enumerate(samples)
+    ]
+    return Trajectories(samples, replace(batch, advantages=advantages), sequences)

@@ -1,0 +1,125 @@
+"""``anytron verify`` as a person runs it: what is right passes, and what is broken fails the check that is about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anytron.verification import CHECKS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
+PLUGIN = """
+from anytron import hookimpl
+from anytron.masks import AttnMask, MaskKind
+from anytron.patches import Patch, Phase
+
+def forgetting(original):
+    return lambda tensor, group=None: tensor
+
+def permuting(original):
+    def export(self, chunks):
+        for name, tensor in original(self, chunks):
+            yield name, tensor.flip(0) if name.endswith("layers.0.mlp.down_proj.weight") else tensor
+    return export
+
+class Sabotage:
+    name = "sabotage"
+
+    @hookimpl
+    def build_attn_mask(self, request):
+        if {mask}:
+            return AttnMask(MaskKind.NONE, "padding")
+
+    @hookimpl
+    def patch_model(self, phase, context):
+        if phase is not Phase.BEFORE_BUILD or context.role != "trainer":
+            return []
+        patches = [("megatron.core.tensor_parallel.mappings:_reduce", forgetting)] if {reduce} else []
+        patches += [("anytron_megatron.weights:WeightBridge.export", permuting)] if {export} else []
+        return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test of the test",
+                      replacement=replacement) for number, (target, replacement) in enumerate(patches)]
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Write an extension that breaks what is named; give the environment in which it is installed."""
+
+    def write(**broken: bool) -> dict[str, str]:
+        settings = {"mask": False, "reduce": False, "export": False, **broken}
+        (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
+        metadata = tmp_path / "sabotage-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
+        return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    return write
+
+
+def verify(*arguments: str, environment: dict[str, str] | None = None):
+    command = [sys.executable, "-m", "anytron", "verify", str(EXAMPLE), *arguments]
+    done = subprocess.run(
+        command, env=environment or dict(os.environ), capture_output=True, text=True, check=False, timeout=500
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def verify_json(*arguments: str, environment: dict[str, str] | None = None):
+    code, output, errors = verify(*arguments, "--json", environment=environment)
+    assert output, errors
+    results = json.loads(output)
+    assert [result["check"] for result in results] == list(CHECKS)
+    assert all(set(result) == {"check", "max_abs_diff", "tolerance", "status", "detail"} for result in results)
+    return code, {result["check"]: result for result in results}
+
+
+def with_status(results, status):
+    return {name for name, result in results.items() if result["status"] == status}
+
+
+def test_two_ranks_that_compute_right_pass_every_check():
+    code, results = verify_json("parallel.tensor_model_parallel_size=2")
+    assert code == 0
+    assert with_status(results, "passed") == set(CHECKS), results
+    assert all(result["max_abs_diff"] <= result["tolerance"] for result in results.values())
+    assert results["export-equals-import"]["max_abs_diff"] == 0
+
+
+def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
+    arguments = ("parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=false")
+    code, results = verify_json(*arguments, environment=install(reduce=True))
+    assert code == 1
+    # One rank alone needs no sum, so that the comparison with it shows the fault, as Hugging Face does.
+    failing = {"hf-logits", "rollout-equals-training", "parallel-equals-single"}
+    assert with_status(results, "failed") == failing, results
+
+
+def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
+    code, results = verify_json(environment=install(mask=True, export=True))
+    assert code == 1
+    assert results["mask-conformance"]["max_abs_diff"] > 1
+    assert "down_proj" in results["export-equals-import"]["detail"]
+    # The rollout engine has the permuted weight.
+    failing = {"mask-conformance", "export-equals-import", "hf-logits", "rollout-equals-training"}
+    assert with_status(results, "failed") == failing, results
+    assert results["parallel-equals-single"] == {
+        "check": "parallel-equals-single",
+        "max_abs_diff": None,
+        "tolerance": None,
+        "status": "skipped",
+        "detail": "the configured layout has one rank",
+    }
+
+
+def test_a_configuration_that_cannot_run_is_refused_before_anything_starts():
+    code, output, errors = verify("parallel.tensor_model_parallel_size=3", "--json")
+    assert code == 1
+    assert output == ""
+    assert "cannot be split over 3 ranks" in errors
