@@ -42,7 +42,7 @@ class Sabotage:
             return []
         patches = [("megatron.core.tensor_parallel.mappings:_reduce", forgetting)] if {reduce} else []
         patches += [("anytron_megatron.weights:WeightBridge.export", permuting)] if {export} else []
-        return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test of the test",
+        return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test",
                       replacement=replacement) for number, (target, replacement) in enumerate(patches)]
 """
 

@@ -50,8 +50,8 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     directory = Path(tempfile.mkdtemp(prefix="anytron-verify-"))
     trainer = config.trainer.model_copy(update={"output_dir": str(directory)})
     config = config.model_copy(update={"trainer": trainer})
-    with notes.status("") as status, executor_class(config, session) as executor:
-        results = verify(config, session, executor, lambda what: status.update(f"{what} ..."))
+    with notes.status("") as status:
+        results = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
     passed = all(result.status != "failed" for result in results)
     if as_json:
         print(json.dumps([result.as_json() for result in results], indent=2))

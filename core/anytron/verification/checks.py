@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
     from anytron.plugins import Session
-    from anytron.trainer.workers import RolloutWorkers
+    from anytron.trainer.preparation import Task
+
+    ExecutorMaker = Callable[[RunConfig, Session], Executor]
 
 CHECKS = (
     "mask-conformance",
@@ -38,13 +40,15 @@ CHECKS = (
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
-def verify(config: RunConfig, session: Session, executor: Executor, tell: Callable[[str], None]) -> list[CheckResult]:
+def verify(
+    config: RunConfig, session: Session, make_executor: ExecutorMaker, tell: Callable[[str], None]
+) -> list[CheckResult]:
     """Make all checks.
 
     Args:
         config: The run, complete and checked; ``trainer.output_dir`` is where its own files may go.
         session: The driver's plugins.
-        executor: Starts the workers; the caller closes it.
+        make_executor: The executor's class: a layout of another size needs processes of its own.
         tell: Is told what is being done.
 
     Returns:
@@ -59,8 +63,11 @@ def verify(config: RunConfig, session: Session, executor: Executor, tell: Callab
     task = prepare(config)
     write_random_model(config, task.tokenizer)
     tell("starting the engines")
-    trainer, rollout = start_workers(executor, config)
-    run = _Run(config, session, executor, trainer, rollout, tell)
+    with make_executor(config, session) as executor:
+        return _check(_Run(config, session, make_executor, executor), task, tell)
+
+
+def _check(run: _Run, task: Task, tell: Callable[[str], None]) -> list[CheckResult]:
     results: dict[str, CheckResult] = {}
 
     def attempt(check: str, make: Callable[[], CheckResult]) -> None:
@@ -74,8 +81,7 @@ def verify(config: RunConfig, session: Session, executor: Executor, tell: Callab
     attempt("export-equals-import", run.export_equals_import)
     tell("sampling responses")
     try:
-        run.trajectories = sample_trajectories(config, task, rollout)
-        run.own = observe(trainer, config, run.trajectories.batch)
+        run.sample(task)
     except AnytronError as error:
         return [results.get(check) or failed(check, _in_words(error)) for check in CHECKS]
     attempt("hf-logits", run.hf_logits)
@@ -91,21 +97,17 @@ class _Run:
     trajectories: Trajectories
     own: Observation
 
-    def __init__(
-        self,
-        config: RunConfig,
-        session: Session,
-        executor: Executor,
-        trainer: TrainingWorkers,
-        rollout: RolloutWorkers,
-        tell: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: RunConfig, session: Session, make_executor: ExecutorMaker, executor: Executor) -> None:
         self._config = config
         self._session = session
+        self._make_executor = make_executor
         self._executor = executor
-        self._trainer = trainer
-        self._rollout = rollout
-        self._tell = tell
+        self._trainer, self._rollout = start_workers(executor, config)
+
+    def sample(self, task: Task) -> None:
+        """Sample responses, and let the configured engine compute everything on them."""
+        self.trajectories = sample_trajectories(self._config, task, self._rollout)
+        self.own = observe(self._trainer, self._config, self.trajectories.batch)
 
     def mask_conformance(self) -> CheckResult:
         """The platform's masks let through the pairs of the definition, and its kernels compute them."""
@@ -194,8 +196,9 @@ class _Run:
         config = self._config.model_copy(update={"parallel": ParallelSection()})
         self._executor.close()
         try:
-            group = self._executor.start("trainer", "anytron.training_engines", config.engine.name, 1)
-            found = observe(TrainingWorkers.of(group), config, self.trajectories.batch)
+            with self._make_executor(config, self._session) as executor:
+                group = executor.start("trainer", "anytron.training_engines", config.engine.name, 1)
+                found = observe(TrainingWorkers.of(group), config, self.trajectories.batch)
         except AnytronError as error:
             if any(words in str(error) for words in _OUT_OF_MEMORY):
                 return skipped(check, "the model does not fit on one rank")
