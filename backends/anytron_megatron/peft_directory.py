@@ -37,7 +37,7 @@ def write_adapter(
         section: ``model.lora``.
         base: The model that the adapter belongs to.
         experts: The model has experts.
-        vision: The model has a vision tower, whose layers may be called as those of the language model.
+        vision: The model has a vision tower, in which the last parts of names may be the same.
     """
     from peft import LoraConfig
 

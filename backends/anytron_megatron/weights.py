@@ -39,6 +39,11 @@ SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Copies of the embedding and the output layer in multi-token prediction modules, which share them with the model."""
 
 
+_OLD_STACK, _STACK = "base_model.model.model.layers.", "base_model.model.model.language_model.layers."
+"""Layers of a vision-language model in files of the older form (Qwen2.5-VL), and in transformers 5, as PEFT sees them;
+mcore-bridge exports adapters in the former and reads both."""
+
+
 class WeightBridge:
     """One Hugging Face model directory, seen as a Megatron model.
 
@@ -229,7 +234,7 @@ class WeightBridge:
         weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, peft_format=True)
         for name, tensor in weights:
             if tensor is not None:
-                yield name, tensor
+                yield name.replace(_OLD_STACK, _STACK, 1) if self.traits.vision else name, tensor
 
     def close(self) -> None:
         """Make mcore-bridge forget its process group, which it would use after the group has ended.

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from tests.tiny_models import hf_model_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 RANK, ALPHA = 4, 3.0
@@ -33,9 +33,10 @@ ALONE = {"o_proj", "down_proj", "out_proj", "q_a_proj", "q_b_proj", "kv_a_proj_w
 LANGUAGE = ("model.layers.", "model.language_model.layers.")
 
 
-def weight_of(tensor_name: str) -> str:
-    """The weight that ``base_model.model.X.lora_A.weight`` (or ``lora_B``) belongs to."""
-    return tensor_name.removeprefix("base_model.model.").replace(".lora_A.", ".").replace(".lora_B.", ".")
+def weight_of(tensor_name: str, weights: Collection[str]) -> str:
+    """The weight in a file that ``base_model.model.X.lora_A.weight`` (or ``lora_B``) belongs to."""
+    name = tensor_name.removeprefix("base_model.model.").replace(".lora_A.", ".").replace(".lora_B.", ".")
+    return name if name in weights else name.replace(LANGUAGE[1], LANGUAGE[0])
 
 
 def shared_group(module: str) -> str:
@@ -48,8 +49,11 @@ def shared_group(module: str) -> str:
 def write_random_adapter(model: Path, directory: Path) -> Path:
     """Write an adapter of every linear layer of a tiny model, both factors far from zero."""
     generator, first_factors, tensors = torch.Generator().manual_seed(5), {}, {}
-    for name, weight in load_file(model / "model.safetensors").items():
-        module = name.removesuffix(".weight")
+    weights = load_file(model / "model.safetensors")
+    vision = any("visual." in name for name in weights)
+    for name, weight in weights.items():
+        # Files may have an older form of the names, PEFT has those of the modules.
+        module = (name.replace(*LANGUAGE) if vision else name).removesuffix(".weight")
         leaf = module.rpartition(".")[2]
         if not name.startswith(LANGUAGE) or not any(leaf in group for group in (*SHARED, ALONE)):
             continue
@@ -70,7 +74,7 @@ def write_random_adapter(model: Path, directory: Path) -> Path:
                 "r": RANK,
                 "lora_alpha": ALPHA,
                 "use_rslora": True,
-                "target_modules": sorted({weight_of(name).split(".")[-2] for name in tensors}),
+                "target_modules": sorted({name.split(".")[-3] for name in tensors}),
             }
         )
     )

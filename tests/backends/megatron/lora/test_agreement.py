@@ -23,7 +23,7 @@ SPLITS = {
     ("qwen3_moe", "ep2"): {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}},
     ("deepseek_v3", "tp2-sp-ep2"): {"parallel": {**TP2, "expert_model_parallel_size": 2}},
 }
-FAMILIES = ["qwen3", "qwen3_moe", "deepseek_v3"]
+FAMILIES = ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"]
 
 
 def differences(one, other):
@@ -79,8 +79,8 @@ def test_the_model_itself_is_what_it_was_and_the_merged_one_adds_b_times_a(famil
     before = load_file(tiny_family(family) / "model.safetensors")
     merged = load_file(trained.directory / "merged.safetensors")
     saved = load_file(trained.directory / "hf" / "model.safetensors")
-    second_factors = {weight_of(name): value for name, value in trained.adapter.items() if ".lora_B." in name}
-    first_factors = {weight_of(name): value for name, value in trained.adapter.items() if ".lora_A." in name}
+    second_factors = {weight_of(name, before): value for name, value in trained.adapter.items() if ".lora_B." in name}
+    first_factors = {weight_of(name, before): value for name, value in trained.adapter.items() if ".lora_A." in name}
 
     assert merged.keys() == before.keys() == saved.keys()
     for name, weight in before.items():
