@@ -43,6 +43,7 @@ TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
 
 ONE_RANK = (ONE, ONE_PADDED)
 DENSE = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED, CP2, CP2_PADDED)
+RECURRENT = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED)
 EXPERTS = (*ONE_RANK, TP2, TP2_EP2, TP2_EP2_PADDED, EP2, PP2, CP2)
 
 
@@ -71,6 +72,8 @@ FAMILIES = (
     Family("llama", "Llama", DENSE),
     Family("qwen3_moe", "Qwen3-MoE", EXPERTS),
     Family("deepseek_v3", "DeepSeek-V3", EXPERTS),
+    Family("qwen3_next", "Qwen3-Next", (*RECURRENT, TP2_EP2, TP2_EP2_PADDED)),
+    Family("qwen3_5", "Qwen3.5", RECURRENT),
     Family("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, images=True),
     Family("qwen3_vl", "Qwen3-VL, images", DENSE, images=True),
 )
@@ -93,5 +96,7 @@ class Refusal:
 
 REFUSALS = (
     Refusal("qwen3", Layout("TP8", {"tensor_model_parallel_size": 8}), "4 attention heads cannot be split over 8"),
+    Refusal("qwen3_5", CP2, "Gated DeltaNet"),
+    Refusal("qwen3_next", CP2_PADDED, "Gated DeltaNet"),
     Refusal("qwen3", Layout("PP3", {"pipeline_model_parallel_size": 3}), "4 layers cannot be split over 3"),
 )
