@@ -161,6 +161,8 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
                 parameter.add_(torch.randn_like(parameter) * 0.02)
             elif name.endswith("embed_tokens.weight"):  # token 0 pads: its row is zero, and so is what it leads to
                 parameter[0].normal_(std=0.02)
+            elif name.endswith("A_log"):  # Hugging Face's start makes some heads forget at every token
+                parameter.copy_(torch.empty_like(parameter).uniform_(0.05, 1.0).log())
             elif name.endswith("gate.weight"):
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
     directory.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ FAMILIES = (
     Family("qwen3_moe", "Qwen3-MoE", EXPERTS),
     Family("deepseek_v3", "DeepSeek-V3", EXPERTS),
     Family("qwen3_next", "Qwen3-Next", (*RECURRENT, TP2_EP2, TP2_EP2_PADDED)),
-    Family("qwen3_5", "Qwen3.5", RECURRENT),
+    Family("qwen3_5", "Qwen3.5, images", RECURRENT, images=True),
     Family("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, images=True),
     Family("qwen3_vl", "Qwen3-VL, images", DENSE, images=True),
 )
