@@ -20,7 +20,7 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
     """Make device packages of other platforms look as if they were not installed.
 
     Such a package changes torch as it is imported, or fails where its driver is missing, and
-    transformers imports those that it can find (``is_torch_npu_available`` of 5.23). So the names
+    transformers imports those that it can find (5.23 does so without a guard). So the names
     that torch would load by itself, and those that other platforms own, become None in
     ``sys.modules``: the import system then finds no module of that name ("The import system" in
     Python's reference, section 5.3.1). A package that was imported earlier stays.
