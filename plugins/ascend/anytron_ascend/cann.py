@@ -6,6 +6,8 @@ import ctypes
 import re
 from pathlib import Path
 
+from anytron_ascend import simulation
+
 ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
 
@@ -29,6 +31,7 @@ def device_count() -> int:
     Raises:
         CannError: libascendcl.so cannot be loaded, or the call fails (mostly for want of a driver).
     """
+    simulation.preload()
     try:
         library = ctypes.CDLL("libascendcl.so")
         ask = library.aclrtGetDeviceCount

@@ -9,6 +9,7 @@ import torch
 
 from anytron.errors import PlatformError
 from anytron.platform import DeviceRuntime, MemoryStats
+from anytron_ascend import simulation
 
 
 class AscendRuntime(DeviceRuntime):
@@ -23,6 +24,7 @@ class AscendRuntime(DeviceRuntime):
     visible_devices_variable: ClassVar[str | None] = "ASCEND_RT_VISIBLE_DEVICES"
 
     def __init__(self) -> None:
+        simulation.activate()
         try:
             self._npu: Any = importlib.import_module("torch_npu").npu
         except (ImportError, OSError, RuntimeError) as error:

@@ -1,0 +1,78 @@
+"""Put the simulator in CANN's place, for this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+from anytron_ascend_simulator.paths import SimulatorError, library_paths
+
+VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
+_ENVIRONMENT = {
+    # Importing torch would load torch_npu before the simulated libraries are there.
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    # torch_npu's queue would run kernels on another thread, after their tensors' memory has been reused.
+    "TASK_QUEUE_ENABLE": "0",
+}
+_loaded: list[ctypes.CDLL] = []
+_activated = False
+
+
+def asked_for() -> bool:
+    """Whether ``ANYTRON_ASCEND_SIMULATOR=1``."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+def is_active() -> bool:
+    """Whether this process runs on the simulator."""
+    return bool(_loaded)
+
+
+def preload() -> None:
+    """Load the simulated CANN libraries, so that everybody who asks for the real ones finds these.
+
+    Imports nothing; says on stderr that the simulator is active. Does nothing the second time.
+
+    Raises:
+        SimulatorError: The environment does not ask for the simulator, it is not built, torch_npu is not
+            installed or not of a known version, or torch_npu has been imported before.
+    """
+    if _loaded:
+        return
+    if not asked_for():
+        raise SimulatorError(f"The simulator is used only where the environment asks for it: set {VARIABLE}=1.")
+    if "torch_npu" in sys.modules:
+        raise SimulatorError("torch_npu was imported before the simulator was there: preload it first.")
+    paths = library_paths()
+    if not all(path.is_file() for path in paths):
+        raise SimulatorError("The simulator is not built for this torch_npu: python -m anytron_ascend_simulator build")
+    os.environ.update(_ENVIRONMENT)
+    _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
+    print("*** Ascend simulator: no NPU is used; results are the processor's, speed means nothing ***", file=sys.stderr)
+
+
+def activate() -> None:
+    """Make ``torch.npu`` a simulated device: preload, import torch_npu, and give it kernels.
+
+    Does nothing the second time.
+
+    Raises:
+        SimulatorError: As :func:`preload`.
+    """
+    global _activated  # noqa: PLW0603 - a process has one runtime
+    if _activated:
+        return
+    preload()
+    from anytron_ascend_simulator import aclnn
+
+    aclnn.install(next(library for library in _loaded if library._name.endswith("libopapi.so")), _loaded[0])
+    import torch_npu  # noqa: F401 - registers the device
+
+    from anytron_ascend_simulator import aten
+
+    aten.install()
+    _activated = True
+
+
+__all__ = ["SimulatorError", "activate", "asked_for", "is_active", "preload"]

@@ -1,0 +1,147 @@
+"""Run aten operators of simulated NPU tensors on the host, on the same memory.
+
+torch_npu registers a kernel for every aten operator that it has on the device. Each of them, apart from
+those that only move metadata or memory, is replaced by one that runs the CPU operator on host views.
+Tensors of two devices in one call are refused as the real device refuses them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron_ascend_simulator.aten_formulas import FORMULAS
+from anytron_ascend_simulator.memory import CPU, host_view, to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT = frozenset(
+    """
+    empty.memory_format empty_strided empty_with_format empty_like as_strided view _reshape_alias unfold alias
+    set_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor resize_ is_set_to
+    _local_scalar_dense is_pinned _pin_memory record_stream _copy_from _copy_from_and_resize _to_copy to.device
+    """.split()
+)
+"""What stays torch_npu's own: it touches metadata only, or copies through the runtime, which checks pointers."""
+
+HOST_ARGUMENTS = frozenset(
+    """
+    aten::index aten::index_put aten::index_put_ aten::_index_put_impl_ aten::copy_
+    """.split()
+)
+"""Operators that take tensors of the host besides the device's, as torch's do (indices, sources of copies)."""
+
+CALLS: Counter[str] = Counter()
+"""How often each operator ran, by name."""
+
+_library: torch.library.Library | None = None
+
+
+class DeviceMismatchError(RuntimeError):
+    """One operator was given tensors of several devices."""
+
+
+def install() -> int:
+    """Replace torch_npu's aten kernels; return how many."""
+    global _library  # noqa: PLW0603 - torch drops the kernels together with this object
+    _library = torch.library.Library("aten", "IMPL")
+    count = 0
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"):
+        operator = _operator(name)
+        if operator is not None:
+            _library.impl(name.removeprefix("aten::"), _kernel(operator), "PrivateUse1", allow_override=True)
+            count += 1
+    return count
+
+
+def _operator(name: str) -> Any:
+    """The aten operator to replace, or None."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    if namespace != "aten" or rest in KEPT:
+        return None
+    packet = getattr(torch.ops.aten, base, None)
+    operator = getattr(packet, overload or "default", None)
+    if operator is None:
+        return None
+    # Views (a result that shares memory and is not written) are metadata: torch_npu's own are right.
+    if any(result.alias_info is not None and not result.alias_info.is_write for result in operator._schema.returns):
+        return None
+    return operator
+
+
+def _kernel(operator: Any) -> Callable[..., Any]:
+    name = str(operator)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        CALLS[name] += 1
+        with torch._C._AutoDispatchBelowAutograd():
+            return _Call(operator).run(args, kwargs)
+
+    return kernel
+
+
+class _Call:
+    """One call of one operator: arguments to host views, results back to the device."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self._devices: set[torch.device] = set()
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        host_args = [self._to_host(value) for value in args]
+        host_kwargs = {key: self._to_host(value) for key, value in kwargs.items()}
+        if len(self._devices) > 1:
+            self._refuse(sorted(map(str, self._devices)))
+        compute = FORMULAS.get(str(self._operator), self._operator)
+        result = compute(*host_args, **host_kwargs)
+        for tensor, view in self._views:
+            if view.size() != tensor.size():  # out= and in-place operators may resize
+                tensor.resize_(view.size())
+                host_view(tensor).copy_(view)
+        return self._to_device(result)
+
+    def _to_host(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor_to_host(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._to_host(entry) for entry in value)
+        if isinstance(value, torch.device) and value.type == "npu":
+            self._devices.add(value if value.index is not None else _current())
+            return CPU
+        return value
+
+    def _tensor_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "npu":
+            self._devices.add(tensor.device)
+            view = host_view(tensor)
+            self._views.append((tensor, view))
+            return view
+        # Scalars of the host may join device tensors everywhere in torch.
+        if tensor.dim() and tensor.device == CPU and self._operator._schema.name not in HOST_ARGUMENTS:
+            self._refuse(["cpu", *sorted(map(str, self._devices or {_current()}))])
+        return tensor
+
+    def _to_device(self, result: Any) -> Any:
+        if isinstance(result, torch.Tensor) and result.device == CPU:
+            for tensor, view in self._views:
+                if result is view:
+                    return tensor
+            return to_device(result, next(iter(self._devices), _current()))
+        if isinstance(result, (list, tuple)):
+            return type(result)(self._to_device(entry) for entry in result)
+        return result
+
+    def _refuse(self, devices: list[str]) -> None:
+        raise DeviceMismatchError(
+            f"{self._operator}: Expected all tensors to be on the same device, but found at least two devices, "
+            f"{' and '.join(devices)}! (Ascend simulator)"
+        )
+
+
+def _current() -> torch.device:
+    return torch.device("npu", torch.npu.current_device())

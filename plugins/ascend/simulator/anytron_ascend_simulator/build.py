@@ -1,0 +1,152 @@
+"""Compile the simulator's libraries from its sources and the headers of the installed torch_npu."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from anytron_ascend_simulator.paths import (
+    LIBRARIES,
+    SOURCES,
+    SimulatorError,
+    library_directory,
+    package_directory,
+    torch_npu_version,
+)
+from anytron_ascend_simulator.signatures import SIGNATURES
+
+_RUNTIME_PREFIXES = ("acl", "rt", "Hccl", "Msprof")
+"""CANN's C functions, by how their names begin."""
+
+
+def build() -> Path:
+    """Build the libraries, if they are not there already.
+
+    Returns:
+        The directory that they lie in.
+
+    Raises:
+        SimulatorError: torch_npu, the compiler or binutils is missing, torch_npu is of an unknown version, or
+            a compilation fails.
+    """
+    torch_npu_version()
+    target = library_directory()
+    if all((target / f"lib{name}.so").is_file() for name in LIBRARIES):
+        return target
+    for tool in ("g++", "nm"):
+        if shutil.which(tool) is None:
+            raise SimulatorError(f"Building the simulator needs {tool}: install it, for example apt install g++ binutils")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # In one rename, so that two builds at the same time do not see each other's halves.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
+        _Build(Path(temporary), package_directory("torch_npu"), package_directory("torch")).run()
+        try:
+            Path(temporary).rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        else:
+            Path(temporary).mkdir()  # TemporaryDirectory removes it
+    return target
+
+
+class _Build:
+    def __init__(self, target: Path, torch_npu: Path, torch: Path) -> None:
+        self._target = target
+        self._torch_npu = torch_npu
+        self._torch = torch
+
+    def run(self) -> None:
+        runtime = self._compile(SOURCES / "runtime.cpp")
+        refusals = self._source("refusals.cpp", self._runtime_refusals(runtime))
+        self._link("ascendcl", runtime, refusals)
+        self._link("hccl", self._compile(SOURCES / "hccl.cpp"))
+        for name in ("acl_op_compiler", "graph", "acl_tdt_channel", "fmk_parser", "ascend_protobuf"):
+            self._link(name, self._source(f"{name}.S", _NO_EXECUTABLE_STACK))
+        self._link("opapi", self._compile(SOURCES / "opapi.cpp"), self._source("thunks.S", _thunks()))
+        self._link("ge_runner", self._source("graph_refusals.S", self._graph_refusals()))
+
+    def _runtime_refusals(self, runtime: Path) -> str:
+        """Every function of the runtime that torch_npu links against and the simulator lacks answers with an error."""
+        libraries = [*self._torch_npu.glob("_C*.so"), *(self._torch_npu / "lib").glob("*.so")]
+        wanted = {name for name in self._undefined(libraries) if name.startswith(_RUNTIME_PREFIXES)}
+        missing = sorted(wanted - self._defined([runtime]))
+        # 207000: ACL_ERROR_RT_FEATURE_NOT_SUPPORT.
+        functions = "".join(f"int {name}() {{ return 207000; }}\n" for name in missing)
+        return f'extern "C" {{\n{functions}}}\n'
+
+    def _graph_refusals(self) -> str:
+        """The graph compiler's C++ symbols: torch_npu's torch.compile backend has to load, and is never called."""
+        backend = sorted((self._torch_npu / "dynamo" / "torchair" / "core").glob("*.so"))
+        # Names alone: versioned symbols (memcpy@GLIBC) are the system's.
+        wanted = {name for name in self._undefined(backend) if "@" not in name}
+        known = self._defined(
+            [*backend, *(self._torch / "lib").glob("*.so*"), *(self._torch_npu / "lib").glob("*.so"), *self._target.glob("*.so")]
+        )
+        # C++ names of ge:: and of protobuf only: anything else is torch's, Python's or the C++ runtime's.
+        missing = sorted(name for name in wanted - known if name.startswith(("_Z", "acl")))
+        labels = "".join(f".globl {name}\n.type {name},@function\n{name}:\n" for name in missing)
+        return f".text\n{labels}xorl %eax, %eax\nret\n{_NO_EXECUTABLE_STACK}"
+
+    def _source(self, name: str, text: str) -> Path:
+        path = self._target / name
+        path.write_text(text, encoding="ascii")
+        return path
+
+    def _compile(self, source: Path) -> Path:
+        output = self._target / f"{source.stem}.o"
+        includes = f"-I{self._torch_npu / 'include'}"
+        warnings = ("-Wall", "-Wextra", "-Wno-deprecated-declarations", "-Wno-unused-parameter")
+        _run("g++", "-O2", "-std=c++17", "-fPIC", *warnings, "-c", f"-isystem{includes[2:]}", str(source), "-o", str(output))
+        return output
+
+    def _link(self, name: str, *parts: Path) -> None:
+        dependency = () if name in ("ascendcl", "opapi") else (f"-L{self._target}", "-Wl,--no-as-needed", "-lascendcl")
+        library = self._target / f"lib{name}.so"
+        _run("g++", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *map(str, parts), *dependency, "-o", str(library))
+
+    def _undefined(self, libraries: list[Path]) -> set[str]:
+        return _symbols("--undefined-only", libraries)
+
+    def _defined(self, files: list[Path]) -> set[str]:
+        names = _symbols("--defined-only", [file for file in files if file.suffix != ".o"])
+        objects = [file for file in files if file.suffix == ".o"]
+        return {name.partition("@")[0] for name in names} | _symbols("--defined-only", objects, dynamic=False)
+
+
+_NO_EXECUTABLE_STACK = '.section .note.GNU-stack,"",@progbits\n'
+
+
+def _thunks() -> str:
+    """For each entry point, a jump through a slot that Python fills (x86-64)."""
+    machine = subprocess.run(["uname", "-m"], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S607
+    if machine != "x86_64":
+        raise SimulatorError(f"The simulator's thunks are written for x86_64, and this is {machine}.")
+    names = [name + suffix for name in SIGNATURES for suffix in ("GetWorkspaceSize", "")]
+    return "".join(map(_thunk, names)) + _NO_EXECUTABLE_STACK
+
+
+def _thunk(name: str) -> str:
+    return (
+        f".text\n.globl {name}\n.type {name},@function\n"
+        f"{name}:\nmovq slot_{name}@GOTPCREL(%rip), %r11\njmp *(%r11)\n"
+        f".data\n.globl slot_{name}\nslot_{name}: .quad anytron_simulator_no_kernel\n"
+    )
+
+
+def _symbols(which: str, files: list[Path], *, dynamic: bool = True) -> set[str]:
+    if not files:
+        return set()
+    flags = ("-D", which) if dynamic else (which,)
+    output = _run("nm", *flags, "--format=posix", *map(str, files))
+    # Lines of one file name (ending in a colon) stand between lines of `name type ...`.
+    return {line.split()[0] for line in output.splitlines() if len(line.split()) > 1}
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        raise SimulatorError(f"{' '.join(command)}\nfailed:\n{done.stderr}")
+    return done.stdout

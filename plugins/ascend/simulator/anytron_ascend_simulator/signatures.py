@@ -1,0 +1,40 @@
+"""The aclnn entry points that the simulator has: their names and the types of their arguments.
+
+The order is that of CANN's C interface, in which torch_npu's op-plugin passes them
+(https://github.com/Ascend/op-plugin, op_plugin/ops/opapi). The two last parameters of every
+``...GetWorkspaceSize`` (size and executor, both written) are left out.
+
+T tensor, L tensor list, A array of int64, S scalar, d double, i int64, t int32 (a dtype), b bool, s string.
+"""
+
+from __future__ import annotations
+
+SIGNATURES: dict[str, str] = {
+    # Primitives that torch_npu's C++ calls past the dispatcher.
+    "aclnnInplaceFillScalar": "TS",
+    "aclnnInplaceZero": "T",
+    "aclnnInplaceOne": "T",
+    "aclnnInplaceCopy": "TT",
+    "aclnnCast": "TtT",
+    "aclnnConstantPadNd": "TAST",
+    # Fused attention: query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix[, lengths], scale, keep_prob,
+    # pre_tokens, next_tokens, head_num, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax_out, out.
+    "aclnnFlashAttentionScore": "TTTTTTTA" + "ddiiisii" + "TTTT",
+    "aclnnFlashAttentionVarLenScore": "TTTTTTTAAA" + "ddiiisii" + "TTTT",
+    # query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, attention_in,
+    # prefix[, lengths], the same attributes, dq, dk, dv, dpse.
+    "aclnnFlashAttentionScoreGrad": "TTTTTTTTTTTTA" + "ddiiisii" + "TTTT",
+    "aclnnFlashAttentionUnpaddingScoreGrad": "TTTTTTTTTTTTAAA" + "ddiiisii" + "TTTT",
+    # x, gamma, epsilon, y, rstd
+    "aclnnRmsNorm": "TTdTT",
+    # dy, x, rstd, gamma, dx, dgamma
+    "aclnnRmsNormGrad": "TTTTTT",
+    # x, dim, y
+    "aclnnSwiGlu": "TiT",
+    # dy, x, dim, dx
+    "aclnnSwiGluGrad": "TTiT",
+    # x, cos, sin, mode, y
+    "aclnnRotaryPositionEmbedding": "TTTiT",
+    # dy, cos, sin, x, mode, dx, dcos, dsin
+    "aclnnRotaryPositionEmbeddingGrad": "TTTTiTTT",
+}
