@@ -120,9 +120,7 @@ def install(opapi: ctypes.CDLL, runtime: ctypes.CDLL) -> None:
         _bind(opapi, runtime, name, signature, KERNELS[name])
 
 
-def _bind(
-    opapi: ctypes.CDLL, runtime: ctypes.CDLL, name: str, signature: str, kernel: Callable[..., None]
-) -> None:
+def _bind(opapi: ctypes.CDLL, runtime: ctypes.CDLL, name: str, signature: str, kernel: Callable[..., None]) -> None:
     types = [_TYPES[letter][0] for letter in signature]
     readers = [_TYPES[letter][1] for letter in signature]
 

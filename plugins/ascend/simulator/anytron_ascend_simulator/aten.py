@@ -19,18 +19,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT = frozenset(
-    """
-    empty.memory_format empty_strided empty_with_format empty_like as_strided view _reshape_alias unfold alias
-    set_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor resize_ is_set_to
-    _local_scalar_dense is_pinned _pin_memory record_stream _copy_from _copy_from_and_resize _to_copy to.device
-    """.split()
+    [
+        "empty.memory_format",
+        "empty_strided",
+        "empty_with_format",
+        "empty_like",
+        "as_strided",
+        "view",
+        "_reshape_alias",
+        "unfold",
+        "alias",
+        "set_",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Tensor",
+        "resize_",
+        "is_set_to",
+        "_local_scalar_dense",
+        "is_pinned",
+        "_pin_memory",
+        "record_stream",
+        "_copy_from",
+        "_copy_from_and_resize",
+        "_to_copy",
+        "to.device",
+    ]
 )
 """What stays torch_npu's own: it touches metadata only, or copies through the runtime, which checks pointers."""
 
 HOST_ARGUMENTS = frozenset(
-    """
-    aten::index aten::index_put aten::index_put_ aten::_index_put_impl_ aten::copy_
-    """.split()
+    ["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::copy_"]
 )
 """Operators that take tensors of the host besides the device's, as torch's do (indices, sources of copies)."""
 

@@ -37,7 +37,9 @@ def build() -> Path:
         return target
     for tool in ("g++", "nm"):
         if shutil.which(tool) is None:
-            raise SimulatorError(f"Building the simulator needs {tool}: install it, for example apt install g++ binutils")
+            raise SimulatorError(
+                f"Building the simulator needs {tool}: install it, for example apt install g++ binutils"
+            )
     target.parent.mkdir(parents=True, exist_ok=True)
     # In one rename, so that two builds at the same time do not see each other's halves.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
@@ -83,7 +85,12 @@ class _Build:
         # Names alone: versioned symbols (memcpy@GLIBC) are the system's.
         wanted = {name for name in self._undefined(backend) if "@" not in name}
         known = self._defined(
-            [*backend, *(self._torch / "lib").glob("*.so*"), *(self._torch_npu / "lib").glob("*.so"), *self._target.glob("*.so")]
+            [
+                *backend,
+                *(self._torch / "lib").glob("*.so*"),
+                *(self._torch_npu / "lib").glob("*.so"),
+                *self._target.glob("*.so"),
+            ]
         )
         # C++ names of ge:: and of protobuf only: anything else is torch's, Python's or the C++ runtime's.
         missing = sorted(name for name in wanted - known if name.startswith(("_Z", "acl")))
@@ -99,13 +106,26 @@ class _Build:
         output = self._target / f"{source.stem}.o"
         includes = f"-I{self._torch_npu / 'include'}"
         warnings = ("-Wall", "-Wextra", "-Wno-deprecated-declarations", "-Wno-unused-parameter")
-        _run("g++", "-O2", "-std=c++17", "-fPIC", *warnings, "-c", f"-isystem{includes[2:]}", str(source), "-o", str(output))
+        _run(
+            "g++",
+            "-O2",
+            "-std=c++17",
+            "-fPIC",
+            *warnings,
+            "-c",
+            f"-isystem{includes[2:]}",
+            str(source),
+            "-o",
+            str(output),
+        )
         return output
 
     def _link(self, name: str, *parts: Path) -> None:
         dependency = () if name in ("ascendcl", "opapi") else (f"-L{self._target}", "-Wl,--no-as-needed", "-lascendcl")
         library = self._target / f"lib{name}.so"
-        _run("g++", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *map(str, parts), *dependency, "-o", str(library))
+        _run(
+            "g++", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *map(str, parts), *dependency, "-o", str(library)
+        )
 
     def _undefined(self, libraries: list[Path]) -> set[str]:
         return _symbols("--undefined-only", libraries)

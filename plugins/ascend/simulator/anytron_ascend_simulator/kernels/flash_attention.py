@@ -78,9 +78,7 @@ class Attention:
         require(attributes.keep_prob == 1.0, "dropout is not modelled: keep_prob must be 1")
         packed = attributes.layout == "TND"
         require(packed == (lengths is not None), "actual_seq_qlen and actual_seq_kvlen belong to layout TND")
-        self._sparsity = Sparsity(
-            attributes.sparse_mode, mask, attributes.pre_tokens, attributes.next_tokens, packed
-        )
+        self._sparsity = Sparsity(attributes.sparse_mode, mask, attributes.pre_tokens, attributes.next_tokens, packed)
         self.kv_heads = self._kv_heads(query, key)
         if lengths is not None:
             self.pieces = list(self._packed_pieces(query, key, value, *lengths))
@@ -156,7 +154,9 @@ class Attention:
         kv_heads = piece.key.size(-3)
         require(heads % kv_heads == 0 and heads <= MAX_HEADS, f"{heads} query heads for {kv_heads} key/value heads")
         require(piece.key.size(-1) == size, f"query heads of {size}, key heads of {piece.key.size(-1)}")
-        require(value_size <= size <= MAX_HEAD_SIZE, f"head sizes: Dq {size} >= Dv {value_size}, at most {MAX_HEAD_SIZE}")
+        require(
+            value_size <= size <= MAX_HEAD_SIZE, f"head sizes: Dq {size} >= Dv {value_size}, at most {MAX_HEAD_SIZE}"
+        )
         require(piece.key.size(-2) == piece.value.size(-2), "keys and values differ in number")
 
 

@@ -1,0 +1,1 @@
+"""Kernels of torch_npu behind the neutral kernel signatures."""

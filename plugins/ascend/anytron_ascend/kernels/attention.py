@@ -1,0 +1,236 @@
+"""``npu_fusion_attention`` as an attention kernel.
+
+Mask and kernel mode always come together. Sequences are right-aligned (the last query stands at the
+last key), so that causality is ``sparse_mode`` 3 with the compressed mask, a window 4 with the same
+mask, and only an explicit mask is one of full size (mode 1).
+
+Source: torch_npu 2.13, documentation of ``npu_fusion_attention``.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from anytron.errors import PlatformError
+from anytron.kernels.packed_sequences import forbidden_pairs
+from anytron.masks import COMPRESSED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.hooks.types import AttentionCall, AttentionKernel, AttentionSpec
+
+UNLIMITED = 2147483647
+"""``pre_tockens`` and ``next_tockens`` that hide nothing (their default)."""
+MAX_HEAD_SIZE = 768
+"""Largest head of queries and keys; values may be smaller, not larger."""
+FULL_MASK, RIGHT_DOWN_CAUSAL, BAND = 1, 3, 4
+"""``sparse_mode``."""
+INVALID_ROWS = 2
+"""``inner_precise``: a row without any visible key gives zeros, where it would see all keys otherwise."""
+
+
+def make_attention(spec: AttentionSpec) -> AttentionKernel:
+    """Return the kernel of one layer.
+
+    Raises:
+        PlatformError: The operator does not have heads of these sizes.
+    """
+    if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
+        raise PlatformError(
+            "npu_fusion_attention does not have heads of these sizes.",
+            where="attention_kernel",
+            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; it wants Dv <= Dq <= {MAX_HEAD_SIZE}",
+        )
+    window = spec.traits.window
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        sight = _sight(call.causal, window)
+        if call.format == "bshd":
+            return _padded(query, key, value, call, sight, spec.scale)
+        return _packed(query, key, value, call, sight, spec.scale)
+
+    return attend
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How far a query sees: keys before and after its own position; ``UNLIMITED`` = all."""
+
+    before: int
+    after: int
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is hidden."""
+        return self.before == self.after == UNLIMITED
+
+    @property
+    def mode(self) -> int:
+        """The ``sparse_mode`` whose compressed mask says this."""
+        return RIGHT_DOWN_CAUSAL if (self.before, self.after) == (UNLIMITED, 0) else BAND
+
+
+def _sight(causal: bool, window: tuple[int, int] | None) -> Sight:
+    left, right = window or (-1, -1)
+    return Sight(UNLIMITED if left < 0 else left, 0 if causal else UNLIMITED if right < 0 else right)
+
+
+@functools.cache
+def compressed_mask(device: torch.device) -> Tensor:
+    """The mask that all compressed modes share: bool ``[2048, 2048]``, True = MASKED above the diagonal."""
+    return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device).triu_(1)
+
+
+def _call_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    layout: str,
+    heads: int,
+    scale: float,
+    call: AttentionCall,
+    sight: Sight,
+    mask: Tensor | None = None,
+    lengths: tuple[list[int], list[int]] | None = None,
+) -> Tensor:
+    """Attend; ``mask`` (True = MASKED) holds every restriction, without it ``sight`` does."""
+    import torch_npu
+
+    query_ends, key_ends = lengths or (None, None)
+    if mask is not None:
+        mode, before, after = FULL_MASK, UNLIMITED, UNLIMITED
+    elif sight.everything:
+        mode, before, after = 0, UNLIMITED, UNLIMITED
+    else:
+        mask, mode, before, after = compressed_mask(query.device), sight.mode, sight.before, sight.after
+    output: Tensor = torch_npu.npu_fusion_attention(
+        query,
+        key,
+        value,
+        heads,
+        layout,
+        atten_mask=mask,
+        scale=scale,
+        keep_prob=1.0 - call.dropout,
+        pre_tockens=before,
+        next_tockens=after,
+        inner_precise=INVALID_ROWS if mode == FULL_MASK else 0,
+        actual_seq_qlen=query_ends,
+        actual_seq_kvlen=key_ends,
+        sparse_mode=mode,
+        **({} if call.sinks is None else {"sink": call.sinks.float()}),
+    )[0]
+    return output
+
+
+def _padded(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sight: Sight, scale: float) -> Tensor:
+    rows, columns, heads = query.shape[1], key.shape[1], query.shape[2]
+    mask = call.mask
+    if mask is not None:
+        if not sight.everything:
+            window = (sight.before if sight.before < UNLIMITED else -1, sight.after if sight.after < UNLIMITED else -1)
+            hidden = forbidden_pairs(rows, columns, call.causal, window, query.device)
+            mask = mask if hidden is None else mask | hidden
+        mask = mask.expand(*mask.shape[:2], rows, columns).contiguous()
+    blind = rows - columns if mask is None and call.causal else 0
+    if blind > 0:  # the first queries stand before the first key
+        query = query[:, blind:]
+    output = _call_operator(
+        query, key, value, layout="BSND", heads=heads, scale=scale, call=call, sight=sight, mask=mask
+    )
+    return torch.nn.functional.pad(output, (0, 0, 0, 0, blind, 0)) if blind > 0 else output
+
+
+def _packed(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sight: Sight, scale: float) -> Tensor:
+    plan = _plan_for(call, query.shape[0], key.shape[0])
+    if not plan.query_ends:
+        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    heads = query.shape[1]
+    if plan.columns is not None:
+        key, value = key.index_select(0, plan.columns), value.index_select(0, plan.columns)
+    chosen = query if plan.rows is None else query.index_select(0, plan.rows)
+    lengths = (plan.query_ends, plan.key_ends)
+    output = _call_operator(
+        chosen, key, value, layout="TND", heads=heads, scale=scale, call=call, sight=sight, lengths=lengths
+    )
+    if plan.rows is None:
+        return output
+    return output.new_zeros(query.shape[0], *output.shape[1:]).index_copy(0, plan.rows, output)
+
+
+class _Plan(NamedTuple):
+    """Which rows of a packed buffer attend, and where sequences end among them.
+
+    Attributes:
+        rows: int64 rows of the queries that see a key; None = all, in order.
+        columns: int64 rows of the real keys of the same sequences; None = all.
+        query_ends: Cumulative lengths without a leading 0, as layout TND wants them.
+        key_ends: The same for keys.
+    """
+
+    rows: Tensor | None
+    columns: Tensor | None
+    query_ends: list[int]
+    key_ends: list[int]
+
+
+# One micro-batch, all layers: found again by the tensor that all their calls share.
+_plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _plan_for(call: AttentionCall, queries: int, keys: int) -> _Plan:
+    assert call.cu_seqlens_q is not None
+    facts = (call.causal, queries, keys, call.cu_seqlens_q._version)
+    others = [call.cu_seqlens_kv, call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded]
+    if call.cu_seqlens_q in _plans:
+        known_facts, known_others, plan = _plans[call.cu_seqlens_q]
+        same = all((ref() if ref else None) is other for ref, other in zip(known_others, others, strict=True))
+        if known_facts == facts and same:
+            return plan
+    plan = _make_plan(call, queries, keys)
+    references = [None if other is None else weakref.ref(other) for other in others]
+    _plans[call.cu_seqlens_q] = (facts, references, plan)
+    return plan
+
+
+def _make_plan(call: AttentionCall, queries: int, keys: int) -> _Plan:
+    assert call.cu_seqlens_q is not None
+    assert call.cu_seqlens_kv is not None
+    query_bounds, key_bounds = call.cu_seqlens_q.tolist(), call.cu_seqlens_kv.tolist()
+    padded_queries, padded_keys = call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded
+    query_starts = query_bounds if padded_queries is None else padded_queries.tolist()
+    key_starts = key_bounds if padded_keys is None else padded_keys.tolist()
+    rows: list[range] = []
+    columns: list[range] = []
+    for sequence in range(len(query_bounds) - 1):
+        query_length = query_bounds[sequence + 1] - query_bounds[sequence]
+        key_length = key_bounds[sequence + 1] - key_bounds[sequence]
+        # Causal queries that stand before the first key see nothing.
+        blind = max(query_length - key_length, 0) if call.causal else 0
+        if query_length - blind == 0 or key_length == 0:
+            continue
+        begin = query_starts[sequence]
+        rows.append(range(begin + blind, begin + query_length))
+        columns.append(range(key_starts[sequence], key_starts[sequence] + key_length))
+    device = call.cu_seqlens_q.device
+    return _Plan(_rows(rows, queries, device), _rows(columns, keys, device), _ends(rows), _ends(columns))
+
+
+def _rows(pieces: list[range], total: int, device: torch.device) -> Tensor | None:
+    chosen = [row for piece in pieces for row in piece]
+    return None if chosen == list(range(total)) else torch.tensor(chosen, dtype=torch.int64, device=device)
+
+
+def _ends(pieces: list[range]) -> list[int]:
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    return ends[1:]
