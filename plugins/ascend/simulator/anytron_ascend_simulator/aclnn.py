@@ -98,6 +98,7 @@ _TYPES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "A": (ctypes.c_void_p, _int_array),
     "S": (ctypes.c_void_p, _scalar),
     "d": (ctypes.c_double, float),
+    "f": (ctypes.c_float, float),
     "i": (ctypes.c_int64, int),
     "t": (ctypes.c_int32, _DTYPES.get),
     "b": (ctypes.c_bool, bool),

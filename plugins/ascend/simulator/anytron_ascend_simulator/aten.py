@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT = frozenset(
-    [
+    {
         "empty.memory_format",
         "empty_strided",
         "empty_with_format",
@@ -43,12 +43,14 @@ KEPT = frozenset(
         "_copy_from_and_resize",
         "_to_copy",
         "to.device",
-    ]
+        "_fused_adamw_",
+    }
 )
-"""What stays torch_npu's own: it touches metadata only, or copies through the runtime, which checks pointers."""
+"""What stays torch_npu's own: it touches metadata only, copies through the runtime, which checks pointers, or has an
+aclnn kernel here."""
 
 HOST_ARGUMENTS = frozenset(
-    ["aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::copy_"]
+    {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::copy_"}
 )
 """Operators that take tensors of the host besides the device's, as torch's do (indices, sources of copies)."""
 

@@ -45,8 +45,8 @@ def torch_npu_version() -> str:
         ) from None
     if found not in SUPPORTED:
         raise SimulatorError(
-            f"The simulator knows torch_npu {', '.join(SUPPORTED)}, and {found} is installed. Another version has other "
-            f"headers and other symbols: pip install torch-npu=={SUPPORTED[-1]}"
+            f"The simulator knows torch_npu {', '.join(SUPPORTED)}, and {found} is installed. Another version has "
+            f"other headers and other symbols: pip install torch-npu=={SUPPORTED[-1]}"
         )
     return found
 

@@ -4,7 +4,7 @@ The order is that of CANN's C interface, in which torch_npu's op-plugin passes t
 (https://github.com/Ascend/op-plugin, op_plugin/ops/opapi). The two last parameters of every
 ``...GetWorkspaceSize`` (size and executor, both written) are left out.
 
-T tensor, L tensor list, A array of int64, S scalar, d double, i int64, t int32 (a dtype), b bool, s string.
+T tensor, L tensor list, A array of int64, S scalar, d double, f float, i int64, t int32 (a dtype), b bool, s string.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SIGNATURES: dict[str, str] = {
     # pre_tokens, next_tokens, head_num, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax_out, out.
     "aclnnFlashAttentionScore": "TTTTTTTA" + "ddiiisii" + "TTTT",
     "aclnnFlashAttentionVarLenScore": "TTTTTTTAAA" + "ddiiisii" + "TTTT",
-    # query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, attention_in,
-    # prefix[, lengths], the same attributes, dq, dk, dv, dpse.
+    # query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in,
+    # attention_in, prefix[, lengths], the same attributes, dq, dk, dv, dpse.
     "aclnnFlashAttentionScoreGrad": "TTTTTTTTTTTTA" + "ddiiisii" + "TTTT",
     "aclnnFlashAttentionUnpaddingScoreGrad": "TTTTTTTTTTTTAAA" + "ddiiisii" + "TTTT",
     # x, gamma, epsilon, y, rstd
@@ -37,4 +37,10 @@ SIGNATURES: dict[str, str] = {
     "aclnnRotaryPositionEmbedding": "TTTiT",
     # dy, cos, sin, x, mode, dx, dcos, dsin
     "aclnnRotaryPositionEmbeddingGrad": "TTTTiTTT",
+    # x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, per_token_scale, group_list, activation_input,
+    # activation_quant_scale, activation_quant_offset, split_item, group_type, group_list_type, act_type,
+    # y, activation_feature_out, dynamic_quant_scale_out
+    "aclnnGroupedMatmulV4": "LLLLLLLLTLLLiiiiLLL",
+    # param, exp_avg, exp_avg_sq, max_exp_avg_sq, grad, step, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize
+    "aclnnApplyAdamWV2": "TTTTTTfffffbb",
 }

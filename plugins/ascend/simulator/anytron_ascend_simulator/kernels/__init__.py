@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_ascend_simulator.kernels import activations, fills, flash_attention, norms, rotary
+from anytron_ascend_simulator.kernels import activations, fills, flash_attention, grouped, norms, optimizers, rotary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,5 +20,7 @@ KERNELS: dict[str, Callable[..., None]] = {
     **norms.KERNELS,
     **activations.KERNELS,
     **rotary.KERNELS,
+    **grouped.KERNELS,
+    **optimizers.KERNELS,
 }
 """By the name of the entry point."""

@@ -7,6 +7,7 @@ FlashAttentionKernelNpuOpApi.cpp. Computed in float32. Not modelled: dropout, pr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,7 +165,7 @@ def _check_ends(name: str, ends: list[int], total: int) -> None:
     require(bool(ends), f"{name} is empty")
     require(ends[0] > 0 or len(ends) == 1, f"{name} has a leading 0: it holds the sequences' ends, {ends[:3]}...")
     real = ends[: len(ends) - next((i for i, end in enumerate(reversed(ends)) if end), 0)]
-    require(all(a <= b for a, b in zip(real, real[1:], strict=False)), f"{name} is not ascending: {ends}")
+    require(all(a <= b for a, b in pairwise(real)), f"{name} is not ascending: {ends}")
     require(max(ends) <= total, f"{name} ends at {max(ends)}, there are {total} tokens")
 
 
