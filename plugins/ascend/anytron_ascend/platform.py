@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import functools
+import os
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from anytron import Platform, hookimpl
-from anytron.hooks.types import Requirement
+from anytron.errors import ConfigError
+from anytron.hooks.types import Diagnostic, Requirement
 from anytron.platform import Availability, Probe
 from anytron_ascend import cann
+from anytron_ascend.adaptors.portable import PortableAdaptor
+from anytron_ascend.environment import EXPANDABLE_SEGMENTS_SINCE, visible_devices_mistake, worker_environment
+from anytron_ascend.options import AscendOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pydantic import BaseModel
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import (
+        AttentionKernel,
+        AttentionSpec,
+        KernelName,
+        PatchContext,
+        ProcessInfo,
+    )
+    from anytron.masks import AttnMask, MaskRequest
+    from anytron.patches import Patch, Phase
     from anytron.platform import DeviceRuntime
+    from anytron.sequences import ModelInputs
+    from anytron_ascend.adaptors.adaptor import Adaptor
 
 _SOURCE_CANN = "source the set_env.sh of the CANN toolkit (by default in /usr/local/Ascend/ascend-toolkit)"
+_UNAVAILABLE = {
+    "mindspeed": "it is not implemented yet",
+    "megatron_adaptor": "MegatronAdaptor is on no package registry, and no release of it was found to test with",
+}
 _OTHER = "or name another platform, for example ANYTRON_PLATFORM=cpu"
 
 
@@ -22,9 +49,29 @@ class AscendPlatform(Platform):
     """Megatron through torch_npu: its ``torch.cuda`` calls are redirected, its modules are portable ones."""
 
     name = "ascend"
+    options_model = AscendOptions
     redirects_torch_cuda = True
-    portable_modules = True
     device_packages = ("torch_npu",)
+
+    def __init__(self) -> None:
+        self._options = AscendOptions()
+        self._adaptor: Adaptor = PortableAdaptor()
+        self._deterministic = False
+
+    @property
+    def portable_modules(self) -> bool:  # type: ignore[override]
+        """As the adaptor says."""
+        return self._adaptor.portable_modules
+
+    def configure_options(self, options: BaseModel | None) -> None:
+        """Choose the adaptor.
+
+        Raises:
+            ConfigError: It cannot be had.
+        """
+        assert isinstance(options, AscendOptions)
+        self._options = options
+        self._adaptor = make_adaptor(options)
 
     def probe(self) -> Probe:
         """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.
@@ -47,6 +94,8 @@ class AscendPlatform(Platform):
         except cann.CannError as error:
             reason = f"torch_npu {torch_npu} is installed, but CANN cannot be used: {error}"
             return Probe(Availability.BROKEN, reason, f"{_SOURCE_CANN}, {_OTHER}")
+        if mistake := visible_devices_mistake(os.environ):
+            return Probe(Availability.BROKEN, mistake, "list existing ids in ascending order, for example 0,1")
         if devices == 0:
             reason = f"torch_npu {torch_npu} and CANN are installed, and CANN finds no NPU"
             return Probe(Availability.ABSENT, reason, "check npu-smi info and ASCEND_RT_VISIBLE_DEVICES")
@@ -58,8 +107,73 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """torch_npu, of torch's own minor version (the probe compares them)."""
-        return [Requirement("torch-npu", ">=2.6", "pip install torch-npu==<the version of your torch>")]
+        """torch_npu, of torch's own minor version (the probe compares them), and what the adaptor needs."""
+        own = Requirement("torch-npu", ">=2.6", "pip install torch-npu==<the version of your torch>")
+        return [own, *self._adaptor.requirements()]
+
+    @hookimpl
+    def configure(self, config: RunConfig) -> list[Diagnostic]:
+        """Hold the options against torch_npu, and ask the adaptor."""
+        self._deterministic = config.engine.deterministic
+        return [*_option_diagnostics(self._options), *self._adaptor.configure(config)]
+
+    @hookimpl
+    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+        """HCCL's, the allocator's and torch's variables."""
+        del process
+        return worker_environment(self._options, deterministic=self._deterministic)
+
+    @hookimpl
+    def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
+        """The adaptor's patches, in training ranks."""
+        return self._adaptor.patch_model(phase, context) if context.role == "trainer" else []
+
+    @hookimpl
+    def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
+        """As the adaptor's kernels read it."""
+        return self._adaptor.build_attn_mask(request)
+
+    @hookimpl
+    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
+        """The adaptor's global state, in the micro-batch's scope."""
+        return self._adaptor.preprocess_sequences(inputs)
+
+    @hookimpl
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
+        """The adaptor's."""
+        return self._adaptor.attention_kernel(spec)
+
+    @hookimpl
+    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
+        """The adaptor's."""
+        return self._adaptor.fused_kernel(name)
+
+
+def make_adaptor(options: AscendOptions) -> Adaptor:
+    """Make the adaptor that the options name.
+
+    Raises:
+        ConfigError: It cannot be had.
+    """
+    if options.adaptor == "none":
+        return PortableAdaptor()
+    raise ConfigError(
+        f"The adaptor {options.adaptor} cannot be had.",
+        where="platform.options.adaptor",
+        why=_UNAVAILABLE[options.adaptor],
+        fix="platform.options.adaptor=none",
+    )
+
+
+def _option_diagnostics(options: AscendOptions) -> Iterable[Diagnostic]:
+    found = Version(_installed("torch-npu") or "0")
+    if options.expandable_segments and found < Version(EXPANDABLE_SEGMENTS_SINCE):
+        yield Diagnostic(
+            "error",
+            "platform.options.expandable_segments",
+            f"expandable segments need torch_npu {EXPANDABLE_SEGMENTS_SINCE} or later, and {found} is installed",
+            "set it to false",
+        )
 
 
 def _without_torch_npu() -> Probe:

@@ -1,0 +1,1 @@
+"""What adapts Megatron to the NPU, one file each; ``platform.options.adaptor`` chooses."""

@@ -1,0 +1,89 @@
+"""Adaptor ``none``: portable modules whose kernels are torch_npu's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.patches import Patch, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import (
+        AttentionKernel,
+        AttentionSpec,
+        Diagnostic,
+        KernelName,
+        PatchContext,
+        Requirement,
+    )
+    from anytron.masks import AttnMask, MaskRequest
+    from anytron.sequences import ModelInputs
+
+
+class PortableAdaptor:
+    """Implements :class:`anytron_ascend.adaptors.adaptor.Adaptor`.
+
+    Masks are the neutral ones: in thd the kernel has the lengths, in right-padded bshd it is causal, and
+    the compressed mask that belongs to both is the kernel's own.
+    """
+
+    portable_modules = True
+
+    def requirements(self) -> Iterable[Requirement]:
+        """Nothing besides torch_npu."""
+        return ()
+
+    def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
+        """Everything that the portable modules do works here."""
+        del config
+        return ()
+
+    def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
+        """Keep mcore-bridge from taking MindSpeed's side branches."""
+        del context
+        return [_bridge_without_mindspeed()] if phase is Phase.BEFORE_IMPORT else []
+
+    def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
+        """The neutral answer."""
+        del request
+
+    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
+        """No global state."""
+        del inputs
+
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        """``npu_fusion_attention``."""
+        from anytron_ascend.kernels.attention import make_attention
+
+        return make_attention(spec)
+
+    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
+        """torch_npu's fused operators."""
+        from anytron_ascend.kernels.fused import fused_kernel
+
+        return fused_kernel(name)
+
+
+def _bridge_without_mindspeed() -> Patch:
+    def replace(_original: Callable[..., bool]) -> Callable[..., bool]:
+        def is_torch_npu_available(*_: Any, **__: Any) -> bool:
+            return False
+
+        return is_torch_npu_available
+
+    return Patch(
+        id="ascend.bridge-without-mindspeed",
+        owner="ascend",
+        target="transformers.utils:is_torch_npu_available",
+        phase=Phase.BEFORE_IMPORT,
+        before="mcore_bridge",
+        reason=(
+            "where torch_npu is, mcore-bridge assumes MindSpeed's modules: it takes MindSpeed's defaults into the "
+            "model's config and expects linear layers without Transformer Engine's interface; portable ones have it"
+        ),
+        upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults; tuners/lora.py, line 204",
+        remove_when="mcore-bridge asks for MindSpeed instead of torch_npu",
+        replacement=replace,
+    )

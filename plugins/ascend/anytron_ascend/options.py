@@ -1,0 +1,23 @@
+"""``platform.options`` of the Ascend platform."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class AscendOptions(BaseModel):
+    """Options of the Ascend platform; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    adaptor: Literal["none", "mindspeed", "megatron_adaptor"] = "none"
+    """What adapts Megatron to the NPU: ``none`` = portable modules with torch_npu's kernels, ``mindspeed`` =
+    MindSpeed's patches and kernels, ``megatron_adaptor`` = not available yet."""
+    hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
+    """Seconds that ranks wait for each other when a communicator is made (``HCCL_CONNECT_TIMEOUT``)."""
+    expandable_segments: bool = False
+    """Let torch_npu's allocator grow its blocks (``PYTORCH_NPU_ALLOC_CONF``); needs torch_npu 2.9 or later."""
+    visible_devices: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
+    """NPUs that the run may use, ascending ids (``ASCEND_RT_VISIBLE_DEVICES``); default: what the environment says."""
