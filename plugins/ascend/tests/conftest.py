@@ -1,0 +1,67 @@
+"""The whole session runs on the simulator: it is built if need be, and activated before anything imports torch.
+
+Needs torch_npu (``tox -e ascend`` installs it); tests that need another state of affairs start processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+for name, value in {
+    "ANYTRON_ASCEND_SIMULATOR": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "TASK_QUEUE_ENABLE": "0",
+    "OMP_NUM_THREADS": "1",
+}.items():
+    os.environ[name] = value
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def pytest_configure() -> None:
+    from anytron_ascend_simulator import SimulatorError, activate
+    from anytron_ascend_simulator.build import build
+
+    try:
+        build()
+        activate()
+    except SimulatorError as error:
+        raise pytest.UsageError(f"{error} (tox -e ascend makes an environment for these tests)") from error
+
+
+@pytest.fixture(scope="session")
+def run_program():
+    """Run one of ``programs/`` (or ``-c`` text) in ``ranks`` processes; give their outputs, or check how they fail."""
+
+    def run(program: str, *arguments: str, ranks: int = 1, environment=None, fails=False, timeout=240) -> list[str]:
+        port = str(29000 + os.getpid() % 2000)
+        command = ["-c", program] if "\n" in program else [str(PROGRAMS / program)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *command, *arguments],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    **(environment or {}),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        codes = [process.returncode for process in processes]
+        assert any(codes) == fails, "\n".join(outputs)
+        return outputs
+
+    return run
