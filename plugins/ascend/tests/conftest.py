@@ -23,10 +23,12 @@ for name, value in {
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     from anytron_ascend_simulator import SimulatorError, activate
     from anytron_ascend_simulator.build import build
 
+    # torch_npu says so whenever it makes a tensor of its own accord.
+    config.addinivalue_line("filterwarnings", "ignore:Cannot create tensor with internal format")
     try:
         build()
         activate()

@@ -14,6 +14,7 @@ import torch
 
 from anytron_ascend_simulator.aten_formulas import FORMULAS
 from anytron_ascend_simulator.memory import CPU, host_view, to_device
+from anytron_ascend_simulator.random_numbers import drawing_from, is_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,19 +112,29 @@ class _Call:
         self._operator = operator
         self._devices: set[torch.device] = set()
         self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         host_args = [self._to_host(value) for value in args]
-        host_kwargs = {key: self._to_host(value) for key, value in kwargs.items()}
-        if len(self._devices) > 1:
+        outputs = {argument.name for argument in self._operator._schema.arguments if argument.is_out}
+        host_kwargs = {
+            key: self._output(value) if key in outputs else self._to_host(value) for key, value in kwargs.items()
+        }
+        if len(self._devices) > 1 and self._operator._schema.name != "aten::copy_":
             self._refuse(sorted(map(str, self._devices)))
-        compute = FORMULAS.get(str(self._operator), self._operator)
-        result = compute(*host_args, **host_kwargs)
-        for tensor, view in self._views:
-            if view.size() != tensor.size():  # out= and in-place operators may resize
-                tensor.resize_(view.size())
-                host_view(tensor).copy_(view)
+        result = self._compute(host_args, host_kwargs)
+        for tensor, found in self._outputs:
+            if found.size() != tensor.size():
+                tensor.resize_(found.size())
+            host_view(tensor).copy_(found)
         return self._to_device(result)
+
+    def _compute(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        compute = FORMULAS.get(str(self._operator), self._operator)
+        if not is_random(self._operator):
+            return compute(*args, **kwargs)
+        with drawing_from(kwargs.pop("generator", None)):
+            return compute(*args, **kwargs)
 
     def _to_host(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -134,6 +145,17 @@ class _Call:
             self._devices.add(value if value.index is not None else _current())
             return CPU
         return value
+
+    def _output(self, value: Any) -> Any:
+        """Stand in for an ``out=`` argument: the operator may resize it, which a view cannot be."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._output(entry) for entry in value)
+        if value.device.type != "npu":
+            return self._tensor_to_host(value)
+        self._devices.add(value.device)
+        found = torch.empty(0, dtype=value.dtype)
+        self._outputs.append((value, found))
+        return found
 
     def _tensor_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "npu":
@@ -148,7 +170,7 @@ class _Call:
 
     def _to_device(self, result: Any) -> Any:
         if isinstance(result, torch.Tensor) and result.device == CPU:
-            for tensor, view in self._views:
+            for tensor, view in (*self._views, *self._outputs):
                 if result is view:
                     return tensor
             return to_device(result, next(iter(self._devices), _current()))

@@ -27,7 +27,11 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.i
     tensor = mine(dtype=dtype).npu()
     dist.all_reduce(tensor)
     check(f"all_reduce {dtype}", tensor, sum(part.to(dtype) for part in everybody))
-for operation, fold in ((dist.ReduceOp.MAX, torch.maximum), (dist.ReduceOp.MIN, torch.minimum), (dist.ReduceOp.PRODUCT, torch.mul)):
+for operation, fold in (
+    (dist.ReduceOp.MAX, torch.maximum),
+    (dist.ReduceOp.MIN, torch.minimum),
+    (dist.ReduceOp.PRODUCT, torch.mul),
+):
     tensor = mine().npu()
     dist.all_reduce(tensor, operation)
     check(f"all_reduce {operation}", tensor, fold(*everybody))

@@ -5,13 +5,20 @@ import torch
 from anytron_ascend_simulator import aten
 from anytron_ascend_simulator.aten import DeviceMismatchError
 
+
+def written_view(x, y):
+    z = x.clone()
+    z[1:, ::2] = y[1:, ::2]
+    return z
+
+
 OPERATIONS = {
     "add": lambda x, y: x + y,
     "matmul": lambda x, y: x @ y.T,
     "in place": lambda x, y: x.clone().mul_(y),
     "out": lambda x, y: torch.add(x, y, out=torch.empty_like(x)),
     "out resized": lambda x, y: torch.mm(x, y.T, out=x.new_empty(0)),
-    "view then write": lambda x, y: _written_view(x, y),
+    "view then write": written_view,
     "reduction": lambda x, y: torch.stack([x.sum(), y.mean(), x.amax()]),
     "indexing": lambda x, y: x[y[:, 0] > 0],
     "index of the host": lambda x, y: x[torch.tensor([1, 0])],
@@ -26,12 +33,6 @@ OPERATIONS = {
     "foreach": lambda x, y: torch._foreach_add([x, y], 1.0)[1],
     "bfloat16": lambda x, y: (x.bfloat16() @ y.bfloat16().T).float(),
 }
-
-
-def _written_view(x, y):
-    z = x.clone()
-    z[1:, ::2] = y[1:, ::2]
-    return z
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -71,6 +72,18 @@ def test_a_seed_repeats_random_numbers():
     first = torch.rand(5, device="npu").cpu()
     torch.npu.manual_seed(3)
     assert torch.equal(torch.rand(5, device="npu").cpu(), first)
+
+
+def test_a_saved_state_restores_random_numbers_and_the_hosts_are_left_alone():
+    torch.manual_seed(0)
+    host = torch.get_rng_state()
+    state = torch.npu.get_rng_state()
+    first = torch.nn.functional.dropout(torch.ones(64, device="npu")).cpu()
+    second = torch.nn.functional.dropout(torch.ones(64, device="npu")).cpu()
+    assert not torch.equal(first, second)
+    torch.npu.set_rng_state(state)
+    assert torch.equal(torch.nn.functional.dropout(torch.ones(64, device="npu")).cpu(), first)
+    assert torch.equal(torch.get_rng_state(), host)
 
 
 def test_the_operators_are_the_simulators():

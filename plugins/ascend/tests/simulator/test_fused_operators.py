@@ -55,8 +55,10 @@ def test_rotary_mul(mode):
 
 
 def test_rotary_mul_refuses_cosines_that_do_not_fit():
-    with pytest.raises(RuntimeError, match="broadcast|shape|dim"):
-        torch_npu.npu_rotary_mul(torch.ones(5, 2, 3, 8).npu(), torch.ones(4, 1, 1, 8).npu(), torch.ones(4, 1, 1, 8).npu())
+    with pytest.raises(RuntimeError, match=r"broadcast|shape|dim"):
+        torch_npu.npu_rotary_mul(
+            torch.ones(5, 2, 3, 8).npu(), torch.ones(4, 1, 1, 8).npu(), torch.ones(4, 1, 1, 8).npu()
+        )
 
 
 def product(x, weight, groups, **settings):
@@ -91,7 +93,7 @@ def test_adamw_in_place():
     parameters = []
     before = aclnn.CALLS["aclnnApplyAdamWV2"]
     for device, fused in (("cpu", False), ("npu", True)):
-        parameter = torch.nn.Parameter(start.to(device))
+        parameter = torch.nn.Parameter(start.clone().to(device))
         optimizer = torch.optim.AdamW([parameter], fused=fused, **settings)
         for gradient in gradients:
             parameter.grad = gradient.to(device)

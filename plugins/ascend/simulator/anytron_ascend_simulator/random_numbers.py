@@ -1,0 +1,41 @@
+"""Random operators draw from the device's generator: a seed and an offset, as on the device.
+
+Each of them runs with a generator of the host seeded by both, and moves the offset on. The numbers are
+not those of an NPU; what holds is that a seed repeats them, that a saved state restores them, and that the
+host's own generator is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STEP = 4
+"""Philox counters advance by multiples of 4 (torch's CUDA generator demands it of offsets)."""
+
+
+def is_random(operator: torch._ops.OpOverload) -> bool:
+    """Whether the operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@contextlib.contextmanager
+def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Let the host's default generator stand for a device's generator, by default the current device's."""
+    if generator is None:
+        generator = torch.npu.default_generators[torch.npu.current_device()]
+    offset = generator.get_offset()
+    host = torch.default_generator
+    before = host.get_state()
+    # Two different (seed, offset) must not give the same stream: mixed as hashes mix pairs.
+    host.manual_seed(hash((generator.initial_seed(), offset)) % 2**63)
+    try:
+        yield
+    finally:
+        host.set_state(before)
+        generator.set_offset(offset + STEP)
