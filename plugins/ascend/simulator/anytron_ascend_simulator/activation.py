@@ -48,6 +48,8 @@ def preload() -> None:
     if not all(path.is_file() for path in paths):
         raise SimulatorError("The simulator is not built for this torch_npu: python -m anytron_ascend_simulator build")
     os.environ.update(_ENVIRONMENT)
+    # Where CANN is installed: torch_npu complains if nobody says.
+    os.environ.setdefault("ASCEND_HOME_PATH", str(paths[0].parent))
     _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
     print("*** Ascend simulator: no NPU is used; results are the processor's, speed means nothing ***", file=sys.stderr)
 
