@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import os
 import sys
 
@@ -15,6 +17,7 @@ _ENVIRONMENT = {
     # torch_npu's queue would run kernels on another thread, after their tensors' memory has been reused.
     "TASK_QUEUE_ENABLE": "0",
 }
+_NO_HOME = "Warning: ASCEND_HOME_PATH environment variable is not set.\n"
 _loaded: list[ctypes.CDLL] = []
 _activated = False
 
@@ -48,8 +51,6 @@ def preload() -> None:
     if not all(path.is_file() for path in paths):
         raise SimulatorError("The simulator is not built for this torch_npu: python -m anytron_ascend_simulator build")
     os.environ.update(_ENVIRONMENT)
-    # Where CANN is installed: torch_npu complains if nobody says.
-    os.environ.setdefault("ASCEND_HOME_PATH", str(paths[0].parent))
     _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
     print("*** Ascend simulator: no NPU is used; results are the processor's, speed means nothing ***", file=sys.stderr)
 
@@ -69,7 +70,11 @@ def activate() -> None:
     from anytron_ascend_simulator import aclnn
 
     aclnn.install(next(library for library in _loaded if library._name.endswith("libopapi.so")), _loaded[0])
-    import torch_npu  # noqa: F401 - registers the device
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        import torch_npu  # noqa: F401 - registers the device
+    # There is no CANN that could have a home.
+    print(said.getvalue().replace(_NO_HOME, ""), end="")
 
     from anytron_ascend_simulator import aten
 
