@@ -1,0 +1,77 @@
+"""Options, environment, and what the platform says of a machine."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from anytron.errors import ConfigError
+from anytron.plugins import open_session
+from anytron_ascend import AscendPlatform, environment
+from anytron_ascend.environment import visible_devices_mistake, worker_environment
+from anytron_ascend.options import AscendOptions
+
+
+def test_the_options_are_typed():
+    with pytest.raises(ConfigError, match="Unknown option of platform 'ascend': adapter"):
+        open_session(platform="ascend", options={"adapter": "none"})
+    with pytest.raises(ConfigError, match="are not valid"):
+        open_session(platform="ascend", options={"visible_devices": "zero"})
+
+
+def test_an_adaptor_that_cannot_be_had_is_refused_with_its_reason():
+    with pytest.raises(ConfigError, match="megatron_adaptor cannot be had") as caught:
+        open_session(platform="ascend", options={"adaptor": "megatron_adaptor"})
+    assert "on no package registry" in caught.value.why
+
+
+def test_worker_environment():
+    plain = worker_environment(AscendOptions(), deterministic=False)
+    assert plain == {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HCCL_CONNECT_TIMEOUT": "600"}
+    options = AscendOptions(expandable_segments=True, visible_devices="0,3", hccl_connect_timeout_s=900)
+    assert worker_environment(options, deterministic=True) == {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "HCCL_CONNECT_TIMEOUT": "900",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        environment.VISIBLE_DEVICES: "0,3",
+        "HCCL_DETERMINISTIC": "true",
+        "CLOSE_MATMUL_K_SHIFT": "1",
+    }
+
+
+@pytest.mark.parametrize("value", [None, "0", "0,1,7"])
+def test_lists_that_the_driver_reads_are_fine(value):
+    assert visible_devices_mistake({} if value is None else {environment.VISIBLE_DEVICES: value}) == ""
+
+
+@pytest.mark.parametrize(("value", "text"), [("1,0", "not ascending"), ("0,0", "not ascending"), ("all", "not a list")])
+def test_lists_at_which_the_driver_would_stop_in_silence_are_mistakes(value, text):
+    assert text in visible_devices_mistake({environment.VISIBLE_DEVICES: value})
+
+
+def test_the_probe_says_broken_where_the_list_is_not_ascending(monkeypatch):
+    monkeypatch.setenv(environment.VISIBLE_DEVICES, "1,0")
+    probe = AscendPlatform().probe()
+    assert probe.availability.value == "broken"
+    assert "ascending" in probe.reason
+
+
+def plugins_list(**variables):
+    environment_ = {**os.environ, "ANYTRON_PLATFORM": "ascend", **variables}
+    command = [sys.executable, "-m", "anytron", "plugins", "list", "--json"]
+    done = subprocess.run(command, env=environment_, capture_output=True, text=True, check=False, timeout=120)
+    entries = json.loads(done.stdout)["plugins"]
+    return next(entry for entry in entries if entry["name"] == "ascend")
+
+
+def test_without_cann_the_list_shows_reason_and_remedy():
+    entry = plugins_list(ANYTRON_ASCEND_SIMULATOR="")
+    assert entry["state"] == "broken"
+    assert "CANN cannot be used" in json.dumps(entry)
+    assert "set_env.sh" in json.dumps(entry)
+
+
+def test_on_the_simulator_the_platform_is_active():
+    assert plugins_list()["state"] == "active"
