@@ -62,7 +62,7 @@ def plugins_list(**variables):
     environment_ = {**os.environ, "ANYTRON_PLATFORM": "ascend", **variables}
     command = [sys.executable, "-m", "anytron", "plugins", "list", "--json"]
     done = subprocess.run(command, env=environment_, capture_output=True, text=True, check=False, timeout=120)
-    entries = json.loads(done.stdout)["plugins"]
+    entries = json.loads(done.stdout)
     return next(entry for entry in entries if entry["name"] == "ascend")
 
 
