@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 for name, value in {
     "ANYTRON_ASCEND_SIMULATOR": "1",
@@ -19,6 +20,10 @@ for name, value in {
     "OMP_NUM_THREADS": "1",
 }.items():
     os.environ[name] = value
+
+# A deadline per example would time the machine; on CI the same examples are tried at every run.
+settings.register_profile("anytron", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("anytron")
 
 PROGRAMS = Path(__file__).parent / "programs"
 
