@@ -20,6 +20,7 @@ from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
 from anytron_megatron.conformance import attention_conformance
+from anytron_megatron.dismantling import dismantle
 from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
@@ -269,6 +270,8 @@ class MegatronEngine:
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
         self._bridge.close()
+        models = [*self._trained, *(self._reference or [])]
+        dismantle(chunk.module for chunk in models)
         parallel.destroy()
         self._runtime.empty_cache()
 

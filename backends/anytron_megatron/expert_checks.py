@@ -64,7 +64,6 @@ def expert_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[
     if experts:
         yield from _sizes(config, model, experts)
         yield from _balancing(config)
-        yield from _interleaved(config)
     else:
         yield from _dense(config)
 
@@ -130,17 +129,6 @@ def _sizes(config: RunConfig, model: Mapping[str, Any], experts: int) -> Iterato
             "error",
             "parallel.sequence_parallel",
             "Megatron trains experts with tensor parallelism only together with sequence parallelism",
-            "leave it out",
-        )
-
-
-def _interleaved(config: RunConfig) -> Iterator[Diagnostic]:
-    """Experts in interleaved pipelines: with router replay, updates were seen to differ from one rank's."""
-    if config.parallel.virtual_pipeline_model_parallel_size > 1:
-        yield Diagnostic(
-            "error",
-            "parallel.virtual_pipeline_model_parallel_size",
-            "a mixture of experts in an interleaved pipeline does not agree with one rank yet",
             "leave it out",
         )
 

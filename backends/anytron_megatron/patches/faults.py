@@ -31,6 +31,7 @@ def megatron_patches(context: PatchContext, owner: str) -> list[Patch]:
         recompute_scopes_without_output(owner),
         mtp_without_labels(owner),
         router_padding(owner),
+        pipeline_sends(owner),
         checkpoint_format(owner),
     ]
     if context.platform.portable_modules or find_spec("transformer_engine"):
@@ -180,6 +181,30 @@ def router_padding(owner: str) -> Patch:
         ),
         upstream="mcore_bridge/model/gpt_model.py, forward; mcore_bridge/model/mm_gpt_model.py, line 125: kwargs = {}",
         remove_when="mcore-bridge's models take padding_mask, as megatron.core's GPTModel.forward does",
+        replacement=replace,
+    )
+
+
+def pipeline_sends(owner: str) -> Patch:
+    """Let interleaved pipelines send what they computed."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_megatron.patches.pipeline_sends import sending_aliases
+
+        return sending_aliases(original)
+
+    return Patch(
+        id="megatron.pipeline-sends",
+        owner=owner,
+        target="megatron.core.pipeline_parallel.p2p_communication:_p2p_ops",
+        phase=Phase.BEFORE_BUILD,
+        package=PACKAGE,
+        reason=(
+            "an interleaved pipeline frees what it sends before it is sent: over gloo the next stage receives "
+            "what happens to lie there, the more often the busier the machine"
+        ),
+        upstream="megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor behind an asynchronous send",
+        remove_when="the schedule waits for a send before it frees the tensor",
         replacement=replace,
     )
 

@@ -13,12 +13,9 @@ from safetensors.torch import load_file
 
 from anytron.algorithms.losses import PolicyLoss
 from anytron.data.images import ImagePatches
-from anytron.executor.local import LocalExecutor
-from anytron.plugins import open_session
 from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import TrainingWorkers
-from tests.backends.megatron.ranks import Ranks, engine_config
+from tests.backends.megatron.ranks import Ranks
 from tests.tiny_models import IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 if TYPE_CHECKING:
@@ -160,19 +157,13 @@ class Trajectory:
 
 
 @pytest.fixture(scope="session")
-def start_engine(tiny_model, tmp_path_factory):
-    """A context manager: real ranks of the Megatron engine, configured by section overrides."""
+def start_engine(tiny_model, ranks, tmp_path_factory):
+    """A context manager: an engine on real ranks, configured by section overrides, and a directory."""
 
     @contextlib.contextmanager
     def start(**sections):
-        output = tmp_path_factory.mktemp("run")
-        config = engine_config(tiny_model, output, **sections)
-        session = open_session(platform="cpu", options={})
-        with LocalExecutor(config, session) as executor:
-            group = executor.start(
-                "trainer", "anytron.training_engines", "megatron", config.parallel.world_size, num_threads=1
-            )
-            yield TrainingWorkers.of(group), UpdatePlan.from_config(config), output
+        workers, config = ranks.engine(tiny_model, **sections)
+        yield workers, UpdatePlan.from_config(config), tmp_path_factory.mktemp("run")
 
     return start
 
@@ -182,8 +173,8 @@ def follow(tiny_model, recorded, policy_loss, ranks, tmp_path_factory):
     """Score trajectories (the recorded ones, unless others are given) and do three updates on them."""
     file = tmp_path_factory.mktemp("follow") / "after.safetensors"
 
-    def run(batch: RaggedBatch = recorded, among: Ranks = ranks, **sections) -> Trajectory:
-        workers, config = among.engine(tiny_model, **sections)
+    def run(batch: RaggedBatch = recorded, **sections) -> Trajectory:
+        workers, config = ranks.engine(tiny_model, **sections)
         updates = UpdatePlan.from_config(config)
         log_probs = workers.score(batch, updates, "policy")
         metrics = [workers.update(batch, updates, policy_loss) for _ in range(3)]

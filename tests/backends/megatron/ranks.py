@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
@@ -33,8 +36,21 @@ def engine_config(directory: Path, output: Path, /, **sections: dict[str, Any]) 
     return RunConfig.model_validate({**merged, "rewards": [{"function": "unused"}]})
 
 
+@dataclass(frozen=True)
+class _Started:
+    """Processes, and what they took over from this one when they started."""
+
+    executor: LocalExecutor
+    group: LocalWorkerGroup
+    inherited: object
+
+
 class Ranks:
     """Groups of processes, one for each number of ranks, started when first needed.
+
+    Processes see the plugins that were installed and the environment that was set when they started: a
+    test that changes either (an installed saboteur) gets processes of its own, which end when the next
+    change is met. Those of the ordinary environment stay.
 
     Args:
         output: Where logs go.
@@ -43,22 +59,31 @@ class Ranks:
     def __init__(self, output: Path) -> None:
         self._output = output
         self._session = open_session(platform="cpu", options={})
-        self._running: dict[int, tuple[LocalExecutor, LocalWorkerGroup]] = {}
+        self._ordinary = _inherited()
+        self._running: dict[tuple[int, bool], _Started] = {}
 
     def engine(self, directory: Path, /, **sections: dict[str, Any]) -> tuple[TrainingWorkers, RunConfig]:
         """Build an engine; the one before, of as many ranks, is closed."""
         config = engine_config(directory, self._output, **sections)
-        size = config.parallel.world_size
-        if size in self._running and not self._running[size][1].ended:
-            group = self._running[size][1]
-            group.rebuild(config)
-        else:  # the first engine of this size, or a test's failure has ended the processes
+        inherited = _inherited()
+        key = config.parallel.world_size, inherited == self._ordinary
+        started = self._running.get(key)
+        if started is not None and started.inherited == inherited and not started.group.ended:
+            started.group.rebuild(config)
+        else:
+            if started is not None:
+                started.executor.close()
             executor = LocalExecutor(config, self._session)
-            group = executor.start("trainer", "anytron.training_engines", "megatron", size, num_threads=1)
-            self._running[size] = executor, group
-        return TrainingWorkers.of(group), config
+            group = executor.start("trainer", "anytron.training_engines", "megatron", key[0], num_threads=1)
+            started = self._running[key] = _Started(executor, group, inherited)
+        return TrainingWorkers.of(started.group), config
 
     def close(self) -> None:
         """End all processes."""
-        for executor, _ in self._running.values():
-            executor.close()
+        for started in self._running.values():
+            started.executor.close()
+
+
+def _inherited() -> tuple[list[str], dict[str, str]]:
+    """What a process that starts now would take over: where it finds plugins, and the environment."""
+    return list(sys.path), {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}

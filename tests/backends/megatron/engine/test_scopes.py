@@ -21,17 +21,26 @@ SCHEDULES = {
 LAYERS = 4
 
 
-@pytest.fixture
-def witness_log(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def installed_witness(tmp_path_factory):
     """Install the witness for worker processes; give the file that it writes."""
-    shutil.copy(Path(__file__).with_name("scope_witness.py"), tmp_path)
-    metadata = tmp_path / "scope_witness-1.0.dist-info"
+    folder = tmp_path_factory.mktemp("witness")
+    shutil.copy(Path(__file__).with_name("scope_witness.py"), folder)
+    metadata = folder / "scope_witness-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: scope-witness\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[anytron.plugins]\nscope-witness = scope_witness:ScopeWitness\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("SCOPE_WITNESS_LOG", str(tmp_path / "witness.jsonl"))
-    return tmp_path / "witness.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setenv("SCOPE_WITNESS_LOG", str(folder / "witness.jsonl"))
+        yield folder / "witness.jsonl"
+
+
+@pytest.fixture
+def witness_log(installed_witness):
+    """The witness's file, empty."""
+    installed_witness.unlink(missing_ok=True)
+    return installed_witness
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -12,6 +12,10 @@ SPLITS = {
         "parallel": {"context_parallel_size": 2, "expert_model_parallel_size": 2},
         "engine": {"sequence_format": "bshd"},
     },
+    "pp2-interleaved-recompute": {
+        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        "engine": {"recompute": "full"},
+    },
     "tp2-sp-dp2-ep2-etp2": {
         "parallel": {
             "tensor_model_parallel_size": 2,

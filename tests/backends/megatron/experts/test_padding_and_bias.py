@@ -27,6 +27,10 @@ PADDED = {
         "engine": SETTINGS,
         "parallel": {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2},
     },
+    "pp2-interleaved-recompute": {  # its first chunk has no router
+        "engine": SETTINGS | {"recompute": "full"},
+        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+    },
 }
 ALIGN = ("@hookimpl", "def layout_constraints(self):", "    return LayoutConstraints(align=16)")
 FORGET = (

@@ -95,7 +95,6 @@ class Refusal:
 
 
 REFUSALS = (
-    Refusal("qwen3_moe", VPP2, "interleaved pipeline does not agree"),
     Refusal("qwen3", Layout("TP8", {"tensor_model_parallel_size": 8}), "4 attention heads cannot be split over 8"),
     Refusal("qwen3_5", CP2, "Gated DeltaNet"),
     Refusal("qwen3_next", CP2_PADDED, "Gated DeltaNet"),

@@ -15,7 +15,7 @@ from anytron.plugins import open_session
 from tests.backends.megatron.families.layouts import FAMILIES, ONE, REFUSALS, Layout
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe
 from tests.backends.megatron.families.table import rows_of
-from tests.backends.megatron.ranks import Ranks, engine_config
+from tests.backends.megatron.ranks import engine_config
 
 PAGE = Path(__file__).parents[4] / "docs/reference/families.md"
 CASES = [
@@ -61,15 +61,11 @@ def test_updates_move_the_weights(family, observed):
 
 
 def test_a_broken_all_reduce_is_noticed(
-    observed, truth_of, tiny_family, recorded, policy_loss, write_extension, tmp_path
+    ranks, observed, truth_of, tiny_family, recorded, policy_loss, write_extension, tmp_path
 ):
     write_extension("megatron.core.tensor_parallel.mappings:_reduce", "lambda original: lambda x, group=None: x")
     layout = Layout("TP2", {"tensor_model_parallel_size": 2, "sequence_parallel": False})
-    ranks = Ranks(tmp_path)
-    try:
-        broken = observe(ranks, tiny_family(QWEN3.name), layout, recorded, policy_loss, tmp_path)
-    finally:
-        ranks.close()
+    broken = observe(ranks, tiny_family(QWEN3.name), layout, recorded, policy_loss, tmp_path)
 
     figures = compare(broken, observed(QWEN3, ONE), truth_of(QWEN3))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from anytron.executor.address import ADDRESS, free_port
 from anytron.hooks.facade import Hooks
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -31,14 +31,11 @@ def run_program(tmp_path):
     """Run a program of this folder in N ranks; give what rank 0 printed, fail with the output of those that failed."""
 
     def run(name: str, *arguments: str, ranks: int = 1) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         shared = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_ADDR": ADDRESS,
+            "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(ranks),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }

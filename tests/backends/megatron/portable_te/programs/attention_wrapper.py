@@ -156,7 +156,7 @@ def main():
     check_padded()
     for sizes in (ParallelSizes(data=2), ParallelSizes(tensor=2), ParallelSizes(context=2)):
         check_layout(sizes)
-    print("equal")
+    print("equal", flush=True)  # what is buffered would go with os._exit
     dist.barrier()
     os._exit(0)  # gloo's threads would outlive the groups that modules still hold
 
