@@ -41,6 +41,14 @@ SIGNATURES: dict[str, str] = {
     # activation_quant_scale, activation_quant_offset, split_item, group_type, group_list_type, act_type,
     # y, activation_feature_out, dynamic_quant_scale_out
     "aclnnGroupedMatmulV4": "LLLLLLLLTLLLiiiiLLL",
+    # tokens, indices, num_out_tokens, padded_mode, permuted_tokens, sorted_indices
+    "aclnnMoeTokenPermute": "TTibTT",
+    # permuted_tokens_grad, sorted_indices, top_k, padded_mode, tokens_grad
+    "aclnnMoeTokenPermuteGrad": "TTibT",
+    # permuted_tokens, sorted_indices, probs, padded_mode, restore_shape, tokens
+    "aclnnMoeTokenUnpermute": "TTTbAT",
+    # permuted_tokens, tokens_grad, sorted_indices, probs, padded_mode, restore_shape, permuted_tokens_grad, probs_grad
+    "aclnnMoeTokenUnpermuteGrad": "TTTTbATT",
     # param, exp_avg, exp_avg_sq, max_exp_avg_sq, grad, step, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize
     "aclnnApplyAdamWV2": "TTTTTTfffffbb",
 }

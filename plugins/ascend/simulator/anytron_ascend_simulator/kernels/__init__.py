@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_ascend_simulator.kernels import activations, fills, flash_attention, grouped, norms, optimizers, rotary
+from anytron_ascend_simulator.kernels import (
+    activations,
+    fills,
+    flash_attention,
+    grouped,
+    norms,
+    optimizers,
+    permutation,
+    rotary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +30,7 @@ KERNELS: dict[str, Callable[..., None]] = {
     **activations.KERNELS,
     **rotary.KERNELS,
     **grouped.KERNELS,
+    **permutation.KERNELS,
     **optimizers.KERNELS,
 }
 """By the name of the entry point."""
