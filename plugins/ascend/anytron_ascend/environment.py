@@ -20,6 +20,9 @@ def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[s
         # torch must not load torch_npu by itself: the platform does, when it is the chosen one.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "HCCL_CONNECT_TIMEOUT": str(options.hccl_connect_timeout_s),
+        # An operator without an NPU kernel is an error; torch_npu would run it on the host, slowly, and only warn
+        # (torch_npu/csrc/framework/utils/CpuFallbackUtils.h).
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     }
     if options.expandable_segments:
         environment["PYTORCH_NPU_ALLOC_CONF"] = "expandable_segments:True"

@@ -29,11 +29,16 @@ def test_an_adaptor_that_cannot_be_had_is_refused_with_its_reason():
 
 def test_worker_environment():
     plain = worker_environment(AscendOptions(), deterministic=False)
-    assert plain == {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HCCL_CONNECT_TIMEOUT": "600"}
+    assert plain == {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "HCCL_CONNECT_TIMEOUT": "600",
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
+    }
     options = AscendOptions(expandable_segments=True, visible_devices="0,3", hccl_connect_timeout_s=900)
     assert worker_environment(options, deterministic=True) == {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "HCCL_CONNECT_TIMEOUT": "900",
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
         environment.VISIBLE_DEVICES: "0,3",
         "HCCL_DETERMINISTIC": "true",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 UNLIMITED = 2147483647
 """``pre_tockens`` and ``next_tockens`` that hide nothing (their default)."""
+MAX_HEADS = 256
+"""Most query heads; a multiple of the key and value heads."""
 MAX_HEAD_SIZE = 768
 """Largest head of queries and keys; values may be smaller, not larger."""
 FULL_MASK, RIGHT_DOWN_CAUSAL, BAND = 1, 3, 4
@@ -40,13 +42,24 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     """Return the kernel of one layer.
 
     Raises:
-        PlatformError: The operator does not have heads of these sizes.
+        PlatformError: The operator does not have heads of these sizes, or not so many; and when the kernel is
+            called, a mask that is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
     """
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
             "npu_fusion_attention does not have heads of these sizes.",
             where="attention_kernel",
             why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; it wants Dv <= Dq <= {MAX_HEAD_SIZE}",
+        )
+    if spec.num_heads > MAX_HEADS or spec.num_heads % spec.num_kv_heads:
+        raise PlatformError(
+            "npu_fusion_attention does not have so many heads.",
+            where="attention_kernel",
+            why=(
+                f"{spec.num_heads} query heads for {spec.num_kv_heads} key and value heads on this rank; it wants a "
+                f"multiple, and at most {MAX_HEADS}"
+            ),
+            fix="another parallel.tensor_model_parallel_size, which divides the heads",
         )
     window = spec.traits.window
 
@@ -135,11 +148,12 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sigh
     rows, columns, heads = query.shape[1], key.shape[1], query.shape[2]
     mask = call.mask
     if mask is not None:
+        _check_mask(mask, (query.shape[0], heads, rows, columns))
         if not sight.everything:
             window = (sight.before if sight.before < UNLIMITED else -1, sight.after if sight.after < UNLIMITED else -1)
             hidden = forbidden_pairs(rows, columns, call.causal, window, query.device)
             mask = mask if hidden is None else mask | hidden
-        mask = mask.expand(*mask.shape[:2], rows, columns).contiguous()
+        mask = _mask_for_operator(mask, (query.shape[0], heads, rows, columns))
     blind = rows - columns if mask is None and call.causal else 0
     if blind > 0:  # the first queries stand before the first key
         query = query[:, blind:]
@@ -147,6 +161,27 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sigh
         query, key, value, layout="BSND", heads=heads, scale=scale, call=call, sight=sight, mask=mask
     )
     return torch.nn.functional.pad(output, (0, 0, 0, 0, blind, 0)) if blind > 0 else output
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
+    """Refuse what the operator would read as another mask, or as none, before it does."""
+    fits = mask.dim() <= 4 and all(
+        size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if mask.dtype is not torch.bool or not fits:
+        raise PlatformError(
+            "This attention mask cannot be given to npu_fusion_attention.",
+            where="attention_kernel",
+            why=f"it is {mask.dtype} {tuple(mask.shape)}, not bool and broadcastable to [B, H, Sq, Sk] = {shape}",
+            fix="give it as a bool mask, True = MASKED (AttnMask.for_model())",
+        )
+
+
+def _mask_for_operator(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """The shapes that the operator has: ``[B, H, Sq, Sk]``, ``[B, 1, Sq, Sk]`` and ``[1, 1, Sq, Sk]``."""
+    full = mask[(None,) * (4 - mask.dim())]
+    batch = shape[0] if full.shape[1] > 1 else full.shape[0]
+    return full.expand(batch, full.shape[1], *shape[2:]).contiguous()
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sight: Sight, scale: float) -> Tensor:

@@ -36,6 +36,9 @@ for operation, fold in (
     dist.all_reduce(tensor, operation)
     check(f"all_reduce {operation}", tensor, fold(*everybody))
 tensor = mine().npu()
+dist.all_reduce(tensor, dist.ReduceOp.AVG)  # HCCL has no average: torch_npu divides the sum
+check("all_reduce AVG", tensor, sum(everybody) / size)
+tensor = mine().npu()
 dist.reduce(tensor, 1)
 check("reduce", tensor, sum(everybody) if rank == 1 else mine())
 tensor = mine().npu()

@@ -55,8 +55,7 @@ class Sparsity:
         if self.packed:
             require(len(shape) == 2, f"atten_mask {shape}: [maxSq, maxSkv] in layout TND")
             return
-        leading = shape[:-2]
-        allowed = leading == () or (len(leading) == 2 and leading[0] in (1, batch) and leading[1] in (1, heads))
+        allowed = shape[:-2] in ((), (1, 1), (batch, 1), (batch, heads))
         require(allowed, f"atten_mask {shape}: [B, N, Sq, Skv], [B, 1, Sq, Skv], [1, 1, Sq, Skv] or [Sq, Skv]")
 
     def _check_compressed(self, shape: tuple[int, ...]) -> None:
