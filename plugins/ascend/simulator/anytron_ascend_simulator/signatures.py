@@ -49,6 +49,17 @@ SIGNATURES: dict[str, str] = {
     "aclnnMoeTokenUnpermute": "TTTbAT",
     # permuted_tokens, tokens_grad, sorted_indices, probs, padded_mode, restore_shape, permuted_tokens_grad, probs_grad
     "aclnnMoeTokenUnpermuteGrad": "TTTTbATT",
+    # tokens, routing_map, probs, num_out_tokens, drop_and_pad, permuted_tokens, permuted_probs, sorted_indices
+    "aclnnMoeTokenPermuteWithRoutingMap": "TTTibTTT",
+    # permuted_tokens_grad, permuted_probs_grad, sorted_indices, routing_map, experts, tokens, drop_and_pad,
+    # tokens_grad, probs_grad
+    "aclnnMoeTokenPermuteWithRoutingMapGrad": "TTTTiibTT",
+    # permuted_tokens, sorted_indices, routing_map, probs, drop_and_pad, restore_shape, tokens, out_index,
+    # permuted_token_id, permuted_probs
+    "aclnnMoeTokenUnpermuteWithRoutingMap": "TTTTbATTTT",
+    # tokens_grad, out_index, permuted_token_id, routing_map, permuted_tokens, probs, drop_and_pad, restore_shape,
+    # permuted_tokens_grad, probs_grad
+    "aclnnMoeTokenUnpermuteWithRoutingMapGrad": "TTTTTTbATT",
     # param, exp_avg, exp_avg_sq, max_exp_avg_sq, grad, step, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize
     "aclnnApplyAdamWV2": "TTTTTTfffffbb",
 }

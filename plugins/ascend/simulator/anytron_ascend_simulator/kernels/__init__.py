@@ -18,6 +18,7 @@ from anytron_ascend_simulator.kernels import (
     optimizers,
     permutation,
     rotary,
+    routing_permutation,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ KERNELS: dict[str, Callable[..., None]] = {
     **rotary.KERNELS,
     **grouped.KERNELS,
     **permutation.KERNELS,
+    **routing_permutation.KERNELS,
     **optimizers.KERNELS,
 }
 """By the name of the entry point."""

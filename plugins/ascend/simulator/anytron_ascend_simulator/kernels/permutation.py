@@ -64,7 +64,7 @@ def _permute_grad(
         sorted_indices.numel() == tokens_grad.size(0) * top_k,
         f"{sorted_indices.numel()} sorted_indices for {tokens_grad.size(0)} tokens of {top_k} experts",
     )
-    _check_permutation(sorted_indices)
+    check_permutation(sorted_indices)
     rows = permuted_grad.size(0)
     require(rows <= sorted_indices.numel(), f"a gradient of {rows} rows, {sorted_indices.numel()} sorted_indices")
     kept = permuted_grad.new_zeros(sorted_indices.numel(), permuted_grad.size(1), dtype=torch.float32)
@@ -128,7 +128,7 @@ def _check_unpermute(
     require(not padded_mode, "padded_mode is not supported")
     require(restore_shape in (None, _NO_SHAPE), f"restore_shape {restore_shape}: only None is supported")
     require(dtype in FLOATS, f"tokens are {dtype}: float16, bfloat16 or float32")
-    _check_permutation(sorted_indices)
+    check_permutation(sorted_indices)
     require(
         sorted_indices.numel() == rows,
         f"{sorted_indices.numel()} sorted_indices for {rows} permuted tokens: as many, none may have been dropped",
@@ -141,7 +141,8 @@ def _check_unpermute(
     return probs.size(1)
 
 
-def _check_permutation(sorted_indices: Tensor) -> None:
+def check_permutation(sorted_indices: Tensor) -> None:
+    """Demand int32, and every position once."""
     require(sorted_indices.dtype == torch.int32, f"sorted_indices are {sorted_indices.dtype}: int32")
     places = torch.arange(sorted_indices.numel(), dtype=torch.int32)
     require(
