@@ -60,6 +60,7 @@ class MegatronEngine:
         self._context = context
         self._sizes = config.parallel.sizes()
         self._runtime = context.platform.runtime()
+        context.platform.prepare_engine(config, context.ledger)
         self._apply_patches(Phase.BEFORE_PARALLEL_INIT)
         parallel.initialize(
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
@@ -312,5 +313,5 @@ class MegatronEngine:
         check = None if lora is None else partial(find_targets, targets=lora.targets)
         return [
             ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in self._bridge.build(check)
+            for module in self._bridge.build(check, self._runtime.current_device())
         ]

@@ -193,11 +193,15 @@ class WeightBridge:
             return frozenset({MaskKind.NONE})
         return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
 
-    def build(self, check: Callable[[list[torch.nn.Module]], object] | None = None) -> list[torch.nn.Module]:
+    def build(
+        self, check: Callable[[list[torch.nn.Module]], object] | None = None, device: torch.device | None = None
+    ) -> list[torch.nn.Module]:
         """Build this rank's model chunks and load their weights.
 
         Args:
             check: Called with the chunks before their weights are read, to refuse early.
+            device: Where they belong; not all modules are made there (MindSpeed's norms are made on the host).
+                None = where they are made.
 
         Raises:
             EngineError: A tensor is missing from the directory or has another shape, or a file is damaged.
@@ -207,6 +211,9 @@ class WeightBridge:
         chunks: list[torch.nn.Module] = get_mcore_model(self.config)
         if check is not None:
             check(chunks)
+        if device is not None:
+            for chunk in chunks:
+                chunk.to(device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
         return chunks
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
+    from anytron.config.schema import RunConfig
+    from anytron.patches import Ledger
+
 
 class Availability(str, Enum):
     """What a probe found."""
@@ -180,3 +183,14 @@ class Platform(abc.ABC):
 
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
         """Receive the validated ``platform.options`` before any hook is called."""
+
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:  # noqa: B027 - optional to override
+        """Set this process's global state for the engine that is about to be built.
+
+        Training engines call it each time, before their process groups exist: patches depend on the process
+        alone, and what a vendor's library makes of the configuration does not.
+
+        Args:
+            config: The engine's run.
+            ledger: The patches of this process; who replaces patched attributes calls ``revalidate``.
+        """

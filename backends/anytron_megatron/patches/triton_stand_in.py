@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # Modules on mcore-bridge's import path that import triton unguarded, and what their kernels are for.
 CONCERNED = {
@@ -28,73 +28,87 @@ CONCERNED = {
 }
 
 
-def install() -> Callable[[], None]:
-    """Insert the finder, unless triton is installed; return the function that removes it."""
+NAMES = ("triton", "triton.language", "triton.language.extra.libdevice", "triton.runtime", "triton.runtime.driver")
+"""Modules that are stood in for."""
+
+
+def install(concerned: Mapping[str, str] = CONCERNED) -> Callable[[], None]:
+    """Insert the finder, unless triton is installed; return the function that removes it.
+
+    Args:
+        concerned: Modules, or packages with all their modules, and what their kernels are for.
+    """
     if importlib.util.find_spec("triton") is not None:
         return lambda: None
-    finder = _Finder()
+    finder = _Finder(concerned)
     sys.meta_path.insert(0, finder)
     return lambda: sys.meta_path.remove(finder)
 
 
 class _Finder(MetaPathFinder):
+    def __init__(self, concerned: Mapping[str, str]) -> None:
+        self._concerned = concerned
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in CONCERNED:
+        use = next((use for name, use in self._concerned.items() if f"{fullname}.".startswith(f"{name}.")), None)
+        if use is None:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, use)
         return spec
 
 
 class _Loader(Loader):
     """Executes a module with the stand-ins in ``sys.modules``."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, use: str) -> None:
         self._loader = loader
+        self._use = use
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        with _stand_ins(module.__name__):
+        with _stand_ins(module.__name__, self._use):
             self._loader.exec_module(module)
 
 
 @contextmanager
-def _stand_ins(user: str) -> Iterator[None]:
-    modules = {name: _StandInModule(name, user) for name in ("triton", "triton.language")}
+def _stand_ins(user: str, use: str) -> Iterator[None]:
+    modules = {name: _StandInModule(name, user, use) for name in NAMES}
+    outer = {name: sys.modules[name] for name in NAMES if name in sys.modules}  # one such module imports another
     sys.modules.update(modules)
     try:
         yield
     finally:
         for name in modules:
             del sys.modules[name]
-        for stand_in in modules.values():
-            stand_in.refuse()
+        sys.modules.update(outer)
 
 
-@dataclass
+def _importing() -> bool:
+    """Whether a module is being executed with stand-ins; it may call functions of one that it has imported."""
+    return isinstance(sys.modules.get("triton"), _StandInModule)
+
+
+@dataclass(frozen=True)
 class _Import:
-    """The module that is being executed with stand-ins, and whether that is over."""
+    """The module that was executed with stand-ins, and what its kernels are for."""
 
     user: str
-    finished: bool = False
+    use: str
 
 
 class _StandInModule(ModuleType):
     """A module of which every attribute is a stand-in."""
 
-    def __init__(self, name: str, user: str) -> None:
+    def __init__(self, name: str, user: str, use: str) -> None:
         super().__init__(name)
-        self._import = _Import(user)
+        self._import = _Import(user, use)
         self.__path__: list[str] = []
-
-    def refuse(self) -> None:
-        """From now on, calls raise."""
-        self._import.finished = True
 
     def __getattr__(self, name: str) -> _StandIn:
         if name.startswith("__"):
@@ -119,11 +133,12 @@ class _StandIn:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> _StandIn:
-        if self._import.finished:
+        # A call without arguments decorates nothing: it asks for a device or a version.
+        if not _importing() or not (args or kwargs):
             raise EngineError(
                 f"{self._name} was called, and triton is not installed",
                 where=self._import.user,
-                why=f"it is a triton kernel ({CONCERNED[self._import.user]})",
+                why=f"it is a triton kernel ({self._import.use})",
                 fix="install triton if your device has one, or turn the feature off that needs it",
             )
         if len(args) == 1 and callable(args[0]) and not kwargs:

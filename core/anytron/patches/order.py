@@ -44,14 +44,14 @@ def check_targets(patches: Mapping[str, Patch]) -> None:
 
 
 def in_order(pending: Sequence[Patch], patches: Mapping[str, Patch]) -> list[Patch]:
-    """Return the patches of one phase as they were added, except that each follows its ``after``."""
+    """Return the patches of one phase as they were added: each after its ``after``, and what imports a package last."""
     names = {patch.id for patch in pending}
     placed: dict[str, Patch] = {}
     for patch in pending:
         chain = [patches[name] for name in _ancestors(patch, patches) if name in names]
         for one in [*reversed(chain), patch]:
             placed.setdefault(one.id, one)
-    return list(placed.values())
+    return sorted(placed.values(), key=lambda patch: bool(patch.imports))  # stable
 
 
 def _check_after(patch: Patch, patches: Mapping[str, Patch]) -> None:

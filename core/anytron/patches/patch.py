@@ -72,6 +72,8 @@ class Patch:
         remove_when: What makes it superfluous.
         before: ``before_import`` only: the package that must not be imported yet; empty = the
             target's module. For changes of one package (``torch.cuda``) on behalf of another.
+        imports: ``before_import`` only: the package that applying it imports; it goes last, after all patches
+            that must come before that package.
         after: Id of the patch of the same target, of another owner, that this one deliberately
             builds upon; without it two owners of one target are a conflict.
         replacement: Receives the original object, returns the one that takes its place.
@@ -96,6 +98,7 @@ class Patch:
     upstream: str = ""
     remove_when: str = ""
     before: str = ""
+    imports: str = ""
     after: str = ""
     replacement: Callable[[Any], Any] | None = None
     install: Callable[[], Callable[[], None]] | None = None
@@ -115,6 +118,8 @@ class Patch:
             raise ValueError(f"patch {self.id}: requires={self.requires!r} needs package")
         if self.before and self.phase is not Phase.BEFORE_IMPORT:
             raise ValueError(f"patch {self.id}: before={self.before!r} belongs to the phase before_import")
+        if self.imports and self.phase is not Phase.BEFORE_IMPORT:
+            raise ValueError(f"patch {self.id}: imports={self.imports!r} belongs to the phase before_import")
         for requires in (self.requires, *(one.requires for one in self.superseded_by)):
             SpecifierSet(requires)  # InvalidSpecifier is a ValueError
 

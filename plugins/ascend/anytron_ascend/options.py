@@ -7,6 +7,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
+class MindSpeedOptions(BaseModel):
+    """Options of the adaptor ``mindspeed``; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    context_parallel_algo: Literal["megatron_cp_algo"] = "megatron_cp_algo"
+    """How attention crosses context-parallel ranks: ``megatron_cp_algo`` = ring attention."""
+
+
 class AscendOptions(BaseModel):
     """Options of the Ascend platform; unknown keys are errors."""
 
@@ -15,6 +24,8 @@ class AscendOptions(BaseModel):
     adaptor: Literal["none", "mindspeed", "megatron_adaptor"] = "none"
     """What adapts Megatron to the NPU: ``none`` = portable modules with torch_npu's kernels, ``mindspeed`` =
     MindSpeed's patches and kernels, ``megatron_adaptor`` = not available yet."""
+    mindspeed: MindSpeedOptions = MindSpeedOptions()
+    """Options of the adaptor ``mindspeed``; without effect on the others."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
     """Seconds that ranks wait for each other when a communicator is made (``HCCL_CONNECT_TIMEOUT``)."""
     expandable_segments: bool = False

@@ -14,6 +14,7 @@ from anytron.errors import ConfigError
 from anytron.hooks.types import Diagnostic, Requirement
 from anytron.platform import Availability, Probe
 from anytron_ascend import cann
+from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.portable import PortableAdaptor
 from anytron_ascend.environment import EXPANDABLE_SEGMENTS_SINCE, visible_devices_mistake, worker_environment
 from anytron_ascend.options import AscendOptions
@@ -32,25 +33,23 @@ if TYPE_CHECKING:
         ProcessInfo,
     )
     from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Patch, Phase
+    from anytron.patches import Ledger, Patch, Phase
     from anytron.platform import DeviceRuntime
     from anytron.sequences import ModelInputs
     from anytron_ascend.adaptors.adaptor import Adaptor
 
 _SOURCE_CANN = "source the set_env.sh of the CANN toolkit (by default in /usr/local/Ascend/ascend-toolkit)"
 _UNAVAILABLE = {
-    "mindspeed": "it is not implemented yet",
     "megatron_adaptor": "MegatronAdaptor is on no package registry, and no release of it was found to test with",
 }
 _OTHER = "or name another platform, for example ANYTRON_PLATFORM=cpu"
 
 
 class AscendPlatform(Platform):
-    """Megatron through torch_npu: its ``torch.cuda`` calls are redirected, its modules are portable ones."""
+    """Megatron through torch_npu: ``torch.cuda`` is redirected and modules are portable, or MindSpeed does both."""
 
     name = "ascend"
     options_model = AscendOptions
-    redirects_torch_cuda = True
     device_packages = ("torch_npu",)
 
     def __init__(self) -> None:
@@ -62,6 +61,11 @@ class AscendPlatform(Platform):
     def portable_modules(self) -> bool:  # type: ignore[override]
         """As the adaptor says."""
         return self._adaptor.portable_modules
+
+    @property
+    def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
+        """As the adaptor says."""
+        return self._adaptor.redirects_torch_cuda
 
     def configure_options(self, options: BaseModel | None) -> None:
         """Choose the adaptor.
@@ -104,6 +108,10 @@ class AscendPlatform(Platform):
     def runtime(self) -> DeviceRuntime:
         """The NPUs of this process; imports torch_npu."""
         return _runtime()
+
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+        """The adaptor's global state."""
+        self._adaptor.prepare_engine(config, ledger)
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
@@ -157,6 +165,8 @@ def make_adaptor(options: AscendOptions) -> Adaptor:
     """
     if options.adaptor == "none":
         return PortableAdaptor()
+    if options.adaptor == "mindspeed":
+        return MindSpeedAdaptor(options.mindspeed)
     raise ConfigError(
         f"The adaptor {options.adaptor} cannot be had.",
         where="platform.options.adaptor",

@@ -27,6 +27,10 @@ settings.load_profile("anytron")
 
 PROGRAMS = Path(__file__).parent / "programs"
 
+MINDSPEED = "ANYTRON_MINDSPEED"
+NEED_MINDSPEED = 6
+"""How many tests skip where the environment names no checkout of MindSpeed."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     from anytron_ascend_simulator import SimulatorError, activate
@@ -39,6 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
         activate()
     except SimulatorError as error:
         raise pytest.UsageError(f"{error} (tox -e ascend makes an environment for these tests)") from error
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("mindspeed") and not os.environ.get(MINDSPEED):
+        pytest.skip(f"{MINDSPEED} names no checkout of MindSpeed, branch core_r0.16.0")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if more tests skipped than are known to."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [report.nodeid for report in reporter.stats.get("skipped", [])] if reporter else []
+    if len(skipped) > (0 if os.environ.get(MINDSPEED) else NEED_MINDSPEED):
+        reporter.write_line(f"ERROR more tests skipped than tests/conftest.py expects: {skipped}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

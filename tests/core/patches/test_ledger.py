@@ -142,6 +142,24 @@ def test_a_patch_before_import_may_name_the_package_that_it_concerns(victim):
     assert victim.greet() == "hello p"
 
 
+def test_a_patch_that_imports_a_package_goes_last(victim):
+    applied = []
+
+    def noted(id, **fields):
+        def install():
+            applied.append(id)
+            victim.noted = id
+            return lambda: None
+
+        phase = Phase.BEFORE_IMPORT
+        return Patch(id, "t", "victim", phase, "r", before="package_not_imported", install=install, **fields)
+
+    Ledger([noted("importer", imports="package_not_imported"), noted("early")]).apply(Phase.BEFORE_IMPORT)
+    assert applied == ["early", "importer"]
+    with pytest.raises(ValueError, match="belongs to the phase before_import"):
+        make(imports="package_not_imported")
+
+
 def test_phases_go_forward_only(victim):
     ledger = Ledger()
     ledger.apply(Phase.BEFORE_BUILD)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Requirement,
     )
     from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Patch, Phase
+    from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs
 
 
@@ -27,11 +27,17 @@ class Adaptor(Protocol):
     portable_modules: bool
     """Whether models are built from the portable modules."""
 
+    redirects_torch_cuda: bool
+    """Whether the engine sends ``torch.cuda`` to the NPU; False if the adaptor does."""
+
     def requirements(self) -> Iterable[Requirement]:
         """Packages, besides torch_npu."""
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
         """What the adaptor cannot do, or does differently."""
+
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+        """Global state that depends on the engine."""
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """Changes of third-party code, in training ranks."""

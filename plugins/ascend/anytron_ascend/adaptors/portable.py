@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Requirement,
     )
     from anytron.masks import AttnMask, MaskRequest
+    from anytron.patches import Ledger
     from anytron.sequences import ModelInputs
 
 
@@ -30,6 +31,7 @@ class PortableAdaptor:
     """
 
     portable_modules = True
+    redirects_torch_cuda = True
 
     def requirements(self) -> Iterable[Requirement]:
         """Nothing besides torch_npu."""
@@ -39,6 +41,10 @@ class PortableAdaptor:
         """Everything that the portable modules do works here."""
         del config
         return ()
+
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+        """No global state."""
+        del config, ledger
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """Keep mcore-bridge from taking MindSpeed's side branches."""

@@ -92,8 +92,9 @@ class _Build:
                 *self._target.glob("*.so"),
             ]
         )
-        # C++ names of ge:: and of protobuf only: anything else is torch's, Python's or the C++ runtime's.
-        missing = sorted(name for name in wanted - known if name.startswith(("_Z", "acl")))
+        # C++ names of ge:: and of protobuf, and the bounded C functions of CANN's libc_sec; anything else is torch's,
+        # Python's or the C++ runtime's.
+        missing = sorted(name for name in wanted - known if name.startswith(("_Z", "acl")) or name.endswith("_s"))
         labels = "".join(f".globl {name}\n.type {name},@function\n{name}:\n" for name in missing)
         return f".text\n{labels}xorl %eax, %eax\nret\n{_NO_EXECUTABLE_STACK}"
 

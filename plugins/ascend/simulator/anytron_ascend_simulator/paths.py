@@ -66,7 +66,10 @@ def library_directory() -> Path:
     version and the sources, so that stale libraries are never used.
     """
     digest = hashlib.sha256(torch_npu_version().encode())
-    for source in sorted([*SOURCES.iterdir(), Path(__file__), Path(__file__).with_name("signatures.py")]):
+    here = Path(__file__)
+    for source in sorted(
+        [*SOURCES.iterdir(), *(here.with_name(f"{name}.py") for name in ("build", "paths", "signatures"))]
+    ):
         digest.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = os.environ.get("ANYTRON_ASCEND_SIMULATOR_DIR") or cache / "anytron" / "ascend-simulator"

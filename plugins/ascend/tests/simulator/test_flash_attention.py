@@ -175,6 +175,20 @@ def test_the_gradient_uses_the_given_statistics_and_output():
     torch.testing.assert_close(torch.cat([grads[0][1], grads[1][1]], 1).cpu(), once[1].cpu(), atol=1e-6, rtol=1e-5)
 
 
+def test_packed_statistics_are_written_heads_first_sequence_by_sequence():
+    # MindSpeed's ring attention reads them so (mindspeed/core/context_parallel/utils.py, flatten_softmax).
+    inputs = operands()
+    rows = torch_npu.npu_fusion_attention(*(arrange(tensor, "BNSD").npu() for tensor in inputs), H, "BNSD", scale=SCALE)
+    ends = [S, 2 * S]
+    packed = torch_npu.npu_fusion_attention(
+        *(arrange(tensor, "TND").npu() for tensor in inputs), H, "TND", scale=SCALE,
+        actual_seq_qlen=ends, actual_seq_kvlen=ends,
+    )  # fmt: skip
+    for statistic, wanted in zip(packed[1:3], rows[1:3], strict=True):
+        assert statistic.shape == (B * S, H, 8)
+        torch.testing.assert_close(statistic.cpu().view(B, H, S, 8), wanted.cpu(), atol=1e-6, rtol=1e-5)
+
+
 def test_the_operator_is_the_simulators():
     before = aclnn.CALLS["aclnnFlashAttentionScore"]
     attend()

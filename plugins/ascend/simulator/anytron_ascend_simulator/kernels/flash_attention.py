@@ -239,9 +239,19 @@ def _run_forward(
     for piece in attention.pieces:
         found, top, sums = _forward(piece, attributes)
         output[piece.rows].copy_(attention.from_heads_first(found))
-        statistics = (top.transpose(0, 1), sums.transpose(0, 1)) if lengths is not None else (top, sums)
-        for target, statistic in zip((maximum, total), statistics, strict=True):
-            target[piece.rows].copy_(statistic.expand_as(target[piece.rows]))
+        for target, statistic in zip((maximum, total), (top, sums), strict=True):
+            place = target[piece.rows] if lengths is None else _statistics(target, piece)
+            place.copy_(statistic.expand_as(place))
+
+
+def _statistics(packed: Tensor, piece: Piece) -> Tensor:
+    """A sequence's part of a softmax statistic ``[T, N, 8]``: ``[N, S, 8]``, a view.
+
+    In layout TND the kernel writes each sequence with its heads first, whatever the tensor's shape says
+    (``softmax_layout`` changes that); MindSpeed's ring attention reads it so (``flatten_softmax``).
+    """
+    part = packed[piece.rows]
+    return part.view(part.size(1), part.size(0), part.size(2))
 
 
 def _flash_attention_grad(*arguments: Any) -> None:
@@ -273,9 +283,10 @@ def _run_backward(
     for gradient in gradients:
         gradient.zero_()
     for piece in attention.pieces:
-        statistics = [tensor[piece.rows][..., :1] for tensor in (maximum, total)]
-        if lengths is not None:
-            statistics = [tensor.transpose(0, 1) for tensor in statistics]
+        if lengths is None:
+            statistics = [tensor[piece.rows][..., :1] for tensor in (maximum, total)]
+        else:
+            statistics = [_statistics(tensor.contiguous(), piece)[..., :1] for tensor in (maximum, total)]
         upstream, given = (attention.heads_first(tensor[piece.rows], heads) for tensor in (cotangent, output))
         found = _backward(piece, attributes, upstream, given, *statistics)
         places = (piece.rows, piece.columns, piece.columns)

@@ -1,8 +1,8 @@
 """``npu_grouped_matmul``: rows in groups, each with its own weight; or the reduced dimension in groups.
 
 Source: torch_npu's documentation of ``npu_grouped_matmul`` and op-plugin's GroupedMatmulKernelNpuOpApi.cpp.
-Modelled is what training uses: one ``x``, one weight ``[G, K, N]`` (or, for the reduced dimension, ``[K, N]``), one
-output, no quantisation, bias or activation.
+Modelled is what training uses: one ``x``, one weight ``[G, K, N]`` or G weights ``[K, N]`` (for the reduced dimension
+one ``[K, N]``), one output, no quantisation, bias or activation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ def _grouped_matmul(*arguments: Any) -> None:
     split_item, group_type, list_type, activation_type = arguments[12:16]
     outputs = arguments[-3]
     require(not any(unmodelled) and not any(activation) and activation_type == 0, "only plain products are modelled")
-    require(len(x) == 1 and len(weight) == 1 and len(outputs) == 1, "only one x, weight and output are modelled")
+    require(len(x) == 1 and len(outputs) == 1, "only one x and one output are modelled")
+    if len(weight) > 1:  # "single, multiple, single" in the documentation
+        require(group_type == ROWS, f"several weights belong to group_type 0, not {group_type}")
+        require(all(matrix.dim() == 2 for matrix in weight), "each of several weights is [K, N]")
+        weight = [torch.stack(weight)]
     require(split_item in (2, 3), f"split_item {split_item} makes several outputs; 2 and 3 make one")
     require(list_type in (SUMS, COUNTS), f"group_list_type {list_type}")
     require(groups is not None and groups.dtype == torch.int64, "group_list is an int64 tensor")

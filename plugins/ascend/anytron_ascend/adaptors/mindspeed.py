@@ -1,0 +1,247 @@
+"""Adaptor ``mindspeed``: MindSpeed's modules and patches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import AnytronError, HookContractError
+from anytron.hooks.defaults import NeutralDefaults
+from anytron.hooks.types import Diagnostic, Requirement
+from anytron.masks import AttnMask, MaskKind, Polarity
+from anytron.patches import Patch, Phase
+from anytron.sequences import scopes
+from anytron_ascend.mindspeed.installation import find_installation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import AttentionKernel, AttentionSpec, KernelName, PatchContext
+    from anytron.masks import MaskRequest
+    from anytron.patches import Ledger
+    from anytron.sequences import ModelInputs
+    from anytron_ascend.options import MindSpeedOptions
+
+OWNER = "ascend"
+CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
+"""Kernel modes: left-up causal with the compressed triangle, and a mask of full size."""
+
+
+class MindSpeedAdaptor:
+    """Implements :class:`anytron_ascend.adaptors.adaptor.Adaptor`.
+
+    Args:
+        options: ``platform.options.mindspeed``.
+    """
+
+    portable_modules = False
+    redirects_torch_cuda = False  # MindSpeed imports torch_npu.contrib.transfer_to_npu
+
+    def __init__(self, options: MindSpeedOptions) -> None:
+        self._options = options
+
+    def requirements(self) -> Iterable[Requirement]:
+        """What MindSpeed imports; itself it may have no metadata (:meth:`configure` looks for it)."""
+        remedy = "pip install einops scipy protobuf: MindSpeed imports them"
+        return [Requirement(package, "", remedy) for package in ("einops", "scipy", "protobuf")]
+
+    def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
+        """MindSpeed must be there, and be for this Megatron."""
+        del config
+        try:
+            find_installation()
+        except AnytronError as error:
+            yield Diagnostic("error", "platform.options.adaptor", f"{error.what} {error.why}", error.fix)
+
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+        """Let MindSpeed patch for this engine, every argument set."""
+        from anytron_ascend.mindspeed.arguments import engine_arguments
+        from anytron_ascend.mindspeed.repatching import default_arguments, forget_engine, repatch
+
+        forget_engine()
+        repatch(engine_arguments(default_arguments(), config, self._options), ledger)
+
+    def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
+        """MindSpeed itself, then what it does against the kernels' documentation."""
+        patches = [_triton(), _mindspeed(context), _model_config(), *_attention()]
+        return [patch for patch in patches if patch.phase is phase]
+
+    def build_attn_mask(self, request: MaskRequest) -> AttnMask:
+        """The neutral mask with the mode in which MindSpeed's kernel reads it.
+
+        Without a tensor MindSpeed makes the compressed triangle itself, once; a model that takes the triangle
+        as an argument is given it.
+
+        Raises:
+            HookContractError: The model is not causal or has a sliding window.
+        """
+        traits = request.traits
+        if not traits.causal or traits.window is not None:
+            raise HookContractError(
+                "MindSpeed's attention is causal over whole sequences.",
+                where="platform.options.adaptor",
+                why=f"the model {'has a sliding window' if traits.causal else 'is not causal'}",
+                fix="platform.options.adaptor=none",
+            )
+        mask = NeutralDefaults().build_attn_mask(request)
+        if mask.kind is MaskKind.FULL_4D:
+            return dataclasses.replace(mask, kernel_mode=FULL, tensor=_seeing_itself(mask.tensor))
+        if mask.kind is MaskKind.NONE and request.format == "bshd" and MaskKind.COMPRESSED_CAUSAL in request.accepted:
+            return _compressed(mask, request)
+        return dataclasses.replace(mask, kernel_mode=CAUSAL)
+
+    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
+        """MindSpeed's global lengths and positions, in the micro-batch's scope."""
+        from anytron_ascend.mindspeed.sequence_lengths import scope_of
+
+        return dataclasses.replace(inputs, scope=scopes.combine(inputs.scope, scope_of(inputs.layout)))
+
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
+        """MindSpeed's modules have their own."""
+        del spec
+
+    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
+        """MindSpeed's modules have their own."""
+        del name
+
+
+def _seeing_itself(mask: Tensor | None) -> Tensor | None:
+    """Let every row see itself, padding too: the kernel does not define a row that sees nothing."""
+    if mask is None:
+        return None
+    seeing = mask.clone()
+    seeing.diagonal(dim1=-2, dim2=-1).fill_(False)
+    return seeing
+
+
+def _compressed(mask: AttnMask, request: MaskRequest) -> AttnMask:
+    if request.layout is None:
+        return dataclasses.replace(mask, kind=MaskKind.COMPRESSED_CAUSAL, kernel_mode=CAUSAL)
+    from anytron_ascend.kernels.attention import compressed_mask
+
+    return dataclasses.replace(
+        mask,
+        kind=MaskKind.COMPRESSED_CAUSAL,
+        kernel_mode=CAUSAL,
+        tensor=compressed_mask(request.layout.valid.device),
+        polarity=Polarity.MASKED,
+    )
+
+
+def _triton() -> Patch:
+    def install() -> Callable[[], None]:
+        from anytron_megatron.patches.triton_stand_in import install as install_finder
+
+        return install_finder({"mindspeed.ops.triton": "Gated DeltaNet and other kernels for triton-ascend"})
+
+    return Patch(
+        id="ascend.mindspeed-triton-imports",
+        owner=OWNER,
+        target="mindspeed.ops.triton",
+        phase=Phase.BEFORE_IMPORT,
+        before="megatron.core",
+        reason="MindSpeed imports its triton kernels whether a model needs them or not; triton-ascend may not be there",
+        upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
+        remove_when="MindSpeed imports triton where it uses it",
+        install=install,
+    )
+
+
+def _mindspeed(context: PatchContext) -> Patch:
+    found: list[str] = []
+
+    def install() -> Callable[[], None]:
+        from anytron_ascend.mindspeed.repatching import import_mindspeed
+
+        # First of all: MindSpeed answers for importlib.metadata.version afterwards.
+        installation = find_installation()
+        found.append(f"MindSpeed {installation.mindspeed}, megatron-core {installation.megatron}")
+        context.platform.runtime()
+        return import_mindspeed()
+
+    return Patch(
+        id="ascend.mindspeed",
+        owner=OWNER,
+        target="mindspeed.megatron_adaptor",
+        phase=Phase.BEFORE_IMPORT,
+        before="megatron.core",
+        imports="megatron.core",
+        reason="Megatron on NPUs: Transformer Engine's modules, fused kernels, ring attention",
+        upstream="https://gitcode.com/Ascend/MindSpeed, branch core_r0.16.0",
+        remove_when="Megatron runs on NPUs by itself",
+        install=install,
+        describe=lambda: found[-1],
+        stays="torch.cuda stays redirected to torch.npu (torch_npu.contrib.transfer_to_npu)",
+    )
+
+
+def _model_config() -> Patch:
+    def replace(_original: Callable[..., None]) -> Callable[..., None]:
+        def take_arguments(self: Any) -> None:
+            from mindspeed.args_utils import get_full_args
+
+            for name, value in vars(get_full_args()).items():
+                if name not in _MEGATRONS:
+                    setattr(self, name, value)
+
+        return take_arguments
+
+    return Patch(
+        id="ascend.mindspeed-model-config",
+        owner=OWNER,
+        target="mcore_bridge.config.model_config:ModelConfig._augment_mindspeed_defaults",
+        phase=Phase.BEFORE_BUILD,
+        package="mcore-bridge",
+        requires=">=1.6.5,<1.7",
+        reason=(
+            "MindSpeed's modules read its arguments from the model's config; mcore-bridge gives every model the "
+            "defaults, changes MindSpeed's list of features to find them, and only warns where it fails"
+        ),
+        upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults",
+        remove_when="mcore-bridge takes MindSpeed's arguments as they are",
+        replacement=replace,
+    )
+
+
+_MEGATRONS = frozenset(
+    {
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "sequence_parallel",
+        "multi_latent_attention",
+        "transformer_impl",
+    }
+)
+"""Arguments that Megatron's config has itself; the engine sets them there."""
+
+
+def _attention() -> Iterable[Patch]:
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from anytron_ascend.mindspeed.attention import as_documented
+
+        return as_documented(original)
+
+    for name, target in {
+        "": "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention:TEDotProductAttention.forward",
+        "-cp": "mindspeed.core.context_parallel.dot_product_attention:CPDotProductAttentionImpl.forward",
+    }.items():
+        yield Patch(
+            id=f"ascend.mindspeed-attention{name}",
+            owner=OWNER,
+            target=target,
+            phase=Phase.BEFORE_BUILD,
+            reason=(
+                "MindSpeed passes cu_seqlens with its leading 0 and real lengths to a kernel that wants the ends of "
+                "the sequences in the buffer, and takes the kernel's mode from a config that calls change for good"
+            ),
+            upstream="mindspeed/te/pytorch/attention/dot_product_attention/backend.py, line 83; "
+            "mindspeed/core/context_parallel/dot_product_attention.py, line 137",
+            remove_when="MindSpeed passes the padded ends, and a mask's mode with the mask",
+            replacement=replace,
+        )

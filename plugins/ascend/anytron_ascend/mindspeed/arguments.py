@@ -1,0 +1,46 @@
+"""All of MindSpeed's arguments, for one engine.
+
+They are process-global and stay: what an engine leaves out, it inherits from the one before. So each
+engine gets a whole set, MindSpeed's defaults included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron_ascend.options import MindSpeedOptions
+
+
+def engine_arguments(
+    defaults: Mapping[str, Any], config: RunConfig, options: MindSpeedOptions, *, latent_attention: bool = False
+) -> dict[str, Any]:
+    """Return every argument of an engine.
+
+    Args:
+        defaults: MindSpeed's own.
+        config: The engine's run.
+        options: The platform's.
+        latent_attention: The model has multi-latent attention.
+    """
+    parallel = config.parallel
+    return {
+        **defaults,
+        "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
+        "context_parallel_size": parallel.context_parallel_size,
+        "expert_model_parallel_size": parallel.expert_model_parallel_size,
+        "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
+        "sequence_parallel": parallel.sequence_parallel,
+        "context_parallel_algo": options.context_parallel_algo,
+        "transformer_impl": "transformer_engine",
+        "multi_latent_attention": latent_attention,
+        "use_flash_attn": True,
+        # A mask and its mode come together, call by call (anytron_ascend.mindspeed.attention); these hold
+        # for calls without a mask: MindSpeed's compressed triangle, left-up causal.
+        "attention_mask_type": "causal",
+        "sparse_mode": 2,
+    }

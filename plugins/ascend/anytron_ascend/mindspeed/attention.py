@@ -1,0 +1,71 @@
+"""Call MindSpeed's attention as ``npu_fusion_attention`` is documented: ends of sequences, a mask with its mode."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import PlatformError
+from anytron_megatron.current_mask import current_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
+"""Kernel modes of masks: left-up causal with the compressed triangle, and a mask of full size."""
+MASK_TYPES = {CAUSAL: "causal", FULL: "general"}
+"""``config.attention_mask_type``, from which MindSpeed's Transformer Engine modules take the mode."""
+MODES = {CAUSAL: 2, FULL: 1}
+"""``config.sparse_mode``, which its other modules read; a call without a mask would set it to 2 for good."""
+
+
+def as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the forward of an attention module of MindSpeed."""
+
+    @functools.wraps(forward)
+    def call(
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        mask = current_mask()
+        if mask is None or mask.kernel_mode not in MODES:
+            raise PlatformError(
+                "MindSpeed's attention runs outside of a micro-batch.",
+                where="adaptor mindspeed",
+                why="how a mask is read stands in the micro-batch's mask, and none is set here",
+            )
+        self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]
+        self.config.sparse_mode = MODES[mask.kernel_mode]
+        return forward(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            attn_mask_type,
+            attention_bias=attention_bias,
+            packed_seq_params=_ends_of_padded_sequences(packed_seq_params),
+        )
+
+    return call
+
+
+def _ends_of_padded_sequences(packed: Any) -> Any:
+    """Describe packed sequences as they lie in the buffer, by their ends alone.
+
+    MindSpeed hands ``cu_seqlens_q`` on to the kernel: with its leading 0, which TND does not have, and the real
+    lengths, although sequences lie at the padded ones. Padding stands behind the real tokens of its sequence,
+    where causal attention sees it from padding alone.
+    """
+    if packed is None:
+        return None
+    ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+    ends = ends[1:]
+    return replace(packed, cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends)

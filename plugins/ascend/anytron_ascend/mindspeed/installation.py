@@ -1,0 +1,101 @@
+"""Find MindSpeed and hold its version against Megatron's, without importing either."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.version import Version
+
+from anytron.errors import PlatformError
+
+SUPPORTED = "0.16"
+"""The release of megatron-core, and of MindSpeed for it, whose patches this adaptor was made for."""
+INSTALL = (
+    f"git clone -b core_r{SUPPORTED}.0 MindSpeed from Ascend/MindSpeed on gitcode.com, pip install -e MindSpeed "
+    f"(or put it on PYTHONPATH), pip install 'megatron-core=={SUPPORTED}.*'"
+)
+_WHERE = "platform.options.adaptor"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Versions and place of what works together.
+
+    Attributes:
+        mindspeed: For example ``0.16.0``.
+        megatron: megatron-core's.
+        folder: Where the package ``mindspeed`` lies.
+    """
+
+    mindspeed: str
+    megatron: str
+    folder: Path
+
+
+def find_installation() -> Installation:
+    """Find MindSpeed, installed or on ``sys.path``.
+
+    Raises:
+        PlatformError: It is not there, its version cannot be told, or it is not for this megatron-core.
+    """
+    spec = find_spec("mindspeed")
+    if spec is None or spec.origin is None:
+        raise PlatformError(
+            "MindSpeed is not installed.",
+            where=_WHERE,
+            why="the adaptor mindspeed patches Megatron with it, and no package 'mindspeed' can be imported",
+            fix=f"{INSTALL}; or platform.options.adaptor=none, which does without it",
+        )
+    folder = Path(spec.origin).parent
+    try:
+        megatron = version("megatron-core")
+    except PackageNotFoundError as error:
+        raise PlatformError(
+            "megatron-core is not installed.", where=_WHERE, why="MindSpeed patches it", fix=INSTALL
+        ) from error
+    found = Installation(_mindspeed_version(folder), megatron, folder)
+    check_pair(found)
+    return found
+
+
+def check_pair(found: Installation) -> None:
+    """Compare releases: MindSpeed replaces Megatron's functions by its own copies of one release.
+
+    Raises:
+        PlatformError: They are not of one release, or of one that was not tested.
+    """
+    releases = [Version(text).release[:2] for text in (found.mindspeed, found.megatron)]
+    if releases == [Version(SUPPORTED).release] * 2:
+        return
+    raise PlatformError(
+        "MindSpeed and megatron-core do not belong together.",
+        where=f"{_WHERE}, {found.folder}",
+        why=f"MindSpeed {found.mindspeed} and megatron-core {found.megatron} are installed; MindSpeed's branch "
+        f"core_rX.Y.Z is for megatron-core X.Y, and this adaptor was made for {SUPPORTED}",
+        fix=INSTALL,
+    )
+
+
+def _mindspeed_version(folder: Path) -> str:
+    """The version of a checkout from its setup.py, else of the installed distribution.
+
+    The package itself has none, and a checkout on ``PYTHONPATH`` hides an installed one.
+    """
+    setup = folder.parent / "setup.py"
+    if setup.is_file():
+        found = re.search(r"^__version__ = '([^']+)'", setup.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    try:
+        return version("mindspeed")
+    except PackageNotFoundError as error:
+        raise PlatformError(
+            "The version of MindSpeed cannot be told.",
+            where=str(folder),
+            why="there is neither a setup.py beside it nor metadata of an installed distribution",
+            fix=INSTALL,
+        ) from error

@@ -1,0 +1,142 @@
+"""Import MindSpeed, and give each engine its patches without losing anybody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anytron.errors import PatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from anytron.patches import Ledger
+
+
+_last: list[dict[str, Any]] = []
+"""What was asked of MindSpeed last in this process, and the arguments that it had then."""
+
+
+def import_mindspeed() -> Callable[[], None]:
+    """Import MindSpeed, which patches torch and Megatron with its defaults; return what takes the patches back."""
+    with _bare_command_line():
+        from mindspeed import megatron_adaptor
+    return megatron_adaptor.MindSpeedFeaturesManager.remove_patches  # type: ignore[no-any-return]
+
+
+def default_arguments() -> dict[str, Any]:
+    """MindSpeed's arguments as it declares them."""
+    from mindspeed.args_utils import get_mindspeed_args
+
+    return dict(vars(get_mindspeed_args(get_defaults=True)))
+
+
+def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
+    """Let MindSpeed patch for these arguments, and for no others that an engine before has left.
+
+    MindSpeed starts from the objects that it saw first and so drops what others put on top of its own:
+    mcore-bridge, and the ledger. Where MindSpeed's part is the same as before, what stood on top is put back;
+    elsewhere the ledger applies its patches again.
+
+    Args:
+        arguments: Every argument of the engine (:mod:`anytron_ascend.mindspeed.arguments`).
+        ledger: This process's.
+
+    Returns:
+        Whether anything had to be done: an engine like the one before changes nothing.
+
+    Raises:
+        PatchError: A change that is not in the ledger would be lost.
+    """
+    from mindspeed.args_utils import get_full_args
+    from mindspeed.megatron_adaptor import repatch as mindspeed_repatch
+
+    current = vars(get_full_args())
+    if _last == [dict(arguments), current]:
+        return False
+    tops = list(_tops())
+    for key in set(current) - set(arguments):
+        del current[key]
+    with _bare_command_line():
+        mindspeed_repatch(dict(arguments))
+    # Features add arguments of their own as they patch.
+    _last[:] = dict(arguments), dict(current)
+    changed = [top for top in tops if not top.put_back()]
+    ledger.revalidate()
+    if lost := [top.name for top in changed if top.is_lost]:
+        raise PatchError(
+            "MindSpeed's patches for this engine would drop changes of others.",
+            where=", ".join(lost),
+            why="MindSpeed patches these otherwise than for the engine before, and who changed them since is not "
+            "in the ledger, so that it cannot be done again",
+            fix="build engines of different kinds (with context parallelism, without) in processes of their own",
+        )
+    return True
+
+
+def forget_engine() -> None:
+    """Drop what MindSpeed keeps of the engine before: process groups that are destroyed, and its mask."""
+    from mindspeed.core.transformer.flash_attention.generate_mask.generate_mask import set_attention_mask
+    from mindspeed.te.pytorch.attention.dot_product_attention import utils
+    from mindspeed.te.pytorch.module.ops.comm_overlap_ops import COMM_OVERLAP_CONFIG
+
+    COMM_OVERLAP_CONFIG.init_tp_group(None)
+    COMM_OVERLAP_CONFIG.init_tp_size(None)
+    utils.get_distributed_world_size.cache_clear()
+    utils.get_distributed_rank.cache_clear()
+    set_attention_mask(None)
+
+
+class _Top(NamedTuple):
+    """What someone put on top of one of MindSpeed's patches.
+
+    Attributes:
+        name: The patched target.
+        patch: MindSpeed's record.
+        recipe: What MindSpeed had put there.
+        held: What stood there.
+    """
+
+    name: str
+    patch: Any
+    recipe: tuple[Any, ...]
+    held: Any
+
+    def put_back(self) -> bool:
+        """Put it back if it stands on the same as before; say whether."""
+        if _recipe(self.patch) != self.recipe:
+            return False
+        setattr(self.patch.orig_module, self.patch.orig_func_name, self.held)
+        return True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing stands on MindSpeed's patch any more."""
+        return vars(self.patch.orig_module).get(self.patch.orig_func_name) is self.patch.final_patch_func
+
+
+def _tops() -> Iterator[_Top]:
+    from mindspeed.patch_utils import MindSpeedPatchesManager
+
+    for name, patch in MindSpeedPatchesManager.patches_info.items():
+        if patch.orig_module is None or patch.orig_func_name is None or not patch.is_applied:
+            continue
+        held = vars(patch.orig_module).get(patch.orig_func_name)
+        if held is not None and held is not patch.final_patch_func:
+            yield _Top(name, patch, _recipe(patch), held)
+
+
+def _recipe(patch: Any) -> tuple[Any, ...]:
+    return (patch.patch_func, *patch.wrappers)
+
+
+@contextlib.contextmanager
+def _bare_command_line() -> Iterator[None]:
+    """Hide this process's arguments: MindSpeed reads ``sys.argv`` and takes all it does not know for its own."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments

@@ -1,0 +1,59 @@
+"""Follow recorded trajectories with engine after engine: ``follow.py PLAN OUTPUT``.
+
+PLAN is a JSON file: the platform, its options, and for each engine a model directory and section overrides.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from anytron.algorithms.losses import PolicyLoss
+from anytron.executor.local import LocalExecutor
+from anytron.plugins import open_session
+from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.workers import TrainingWorkers
+from tests.backends.megatron.ranks import engine_config
+
+
+def main(plan_file: str, output: str) -> None:
+    plan = json.loads(Path(plan_file).read_text())
+    recorded = torch.load(plan["recorded"], weights_only=False)
+    loss = PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05, kl_estimator="k3", entropy_coefficient=0.01)
+    session = open_session(platform=plan["platform"], options=plan["options"])
+    platform = {"name": plan["platform"], "options": plan["options"]}
+    found, group = [], None
+    with tempfile.TemporaryDirectory() as folder:
+        logs = Path(plan.get("logs", folder))
+        executor = None
+        for directory, sections in plan["engines"]:
+            config = engine_config(Path(directory), logs, platform=platform, **sections)
+            if executor is None:
+                executor = LocalExecutor(config, session)
+                group = executor.start(
+                    "trainer", "anytron.training_engines", "megatron", config.parallel.world_size, num_threads=1
+                )
+            else:
+                group.rebuild(config)
+            workers, updates = TrainingWorkers.of(group), UpdatePlan.from_config(config)
+            log_probs = workers.score(recorded, updates, "policy")
+            metrics = [workers.update(recorded, updates, loss) for _ in range(3)]
+            workers.export_weights(str(Path(folder) / "weights.safetensors"))
+            weights = load_file(Path(folder) / "weights.safetensors")
+            found.append(
+                {
+                    "log_probs": log_probs,
+                    "grad_norms": [step["grad_norm"] for step in metrics],
+                    "losses": [step["loss/policy"] for step in metrics],
+                    "weights": weights,
+                    "facts": workers.describe(),
+                }
+            )
+        executor.close()
+    torch.save(found, output)
+
+
+main(*sys.argv[1:])
