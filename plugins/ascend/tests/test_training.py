@@ -1,4 +1,7 @@
-"""A sampled run of Megatron on two simulated NPUs: portable modules, torch_npu's kernels, HCCL."""
+"""Megatron on two simulated NPUs against Megatron on the processor: recorded trajectories, then a sampled run.
+
+Adaptor ``none``: portable modules, torch_npu's kernels, HCCL.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,47 @@ import json
 import os
 import subprocess
 import sys
+
+import pytest
+
+from tests.backends.megatron.conftest import (
+    follow,
+    install_plugin,
+    policy_loss,
+    ranks,
+    recorded,
+    tiny_model,
+    write_extension,
+)
+from tests.backends.megatron.engine.test_agreement import differences
+
+__all__ = ["follow", "install_plugin", "policy_loss", "ranks", "recorded", "tiny_model", "write_extension"]  # fixtures
+
+LAYOUTS = {
+    "tp2-sp": {"parallel": {"tensor_model_parallel_size": 2}},
+    "tp2-sp-bshd": {"parallel": {"tensor_model_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
+    "cp2": {"parallel": {"context_parallel_size": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def on_the_processor(follow):
+    return follow(platform={"name": "cpu"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_npus_agree_with_the_processor(layout, on_the_processor, follow):
+    found = differences(on_the_processor, follow(platform={"name": "ascend"}, **LAYOUTS[layout]))
+    assert max(found.values()) <= 1e-4, found
+
+
+def test_a_broken_all_reduce_is_noticed(on_the_processor, follow, write_extension):
+    """A tensor-parallel sum that forgets the other NPU."""
+    write_extension("megatron.core.tensor_parallel.mappings:_reduce", "lambda original: lambda x, group=None: x")
+    without_sp = {"tensor_model_parallel_size": 2, "sequence_parallel": False}
+    found = differences(on_the_processor, follow(platform={"name": "ascend"}, parallel=without_sp))
+    assert min(found.values()) > 1e-4, found
+    assert found["log_probs"] > 1e-3, found
 
 
 def test_ten_sampled_steps(tmp_path):

@@ -46,7 +46,7 @@ class _Started:
 
 
 class Ranks:
-    """Groups of processes, one for each number of ranks, started when first needed.
+    """Groups of processes, one for each number of ranks and platform, started when first needed.
 
     Processes see the plugins that were installed and the environment that was set when they started: a
     test that changes either (an installed saboteur) gets processes of its own, which end when the next
@@ -58,23 +58,23 @@ class Ranks:
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self._session = open_session(platform="cpu", options={})
         self._ordinary = _inherited()
-        self._running: dict[tuple[int, bool], _Started] = {}
+        self._running: dict[tuple[int, str, bool], _Started] = {}
 
     def engine(self, directory: Path, /, **sections: dict[str, Any]) -> tuple[TrainingWorkers, RunConfig]:
         """Build an engine; the one before, of as many ranks, is closed."""
         config = engine_config(directory, self._output, **sections)
         inherited = _inherited()
-        key = config.parallel.world_size, inherited == self._ordinary
+        size, platform = config.parallel.world_size, config.platform
+        key = size, platform.model_dump_json(), inherited == self._ordinary
         started = self._running.get(key)
         if started is not None and started.inherited == inherited and not started.group.ended:
             started.group.rebuild(config)
         else:
             if started is not None:
                 started.executor.close()
-            executor = LocalExecutor(config, self._session)
-            group = executor.start("trainer", "anytron.training_engines", "megatron", key[0], num_threads=1)
+            executor = LocalExecutor(config, open_session(platform=platform.name, options=platform.options))
+            group = executor.start("trainer", "anytron.training_engines", "megatron", size, num_threads=1)
             started = self._running[key] = _Started(executor, group, inherited)
         return TrainingWorkers.of(started.group), config
 
