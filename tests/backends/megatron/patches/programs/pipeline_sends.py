@@ -53,7 +53,10 @@ def main():
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, trainer_patches(phase, context))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    group = dist.new_group([0, 1])
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=world)
+    group = parallel_state.get_pipeline_model_parallel_group()
     facts = {"unpatched": transfer(group)}
     (patch,) = [
         patch for patch in trainer_patches(Phase.BEFORE_BUILD, context) if patch.id == "megatron.pipeline-sends"
