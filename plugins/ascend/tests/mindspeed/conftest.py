@@ -37,7 +37,7 @@ def follow_engines(recorded, tmp_path, with_mindspeed):
         (tmp_path / "plan.json").write_text(json.dumps(plan))
         output = tmp_path / f"{platform}.pt"
         command = [sys.executable, str(PROGRAMS / "follow.py"), str(tmp_path / "plan.json"), str(output)]
-        done = subprocess.run(command, env=with_mindspeed, capture_output=True, text=True, check=False, timeout=500)
+        done = subprocess.run(command, env=with_mindspeed, capture_output=True, text=True, check=False, timeout=560)
         assert done.returncode == 0, done.stderr[-4000:]
         return torch.load(output, weights_only=False)
 

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "mindspeed_hazards.py"
 
 def run(with_mindspeed, *command):
     done = subprocess.run(
-        [sys.executable, *command], env=with_mindspeed, capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, *command], env=with_mindspeed, capture_output=True, text=True, check=False, timeout=500
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -24,7 +24,7 @@ def test_global_state(with_mindspeed):
     status, output, errors = run(with_mindspeed, str(PROGRAM))
     lines = [line for line in output.splitlines() if line.startswith(("caught", "MISSED"))]
     assert (status, [line for line in lines if line.startswith("MISSED")]) == (0, []), errors[-4000:]
-    assert len(lines) == 14
+    assert len(lines) == 12
 
 
 def test_megatron_must_not_be_imported_before_it(with_mindspeed):
