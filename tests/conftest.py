@@ -19,7 +19,7 @@ SKIPPED = {"gpu": 2, "npu": 0, "compiler": 0, "mcore": 0}
 
 
 class Skips:
-    """The tests that skipped, under the marker that allows it. With pytest-xdist the controller has those of all."""
+    """The tests that skipped, under the marker that allows it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -26,8 +26,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption(OPTION) and config.getoption("numprocesses", None):
-        raise pytest.UsageError(f"{OPTION} needs all tests in one process: leave out --numprocesses")
     config.stash[_figures] = {}
 
 
