@@ -10,7 +10,6 @@ from anytron.hooks.defaults import NeutralDefaults
 from anytron.hooks.types import Diagnostic, Requirement
 from anytron.masks import AttnMask, MaskKind, Polarity
 from anytron.patches import Patch, Phase
-from anytron.sequences import scopes
 from anytron_ascend.mindspeed.installation import find_installation
 
 if TYPE_CHECKING:
@@ -95,6 +94,7 @@ class MindSpeedAdaptor:
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
         """MindSpeed's global lengths and positions, in the micro-batch's scope."""
+        from anytron.sequences import scopes  # imports torch, which finding the platform must not
         from anytron_ascend.mindspeed.sequence_lengths import scope_of
 
         return dataclasses.replace(inputs, scope=scopes.combine(inputs.scope, scope_of(inputs.layout)))
