@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from anytron.errors import EngineError
 from anytron.hooks.types import LogProbSpec, PatchContext
 from anytron.patches import Phase
-from anytron.trainer.batch import TokenScores
 from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
@@ -27,8 +26,9 @@ from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.lora import Adapters, find_targets
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.multi_token_prediction import MultiTokenPrediction
-from anytron_megatron.optimizer import build_optimizer, wrap_for_training
-from anytron_megatron.passes import ModelChunk, run_micro_batches
+from anytron_megatron.passes import ModelChunk
+from anytron_megatron.scoring import token_scores, whole_logits
+from anytron_megatron.trained_model import TrainedModel
 from anytron_megatron.weights import WeightBridge, text_model
 
 if TYPE_CHECKING:
@@ -36,14 +36,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import PolicyLoss
-    from anytron.trainer.batch import RaggedBatch, Topology
+    from anytron.algorithms.losses import LossOutputs, PolicyLoss
+    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
     from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
-
-
-NOT_FINITE = "in local grad norm"
-"""What Megatron says of a NaN in a gradient buffer (megatron/core/distributed/param_and_grad_buffer.py,
-``check_grads``), in a RuntimeError before the ranks exchange gradients."""
 
 
 class MegatronEngine:
@@ -105,69 +100,41 @@ class MegatronEngine:
         )
         self._has_reference = config.algorithm.kl_coefficient > 0
         self._reference = self._build() if self._has_reference and self._adapters is None else None
-        trained = wrap_for_training(self._modules(), distributed_optimizer=config.engine.distributed_optimizer)
-        self._trained = [ModelChunk(module, chunk.head) for module, chunk in zip(trained, self._policy, strict=True)]
-        algorithm = config.algorithm
-        self._optimizer, self._scheduler = build_optimizer(
+        self._trained = TrainedModel(
+            self._policy,
+            self._preparer,
             config.optimizer,
-            trained,
             dtype=dtype,
             distributed_optimizer=config.engine.distributed_optimizer,
             steps=config.trainer.total_steps,
-            updates_per_step=algorithm.epochs * algorithm.mini_batches,
+            updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
+            sizes=self._sizes,
         )
-        self._updates = 0
         self._apply_patches(Phase.AFTER_BUILD)
 
     def topology(self) -> Topology:
         """Where this rank stands."""
         return parallel.topology()
 
-    @torch.no_grad()
     def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
-        chunks, weights = (self._policy, contextlib.nullcontext()) if role == "policy" else self._reference_model()
-        for chunk in chunks:
-            chunk.module.eval()
-
-        def collect(log_probs: Tensor, entropy: Tensor, _: RaggedBatch) -> tuple[Tensor, TokenScores]:
-            return log_probs.new_zeros(()), TokenScores(log_probs.cpu(), entropy.cpu())
-
         if role == "reference":
+            chunks, weights = self._reference_model()
             with weights:
-                scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True)
+                scores = token_scores(chunks, micro_batches, self._preparer)
             return scores if parallel.topology().reports else None
         around = self._experts.in_scoring()
-        scores = run_micro_batches(chunks, micro_batches, self._preparer, collect, forward_only=True, around=around)
+        scores = token_scores(self._policy, micro_batches, self._preparer, around=around)
         routing = self._experts.routing(len(micro_batches))
         if not parallel.topology().reports:
             return None
         return [replace(score, routing=chosen) for score, chosen in zip(scores, routing, strict=True)]
 
-    @torch.no_grad()
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
         """Compute the policy's whole logits, for comparisons; each rank gathers all of them."""
-        for chunk in self._policy:
-            chunk.module.eval()
-
-        def collect(logits: Tensor, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-            del batch
-            return logits.new_zeros(()), logits[:, : self._bridge.vocab_size].float().cpu()
-
-        # Interleaved schedules take multiples of the pipeline's size only.
-        repeats = self._sizes.pipeline if self._sizes.virtual_pipeline > 1 else 1
-        with contextlib.ExitStack() as stack:
-            for chunk in self._policy:
-                if chunk.head is not None:
-                    stack.enter_context(chunk.head.answering_logits())
-            found = run_micro_batches(
-                self._policy,
-                [micro_batch] * repeats,
-                self._preparer,
-                collect,
-                forward_only=True,
-                read=self._preparer.unpack,
-            )
+        found = whole_logits(
+            self._policy, micro_batch, self._preparer, vocab_size=self._bridge.vocab_size, sizes=self._sizes
+        )
         return found[0] if parallel.topology().reports else None
 
     def attention_conformance(self) -> Conformance:
@@ -183,57 +150,15 @@ class MegatronEngine:
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
         """Do one optimizer update on this copy's share of a mini-batch."""
-        for chunk in self._trained:
-            chunk.module.train()
-            chunk.module.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        # Megatron divides by the number of micro-batches and averages over data-parallel ranks; the
-        # loss is normalised over the whole mini-batch already (RaggedBatch.loss_weights).
-        factor = len(micro_batches) * self._sizes.data
 
-        def weigh(log_probs: Tensor, entropy: Tensor, *rest: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
-            *predicted, host_batch = rest
-            batch = host_batch.to(log_probs.device)
-            outputs = self._prediction.add(loss(log_probs, entropy, batch), predicted, batch)
-            return outputs.loss * factor, outputs.metrics
+        def weigh(log_probs: Tensor, entropy: Tensor, *rest: Any) -> LossOutputs:
+            *predicted, batch = rest
+            return self._prediction.add(loss(log_probs, entropy, batch), predicted, batch)
 
-        try:
-            with self._prediction.computed():
-                parts = run_micro_batches(
-                    self._trained,
-                    micro_batches,
-                    self._preparer,
-                    weigh,
-                    forward_only=False,
-                    around=self._experts.in_update(factor),
-                )
-        except RuntimeError as error:
-            if NOT_FINITE not in str(error):
-                raise
-            raise EngineError(
-                "The gradients are not finite.",
-                where=f"update {self._updates + 1}",
-                why=str(error),
-                fix="lower optimizer.lr, set optimizer.warmup_steps, or try model.dtype=float32; "
-                "metrics.jsonl shows what led to it",
-            ) from error
-        successful, grad_norm, _ = self._optimizer.step()
-        if not successful:
-            raise EngineError("The optimizer refused the gradients.", where="update", why="they are not finite")
-        lr = self._scheduler.get_lr(self._optimizer.param_groups[0])
-        self._scheduler.step(increment=1)
-        self._updates += 1
+        with self._prediction.computed():
+            metrics = self._trained.update(micro_batches, weigh, around=self._experts.in_update)
         balance = self._experts.metrics()
-        if not parallel.topology().reports:
-            return None
-        names = parts[0].keys()
-        sums = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts]).sum(0)
-        return {
-            **dict(zip(names, sums.tolist(), strict=True)),
-            **balance,
-            "grad_norm": float(grad_norm),
-            "lr": float(lr),
-        }
+        return None if metrics is None else {**balance, **metrics}
 
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
@@ -243,7 +168,7 @@ class MegatronEngine:
             return None
         save_file(weights, path)
         checksums = {name: checksum(tensor) for name, tensor in weights.items()}
-        return WeightManifest(path, self._updates, checksums, optional=self._bridge.prediction_names(weights))
+        return WeightManifest(path, self._trained.updates, checksums, optional=self._bridge.prediction_names(weights))
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
@@ -271,7 +196,7 @@ class MegatronEngine:
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
         self._bridge.close()
-        models = [*self._trained, *(self._reference or [])]
+        models = [*self._trained.chunks, *(self._reference or [])]
         dismantle(chunk.module for chunk in models)
         parallel.destroy()
         self._runtime.empty_cache()
