@@ -19,6 +19,7 @@ from anytron.trainer.initial_model import model_directory
 from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
 from anytron_megatron.conformance import attention_conformance
+from anytron_megatron.critic import Critic
 from anytron_megatron.dismantling import dismantle
 from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import LossOutputs, PolicyLoss
+    from anytron.algorithms.losses import LossOutputs, PolicyLoss, ValueLoss
     from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
     from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
 
 
 class MegatronEngine:
-    """Train one policy, and score tokens with it and with its reference.
+    """Train one policy, and the critic of PPO; score tokens with the policy and with its reference.
 
     Implements :class:`anytron.trainer.roles.TrainingEngine`.
 
@@ -61,28 +62,12 @@ class MegatronEngine:
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
         self._apply_patches(Phase.BEFORE_BUILD)
-        dtype = getattr(torch, config.model.dtype)
-        self._bridge = WeightBridge(
+        self._bridge = self._bridge_to(
             model_directory(config),
-            dtype=dtype,
-            sizes=self._sizes,
-            recompute=config.engine.recompute,
-            deterministic=config.engine.deterministic,
             router_replay=config.engine.router_replay != "off",
             predicts_ahead=config.engine.mtp_loss_coefficient > 0,
-            options=config.engine.options,
         )
-        self._preparer = BatchPreparer(
-            context.hooks,
-            sequence_format=config.engine.sequence_format,
-            traits=self._bridge.traits,
-            accepted=self._bridge.accepted_masks(config.engine.sequence_format),
-            sizes=self._sizes,
-            shard=parallel.context_shard(),
-            device=self._runtime.current_device(),
-            context_length=self._bridge.context_length,
-            vision=self._bridge.vision,
-        )
+        self._preparer = self._preparer_for(self._bridge)
         lora = config.model.lora
         self._policy = self._build()
         freeze(self._modules(), config.model.freeze, self._bridge.parts)
@@ -104,12 +89,18 @@ class MegatronEngine:
             self._policy,
             self._preparer,
             config.optimizer,
-            dtype=dtype,
+            dtype=getattr(torch, config.model.dtype),
             distributed_optimizer=config.engine.distributed_optimizer,
-            steps=config.trainer.total_steps,
+            steps=config.policy_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
             sizes=self._sizes,
         )
+        self._critic: Critic | None = None
+        if config.critic is not None:
+            path = config.critic.path
+            bridge = self._bridge_to(model_directory(config) if path is None else Path(path))
+            modules = bridge.build(device=self._runtime.current_device())
+            self._critic = Critic(modules, self._preparer_for(bridge), config, bridge.save)
         self._apply_patches(Phase.AFTER_BUILD)
 
     def topology(self) -> Topology:
@@ -160,6 +151,14 @@ class MegatronEngine:
         balance = self._experts.metrics()
         return None if metrics is None else {**balance, **metrics}
 
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Ask the critic for its values, without gradients."""
+        return self._the_critic("values").values(micro_batches)
+
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update of the critic."""
+        return self._the_critic("update_critic").update(micro_batches, loss)
+
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
         with self._merged():
@@ -181,6 +180,10 @@ class MegatronEngine:
             raise EngineError("There are no adapters.", where="save_adapter", fix="set model.lora")
         self._adapters.save(Path(path))
 
+    def save_critic(self, path: str) -> None:
+        """Write the critic: its trunk as a Hugging Face model directory (without tokenizer), and its head."""
+        self._the_critic("save_critic").save(Path(path))
+
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records."""
         return {
@@ -196,8 +199,8 @@ class MegatronEngine:
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
         self._bridge.close()
-        models = [*self._trained.chunks, *(self._reference or [])]
-        dismantle(chunk.module for chunk in models)
+        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or [])])
+        dismantle([] if self._critic is None else self._critic.wrapped())
         parallel.destroy()
         self._runtime.empty_cache()
 
@@ -225,6 +228,38 @@ class MegatronEngine:
             return self._policy, self._adapters.as_in_the_beginning()
         assert self._reference is not None
         return self._reference, contextlib.nullcontext()
+
+    def _the_critic(self, where: str) -> Critic:
+        if self._critic is None:
+            raise EngineError("There is no critic.", where=where, fix="set algorithm.advantage=gae and critic")
+        return self._critic
+
+    def _bridge_to(self, directory: Path, *, router_replay: bool = False, predicts_ahead: bool = False) -> WeightBridge:
+        config = self._context.config
+        return WeightBridge(
+            directory,
+            dtype=getattr(torch, config.model.dtype),
+            sizes=self._sizes,
+            recompute=config.engine.recompute,
+            deterministic=config.engine.deterministic,
+            router_replay=router_replay,
+            predicts_ahead=predicts_ahead,
+            options=config.engine.options,
+        )
+
+    def _preparer_for(self, bridge: WeightBridge) -> BatchPreparer:
+        sequence_format = self._context.config.engine.sequence_format
+        return BatchPreparer(
+            self._context.hooks,
+            sequence_format=sequence_format,
+            traits=bridge.traits,
+            accepted=bridge.accepted_masks(sequence_format),
+            sizes=self._sizes,
+            shard=parallel.context_shard(),
+            device=self._runtime.current_device(),
+            context_length=bridge.context_length,
+            vision=bridge.vision,
+        )
 
     def _build(self) -> list[ModelChunk]:
         spec = LogProbSpec(

@@ -149,6 +149,20 @@ class BatchPreparer:
             torch.roll(score, places) for score, places in zip([log_probs, entropy, *predicted], ahead, strict=True)
         )
 
+    def state_values(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor]:
+        """Bring the answers of a value head back to the micro-batch's tokens.
+
+        Args:
+            output: float32 ``[R, C, 1]``; each position values the state behind its token.
+            prepared: The micro-batch it belongs to.
+
+        Returns:
+            float32 ``[T]``, entry t of the state before token t: 0 for the first token of each sequence.
+        """
+        layout = prepared.inputs.layout
+        behind = self._hooks.postprocess_output(output, layout).squeeze(-1)
+        return (torch.roll(behind, 1).index_fill(0, layout.cu_seqlens[:-1].long(), 0.0),)
+
     def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
         """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
 

@@ -33,7 +33,7 @@ class ModelChunk:
 
     Attributes:
         module: What runs: the model, or its data-parallel wrapper.
-        head: Scores tokens, on the last stage; None elsewhere.
+        head: Scores tokens, on the last stage; None elsewhere, and where the module has a value head.
     """
 
     module: torch.nn.Module

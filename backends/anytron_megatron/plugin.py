@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Diagnostic, Requirement
+from anytron_megatron.critic_checks import as_policy, critic_diagnostics, of_critic
 from anytron_megatron.expert_checks import expert_diagnostics
 from anytron_megatron.linear_attention_checks import linear_attention_diagnostics
 from anytron_megatron.lora_settings import lora_diagnostics
@@ -47,16 +48,14 @@ class MegatronBackend:
         """Find settings that Megatron would refuse after minutes, or compute wrongly."""
         if config.engine.name != ENGINE:
             return []
-        model = _hf_config(config)
-        text = model.get("text_config", model)
+        found = _diagnostics(config)
+        if config.critic is None:
+            return found
+        critic = config if config.critic.path is None else as_policy(config)
         return [
-            *model_diagnostics(config, model),
-            *_size_diagnostics(config, text),
-            *linear_attention_diagnostics(config, text),
-            *vision_diagnostics(config, model),
-            *expert_diagnostics(config, text),
-            *lora_diagnostics(config),
-            *_other_diagnostics(config),
+            *found,
+            *of_critic(_diagnostics(critic), known=found),
+            *critic_diagnostics(config, _hf_config(config), _hf_config(critic)),
         ]
 
     @hookimpl
@@ -74,6 +73,21 @@ class MegatronBackend:
         from anytron_megatron.patches import trainer_patches
 
         return trainer_patches(phase, context)
+
+
+def _diagnostics(config: RunConfig) -> list[Diagnostic]:
+    """Hold the run against its policy's model."""
+    model = _hf_config(config)
+    text = model.get("text_config", model)
+    return [
+        *model_diagnostics(config, model),
+        *_size_diagnostics(config, text),
+        *linear_attention_diagnostics(config, text),
+        *vision_diagnostics(config, model),
+        *expert_diagnostics(config, text),
+        *lora_diagnostics(config),
+        *_other_diagnostics(config),
+    ]
 
 
 def _size_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -120,14 +134,18 @@ def _size_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
 
 def _other_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find what Megatron and mcore-bridge refuse whatever the model's sizes are."""
-    if config.optimizer.name != "adam" and config.engine.distributed_optimizer:
-        # megatron/core/optimizer/distrib_optimizer.py: "Only Adam and HybridDeviceOptimizer currently supported".
-        yield Diagnostic(
-            "error",
-            "engine.distributed_optimizer",
-            f"Megatron's distributed optimizer knows Adam only, and optimizer.name is {config.optimizer.name}",
-            "set engine.distributed_optimizer=false, or optimizer.name=adam",
-        )
+    names = {"optimizer.name": config.optimizer.name}
+    if config.critic is not None:
+        names["critic.optimizer.name"] = config.critic.optimizer.name
+    for key, name in names.items():
+        if name != "adam" and config.engine.distributed_optimizer:
+            # megatron/core/optimizer/distrib_optimizer.py: "Only Adam and HybridDeviceOptimizer currently supported".
+            yield Diagnostic(
+                "error",
+                "engine.distributed_optimizer",
+                f"Megatron's distributed optimizer knows Adam only, and {key} is {name}",
+                f"set engine.distributed_optimizer=false, or {key}=adam",
+            )
     if config.model.path is not None and not _has_safetensors(Path(config.model.path)):
         yield Diagnostic(
             "error",

@@ -49,6 +49,30 @@ def token_scores(
 
 
 @torch.no_grad()
+def token_values(
+    chunks: Sequence[ModelChunk], micro_batches: Sequence[RaggedBatch], preparer: BatchPreparer
+) -> list[Tensor]:
+    """Compute the values of states, with a model that has a value head. A collective.
+
+    Args:
+        chunks: The model on this rank, wrapped for training or not.
+        micro_batches: The same number on every rank.
+        preparer: Makes model inputs of a micro-batch.
+
+    Returns:
+        float32 ``[T]`` for each micro-batch, on the host, entry t of the state before token t; none except on the
+        last stage.
+    """
+
+    def collect(values: Tensor, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+        del batch
+        return values.new_zeros(()), values.cpu()
+
+    _stop_training(chunks)
+    return run_micro_batches(chunks, micro_batches, preparer, collect, forward_only=True, read=preparer.state_values)
+
+
+@torch.no_grad()
 def whole_logits(
     chunks: Sequence[ModelChunk],
     micro_batch: RaggedBatch,

@@ -1,4 +1,4 @@
-"""Compute the policy loss of a micro-batch from log-probs and entropies."""
+"""Compute a micro-batch's losses: the policy's from log-probs and entropies, the critic's from values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anytron.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.schema import AlgorithmSection, CriticSection
     from anytron.trainer.batch import RaggedBatch
 
 
@@ -82,9 +82,9 @@ class PolicyLoss:
         Raises:
             DataError: A field of the batch that the loss needs is missing.
         """
-        advantages = _required(batch.advantages, "advantages")
-        weights = _required(batch.loss_weights, "loss_weights")
-        shares = _required(batch.token_shares, "token_shares")
+        advantages = _required(batch.advantages, "advantages", self)
+        weights = _required(batch.loss_weights, "loss_weights", self)
+        shares = _required(batch.token_shares, "token_shares", self)
 
         current = log_probs.detach()
         old = current if batch.old_log_probs is None else batch.old_log_probs
@@ -99,7 +99,7 @@ class PolicyLoss:
 
         kl = torch.zeros_like(policy)
         if self.kl_coefficient > 0.0:
-            reference = _required(batch.reference_log_probs, "reference_log_probs")
+            reference = _required(batch.reference_log_probs, "reference_log_probs", self)
             divergence = KL_ESTIMATORS[self.kl_estimator](
                 torch.where(batch.response_mask, log_probs, 0.0), torch.where(batch.response_mask, reference, 0.0)
             )
@@ -121,7 +121,62 @@ class PolicyLoss:
         return LossOutputs(loss=loss, metrics={name: value.detach() for name, value in metrics.items()})
 
 
-def _required(value: Tensor | None, name: str) -> Tensor:
+@dataclass(frozen=True)
+class ValueLoss:
+    """Half of the squared error of a critic's values, clipped as PPO's code does it. Picklable.
+
+    Per token, with the value ``V`` and what it was before the step's updates, ``V_old``::
+
+        0.5 * max((V - return)^2, (clip(V, V_old - clip, V_old + clip) - return)^2)
+
+    A value that has moved by more than ``clip`` in the right direction gains nothing by moving on
+    (https://github.com/openai/baselines, baselines/ppo2/model.py; the paper does not mention it).
+
+    Attributes:
+        clip: How far a value may move in a step; 0 = no limit.
+    """
+
+    clip: float = 0.5
+
+    @classmethod
+    def from_config(cls, critic: CriticSection) -> ValueLoss:
+        """Take the limit from the configuration."""
+        return cls(clip=critic.clip_value)
+
+    def __call__(self, values: Tensor, batch: RaggedBatch) -> LossOutputs:
+        """Compute one micro-batch's part of the loss.
+
+        Args:
+            values: float32 ``[T]``, entry t of the state before token t, with gradient.
+            batch: The micro-batch on the same device, with ``values``, ``returns``, ``loss_weights`` and
+                ``token_shares``.
+
+        Raises:
+            DataError: A field of the batch is missing.
+        """
+        old = _required(batch.values, "values", self)
+        returns = _required(batch.returns, "returns", self)
+        weights = _required(batch.loss_weights, "loss_weights", self)
+        shares = _required(batch.token_shares, "token_shares", self)
+
+        error = (values - returns).square()
+        limited = torch.zeros_like(batch.response_mask)
+        if self.clip > 0.0:
+            clipped = (torch.clamp(values, old - self.clip, old + self.clip) - returns).square()
+            limited = clipped > error
+            error = torch.maximum(error, clipped)
+        loss = 0.5 * torch.sum(weights * error)
+        metrics = {
+            "critic/loss": loss,
+            "critic/value_mean": torch.sum(shares * values),
+            "critic/return_mean": torch.sum(shares * returns),
+            "critic/clip_fraction": torch.sum(shares * limited),
+        }
+        return LossOutputs(loss=loss, metrics={name: value.detach() for name, value in metrics.items()})
+
+
+def _required(value: Tensor | None, name: str, loss: PolicyLoss | ValueLoss) -> Tensor:
     if value is None:
-        raise DataError("The loss needs a field that the batch lacks.", where="PolicyLoss", why=f"{name} is None")
+        where = type(loss).__name__
+        raise DataError("The loss needs a field that the batch lacks.", where=where, why=f"{name} is None")
     return value

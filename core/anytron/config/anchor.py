@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
-    These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, the file in every
-    ``file.py:function``, and the option ``path`` of a registered ``data.source``.
+    These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
+    file in every ``file.py:function``, and the option ``path`` of a registered ``data.source``.
 
     Args:
         config: As read.
@@ -37,8 +37,12 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     rewards = [
         reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in config.rewards
     ]
+    critic = config.critic
+    if critic is not None and critic.path is not None:
+        critic = critic.model_copy(update={"path": _absolute(critic.path, directory)})
     return config.model_copy(
         update={
+            "critic": critic,
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
             "rewards": rewards,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from anytron.components import require_component
 from anytron.config.mistakes import Mistake, refuse
-from anytron.data.pretrained import directory_mistakes
+from anytron.data.pretrained import directory_mistakes, weight_mistakes
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def check_config(config: RunConfig, platform: Platform, probe: Probe) -> list[st
             *_sizes(config),
             *_devices(config, platform, probe),
             *directory_mistakes(config.model),
+            *_critic(config),
             *_references(config),
             *_output(config),
         ]
@@ -86,10 +87,26 @@ def _sizes(config: RunConfig) -> Iterator[Mistake]:
             "rollout.min_new_tokens",
             f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
         )
-    if config.optimizer.min_lr > config.optimizer.lr:
+    optimizers = {"optimizer": config.optimizer}
+    if config.critic is not None:
+        optimizers["critic.optimizer"] = config.critic.optimizer
+    for key, optimizer in optimizers.items():
+        if optimizer.min_lr > optimizer.lr:
+            yield Mistake(f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+
+
+def _critic(config: RunConfig) -> Iterator[Mistake]:
+    critic = config.critic
+    if critic is None:
+        return
+    if config.policy_steps < 1:
         yield Mistake(
-            "optimizer.min_lr", f"{config.optimizer.min_lr:g} is more than optimizer.lr, {config.optimizer.lr:g}"
+            "critic.warmup_steps",
+            f"in all of trainer.total_steps, {config.trainer.total_steps}, the policy would not be trained",
+            f"at most {config.trainer.total_steps - 1}",
         )
+    if critic.path is not None:
+        yield from weight_mistakes("critic.path", Path(critic.path), "leave it out to start from the policy's model")
 
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mistake]:
@@ -140,6 +157,7 @@ def _output(config: RunConfig) -> Iterator[Mistake]:
         "model.tokenizer": config.model.tokenizer,
         "model.processor": config.model.processor,
         "model.lora.path": None if lora is None else lora.path,
+        "critic.path": None if config.critic is None else config.critic.path,
     }
     for key, value in needed.items():
         if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:

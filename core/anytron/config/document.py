@@ -103,6 +103,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "null"
+    if isinstance(value, BaseModel):
+        return "keys below"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value}`"

@@ -128,9 +128,15 @@ class AlgorithmSection(Section):
     """How rewards become gradients."""
 
     advantage: str = "grpo"
-    """Advantage estimator."""
+    """Advantage estimator: ``grpo`` compares the responses to a prompt with each other, ``gae`` compares each token
+    with what a critic expected (PPO; needs ``critic``)."""
+    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    """``gae``: discount of what comes a token later (default as in verl)."""
+    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    """``gae``: 0 trusts the critic, 1 the outcome (https://arxiv.org/abs/1506.02438; default as in verl)."""
     normalize_std: bool = True
-    """Divide a group's advantages by its standard deviation (off: Dr. GRPO)."""
+    """Divide a group's advantages by its standard deviation (off: Dr. GRPO); with ``gae``, give the advantages of a
+    step's tokens mean 0 and variance 1."""
     clip_low: float = Field(0.2, ge=0.0)
     """The probability ratio is clipped below ``1 - clip_low``."""
     clip_high: float = Field(0.2, ge=0.0)
@@ -172,6 +178,20 @@ class OptimizerSection(Section):
     """Adam's epsilon."""
     clip_grad: float = Field(1.0, ge=0.0)
     """Largest global L2 norm of the gradient; 0 = no clipping."""
+
+
+class CriticSection(Section):
+    """The critic of PPO, a second model: required with ``algorithm.advantage=gae``, and only then."""
+
+    path: str | None = None
+    """Directory of the Hugging Face causal language model that it starts from, or of a ``critic/`` that a run has
+    left; default: the policy's model. Relative paths are relative to the YAML file."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """Its optimizer. A critic often wants a higher rate than the policy (verl: 1e-5)."""
+    clip_value: float = Field(0.5, ge=0.0)
+    """How far a value may move in a step (default as in verl); 0 = no limit."""
+    warmup_steps: int = Field(0, ge=0)
+    """First training steps, in which the critic is trained and the policy stays."""
 
 
 class ParallelSection(Section):
@@ -307,9 +327,26 @@ class RunConfig(Section):
     rollout: RolloutSection = RolloutSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     optimizer: OptimizerSection = OptimizerSection()
+    critic: CriticSection | None = None
     parallel: ParallelSection = ParallelSection()
     engine: EngineSection = EngineSection()
     executor: ExecutorSection = ExecutorSection()
     platform: PlatformSection = PlatformSection()
     trainer: TrainerSection = TrainerSection()
     tracking: TrackingSection = TrackingSection()
+
+    @model_validator(mode="after")
+    def _critic_where_it_is_used(self) -> RunConfig:
+        advantage = self.algorithm.advantage
+        if advantage == "gae" and self.critic is None:
+            raise ValueError("algorithm.advantage=gae needs a critic: add a section critic, {} for the defaults")
+        if advantage != "gae" and self.critic is not None:
+            raise ValueError(
+                f"a critic is for algorithm.advantage=gae, and it is {advantage}: set that, or remove critic"
+            )
+        return self
+
+    @property
+    def policy_steps(self) -> int:
+        """Training steps in which the policy is updated: all but the critic's warm-up."""
+        return self.trainer.total_steps - (0 if self.critic is None else self.critic.warmup_steps)

@@ -25,24 +25,35 @@ def directory_mistakes(model: ModelSection) -> Iterator[Mistake]:
     if model.path is None:
         return
     directory = Path(model.path)
+    yield from weight_mistakes(
+        "model.path",
+        directory,
+        "complete the download, or set model.config instead of model.path to start from random weights",
+    )
+    if directory.is_dir() and model.tokenizer is None and not any(directory.glob("tokenizer*")):
+        yield Mistake("model.path", f"{directory} has no tokenizer", "set model.tokenizer")
+
+
+def weight_mistakes(key: str, directory: Path, without_weights: str) -> Iterator[Mistake]:
+    """Say why a directory is no model with weights.
+
+    Args:
+        key: What names it in the configuration.
+        directory: The directory.
+        without_weights: What to do if it has none.
+    """
     if not directory.is_dir():
         yield Mistake(
-            "model.path",
+            key,
             f"there is no directory {directory}",
             "give the local directory of a Hugging Face model, for example made by 'hf download'; "
             "a relative path is relative to the YAML file",
         )
         return
     if not (directory / "config.json").is_file():
-        yield Mistake("model.path", f"{directory} has no config.json", "give the directory of a Hugging Face model")
+        yield Mistake(key, f"{directory} has no config.json", "give the directory of a Hugging Face model")
     if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
-        yield Mistake(
-            "model.path",
-            f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})",
-            "complete the download, or set model.config instead of model.path to start from random weights",
-        )
-    if model.tokenizer is None and not any(directory.glob("tokenizer*")):
-        yield Mistake("model.path", f"{directory} has no tokenizer", "set model.tokenizer")
+        yield Mistake(key, f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})", without_weights)
 
 
 def checkpoint_directory(model: ModelSection) -> Path:

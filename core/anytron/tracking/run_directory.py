@@ -32,6 +32,7 @@ CONTENTS = (
     "plots",
     "hf",
     "adapter",
+    "critic",
     "initial_model",
 )
 """What a run leaves; ``trainer.overwrite`` deletes these and nothing else."""
@@ -49,6 +50,7 @@ class RunDirectory:
     ``plots/``          ``reward.png``
     ``hf/``             the trained model with its tokenizer and image processor
     ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format
+    ``critic/``         with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
     ``initial_model/``  the random model that the run started from (``model.config`` only)
     ==================  ====================================================================
     """
@@ -98,6 +100,11 @@ class RunDirectory:
     def adapter_path(self) -> Path:
         """Where the trained adapters go."""
         return self.path / "adapter"
+
+    @property
+    def critic_path(self) -> Path:
+        """Where the trained critic goes."""
+        return self.path / "critic"
 
     def write_patches(self, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Record what each worker says of itself, by role and rank."""

@@ -31,6 +31,9 @@ class RaggedBatch:
             batch is used for a single update, where they are the current ones.
         reference_log_probs: float32 ``[T]``, the reference model's; None without one.
         advantages: float32 ``[T]``; None before they are estimated.
+        values: float32 ``[T]``, the critic's before this step's updates, entry t of the state before token t;
+            None without one.
+        returns: float32 ``[T]``, what those values should have been; None without a critic.
         loss_weights: float32 ``[T]``, each token's weight in the loss; they add up to 1 over one
             optimizer update, over all micro-batches and ranks. None before they are known.
         token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
@@ -49,6 +52,8 @@ class RaggedBatch:
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
     advantages: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
     loss_weights: Tensor | None = None
     token_shares: Tensor | None = None
     routing: Tensor | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.losses import PolicyLoss
+from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.data.pretrained import save_processor
 from anytron.errors import DataError
 from anytron.tracking.clock import Clock
@@ -68,6 +68,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     task = prepare(config)
     updates = UpdatePlan.from_config(config)
     loss = PolicyLoss.from_config(config.algorithm)
+    critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
+    value_loss = None if critic is None else ValueLoss.from_config(critic)
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
@@ -98,16 +100,21 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
             with clock.measure("score"):
                 batch = assemble(samples, config.rollout.temperature)
+                if critic is not None:
+                    batch = trainer.with_values(batch, updates)
+                if step > warm_up:
+                    batch = trainer.with_scores(batch, updates, loss)
                 batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, config.algorithm)
-                batch = trainer.with_scores(batch, updates, loss)
 
             with clock.measure("update"):
-                outcomes = [
-                    trainer.update(mini_batch, updates, loss)
-                    for mini_batch in updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
-                ]
+                outcomes = []
+                for mini_batch in updates.mini_batches(batch, derive_seed(seed, "mini-batches", step)):
+                    outcome = {} if value_loss is None else trainer.update_critic(mini_batch, updates, value_loss)
+                    if step > warm_up:
+                        outcome |= trainer.update(mini_batch, updates, loss)
+                    outcomes.append(outcome)
 
-            metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, outcomes, clock)
+            metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             run.write_metrics(metrics)
             progress.step(metrics)
             check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
@@ -120,6 +127,9 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
             save_processor(config.model, run.hf_path)
             if config.model.lora is not None:
                 trainer.save_adapter(str(run.adapter_path))
+            if critic is not None:
+                trainer.save_critic(str(run.critic_path))
+                task.tokenizer.save_pretrained(str(run.critic_path))
         if config.tracking.plot:
             run.plot()
         return RunSummary(run.path, steps, metrics, seconds)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.algorithms.gae import explained_variance
 from anytron.errors import EngineError
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
     from anytron.tracking.clock import Clock
+    from anytron.trainer.batch import RaggedBatch
 
 
 def step_metrics(
@@ -21,6 +23,7 @@ def step_metrics(
     samples: Sequence[Sample],
     rewards: RewardScores,
     group_size: int,
+    batch: RaggedBatch,
     outcomes: Sequence[Mapping[str, float]],
     clock: Clock,
 ) -> dict[str, float]:
@@ -31,6 +34,7 @@ def step_metrics(
         samples: The step's samples, groups side by side.
         rewards: Their rewards.
         group_size: Samples of one prompt.
+        batch: The samples as they were trained on.
         outcomes: Results of the step's updates; the metrics are their averages.
         clock: The step's times, in seconds.
     """
@@ -49,6 +53,9 @@ def step_metrics(
     if len(rewards.parts) > 1:
         metrics |= {f"reward/{name}/mean": part.mean().item() for name, part in rewards.parts.items()}
     metrics |= {name: sum(outcome[name] for outcome in outcomes) / len(outcomes) for name in outcomes[0]}
+    if batch.values is not None and batch.returns is not None:
+        explained = explained_variance(batch.values, batch.returns, batch.response_mask)
+        metrics["critic/explained_variance"] = explained
     metrics |= {
         "response/length_mean": lengths.mean().item(),
         "response/length_max": lengths.max().item(),
@@ -62,10 +69,12 @@ def step_metrics(
 def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> None:
     """Stop when the rollout engine and the training engine have different opinions of one model.
 
+    Steps that train the critic alone compute no log-probs, and have nothing to compare.
+
     Raises:
         EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
     """
-    difference = metrics["rollout/log_prob_abs_diff"]
+    difference = metrics.get("rollout/log_prob_abs_diff", 0.0)
     if tolerance is not None and not difference <= tolerance:
         raise EngineError(
             "Rollout and training log-probs differ.",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.advantages import ADVANTAGES
+from anytron.algorithms.gae import GAE
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
 from anytron.data.prompts import TokenizedPrompt, tokenize
 from anytron.data.sampler import EpochSampler
@@ -100,16 +101,16 @@ def prepare(config: RunConfig) -> Task:
 
 
 def _check_algorithm(config: RunConfig) -> None:
-    name = config.algorithm.advantage
-    if name not in ADVANTAGES:
-        near = difflib.get_close_matches(name, ADVANTAGES, n=1)
+    name, known = config.algorithm.advantage, (*ADVANTAGES, GAE)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"There is no advantage estimator {name!r}.",
             where="algorithm.advantage",
-            why=f"known: {', '.join(ADVANTAGES)}",
+            why=f"known: {', '.join(known)}",
             fix=f"did you mean {near[0]!r}?" if near else "",
         )
-    if config.rollout.samples_per_prompt < 2:
+    if name in ADVANTAGES and config.rollout.samples_per_prompt < 2:
         raise ConfigError(
             "GRPO compares the responses to one prompt with each other: it needs at least two.",
             where="rollout.samples_per_prompt",

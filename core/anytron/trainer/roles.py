@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import PolicyLoss
+    from anytron.algorithms.losses import PolicyLoss, ValueLoss
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
     from anytron.hooks.facade import Hooks
@@ -126,6 +126,17 @@ class TrainingEngine(Protocol):
             copies), and ``grad_norm``, ``lr`` (the same everywhere). None elsewhere.
         """
 
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Ask the critic for its values, without gradients; not called without one.
+
+        Returns:
+            float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
+            value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
+        """
+
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update of the critic; not called without one. Arguments and results as in :meth:`update`."""
+
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
 
@@ -134,6 +145,9 @@ class TrainingEngine(Protocol):
 
     def save_adapter(self, path: str) -> None:
         """Write the adapters of ``model.lora`` in PEFT's format; not called without them."""
+
+    def save_critic(self, path: str) -> None:
+        """Write the critic, so that ``critic.path`` can name the directory; not called without one."""
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records: device, patches of this process, versions."""

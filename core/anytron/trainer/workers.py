@@ -13,7 +13,7 @@ from anytron.trainer.batch import RaggedBatch, TokenScores, Topology, token_inde
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from anytron.algorithms.losses import PolicyLoss
+    from anytron.algorithms.losses import PolicyLoss, ValueLoss
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.trainer.roles import Conformance, PromptInputs, Response, SamplingParams, TrainedRole, WeightManifest
@@ -54,6 +54,12 @@ class TrainingWorkers:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
         return batch
 
+    def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
+        """Add what the critic expects of each state."""
+        shares = updates.micro_batches(batch, self.copies)
+        results: list[list[Tensor]] = self._scatter("values", shares)
+        return replace(batch, values=_joined(batch, shares, results))
+
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> Tensor:
         """Compute log-probs, float32 ``[T]``, without gradients."""
         return self.token_scores(batch, updates, role).log_probs
@@ -62,19 +68,11 @@ class TrainingWorkers:
         """Compute all that a model says of a batch's tokens, without gradients."""
         shares = updates.micro_batches(batch, self.copies)
         results: list[list[TokenScores]] = self._scatter("score", shares, role)
-        pairs = [
-            (token_index(batch.lengths, torch.tensor(micro_batch.sequences)), score)
-            for share, scores in zip(shares, results, strict=True)
-            for micro_batch, score in zip(share, scores, strict=True)
-        ]
 
         def joined(part: Callable[[TokenScores], Tensor]) -> Tensor:
-            whole = torch.zeros(batch.num_tokens, *part(pairs[0][1]).shape[1:], dtype=part(pairs[0][1]).dtype)
-            for index, score in pairs:
-                whole[index] = part(score)
-            return whole
+            return _joined(batch, shares, [[part(score) for score in scores] for scores in results])
 
-        routed = pairs[0][1].routing is not None
+        routed = results[0][0].routing is not None
         return TokenScores(
             log_probs=joined(lambda score: score.log_probs),
             entropy=joined(lambda score: score.entropy),
@@ -97,10 +95,12 @@ class TrainingWorkers:
 
     def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
-        shares = updates.micro_batches(mini_batch, self.copies)
-        results: list[Mapping[str, float]] = self._scatter("update", shares, loss)
-        metrics = {name: sum(result[name] for result in results) for name in results[0]}
-        return metrics | {name: results[0][name] for name in RANK_VALUES}
+        return self._update("update", mini_batch, updates, loss)
+
+    def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: ValueLoss) -> dict[str, float]:
+        """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
+        metrics = self._update("update_critic", mini_batch, updates, loss)
+        return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
 
     def export_weights(self, path: str) -> WeightManifest:
         """Write the policy's weights to a safetensors file."""
@@ -115,18 +115,39 @@ class TrainingWorkers:
         """Write the adapters of ``model.lora`` in PEFT's format."""
         self.group.call("save_adapter", path)
 
+    def save_critic(self, path: str) -> None:
+        """Write the critic."""
+        self.group.call("save_critic", path)
+
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each rank, for the run's records."""
         return self.group.call("describe")
 
-    def _scatter(self, method: str, shares: list[list[MicroBatch]], argument: TrainedRole | PolicyLoss) -> list[Any]:
+    def _update(
+        self, method: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss | ValueLoss
+    ) -> dict[str, float]:
+        shares = updates.micro_batches(mini_batch, self.copies)
+        results: list[Mapping[str, float]] = self._scatter(method, shares, loss)
+        metrics = {name: sum(result[name] for result in results) for name in results[0]}
+        return metrics | {name: results[0][name] for name in RANK_VALUES}
+
+    def _scatter(self, method: str, shares: list[list[MicroBatch]], *arguments: object) -> list[Any]:
         """Give each copy its share; return the result of each copy's reporting rank, copy by copy."""
         batches = [[micro_batch.batch for micro_batch in share] for share in shares]
-        results = self.group.scatter(method, [(batches[place.data_rank], argument) for place in self.topology])
+        results = self.group.scatter(method, [(batches[place.data_rank], *arguments) for place in self.topology])
         reported = {
             place.data_rank: result for place, result in zip(self.topology, results, strict=True) if place.reports
         }
         return [reported[copy] for copy in range(self.copies)]
+
+
+def _joined(batch: RaggedBatch, shares: list[list[MicroBatch]], results: list[list[Tensor]]) -> Tensor:
+    """Bring per-token results, ``[copies][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``."""
+    whole = torch.zeros(batch.num_tokens, *results[0][0].shape[1:], dtype=results[0][0].dtype)
+    for share, found in zip(shares, results, strict=True):
+        for micro_batch, values in zip(share, found, strict=True):
+            whole[token_index(batch.lengths, torch.tensor(micro_batch.sequences))] = values
+    return whole
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The policy loss against a naive loop in float64, and the law that splitting changes nothing."""
+"""The losses against naive loops in float64, and the law that splitting changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.algorithms.aggregation import loss_weights, token_shares
-from anytron.algorithms.losses import PolicyLoss
+from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.errors import DataError
 from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
@@ -164,3 +164,61 @@ def test_a_missing_field_is_named(field):
 def test_the_loss_travels_between_processes():
     loss = PolicyLoss(clip_high=0.28, kl_coefficient=0.1)
     assert pickle.loads(pickle.dumps(loss)) == loss
+
+
+def with_values(batch, seed=1):
+    """The batch with old values and returns, and current values for it."""
+    generator = torch.Generator().manual_seed(seed)
+    old, returns, current = torch.randn(3, batch.num_tokens, generator=generator, dtype=torch.float64)
+    return replace(batch, values=old, returns=returns), current.requires_grad_()
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_the_value_loss_is_half_the_larger_squared_error(clip):
+    batch, _, _ = make_batch([3, 1, 2, 4], [5, 9, 0, 1])
+    batch, values = with_values(batch)
+    outputs = ValueLoss(clip)(values, batch)
+    errors, clipped = [], 0
+    for token in batch.response_mask.nonzero().flatten().tolist():
+        value, old, target = (series[token].item() for series in (values, batch.values, batch.returns))
+        error = (value - target) ** 2
+        held = (min(max(value, old - clip), old + clip) - target) ** 2 if clip else error
+        clipped += held > error
+        errors.append(0.5 * max(error, held))
+    assert outputs.loss.item() == pytest.approx(sum(errors) / len(errors), rel=1e-6)
+    assert outputs.metrics["critic/clip_fraction"].item() == pytest.approx(clipped / len(errors))
+    assert (clipped > 0) == (clip > 0)
+
+
+def test_a_value_that_has_come_nearer_by_the_limit_moves_no_further():
+    batch, _, _ = make_batch([1], [4])
+    series = torch.tensor([0.0, 0.6, 0.4, -0.6, 1.6], dtype=torch.float64)
+    batch = replace(batch, values=torch.zeros(5).double(), returns=torch.ones(5).double())
+    values = series.requires_grad_()
+    ValueLoss(0.5)(values, batch).loss.backward()
+    # Past the limit and near the return, within it, past it on the wrong side, and far beyond the return.
+    assert (values.grad != 0).tolist() == [False, False, True, True, True]
+
+
+def test_parts_of_the_value_loss_add_up():
+    batch, _, _ = make_batch([3, 1, 2, 4], [5, 9, 0, 1], "sequence-mean")
+    batch, values = with_values(batch)
+    whole = ValueLoss()(values, batch)
+    plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation="sequence-mean", max_tokens=7)
+    shares = plan.micro_batches(replace(batch, tokens=torch.arange(batch.num_tokens)), 2)
+    parts = [ValueLoss()(values[part.batch.tokens], part.batch) for share in shares for part in share]
+    torch.testing.assert_close(sum(part.loss for part in parts), whole.loss)
+    for name, value in whole.metrics.items():
+        torch.testing.assert_close(sum(part.metrics[name] for part in parts), value)
+
+
+@pytest.mark.parametrize("field", ["values", "returns", "loss_weights", "token_shares"])
+def test_a_field_that_the_value_loss_needs_is_named(field):
+    batch, _, _ = make_batch([2], [2])
+    batch, values = with_values(batch)
+    with pytest.raises(DataError, match=rf"(?s)ValueLoss.*{field} is None"):
+        ValueLoss()(values, replace(batch, **{field: None}))
+
+
+def test_the_value_loss_travels_between_processes():
+    assert pickle.loads(pickle.dumps(ValueLoss(0.1))) == ValueLoss(0.1)

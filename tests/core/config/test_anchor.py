@@ -9,6 +9,8 @@ from anytron.config.load import load_config
 TASK = """\
 model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes, lora: {path: adapters/a}}
 data: {source: jsonl, options: {path: ../data/p.jsonl, prompt_key: question}}
+algorithm: {advantage: gae}
+critic: {path: models/critic}
 rewards:
   - function: judges/strict.py:score
   - function: some.package:score
@@ -28,6 +30,7 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.model.tokenizer == f"{here}/configs/task.py:tokenizer"
     assert config.model.processor == f"{here}/configs/models/eyes"
     assert config.model.lora.path == f"{here}/configs/adapters/a"
+    assert config.critic.path == f"{here}/configs/models/critic"
     assert config.data.options == {"path": f"{here}/data/p.jsonl", "prompt_key": "question"}
     assert [reward.function for reward in config.rewards] == [
         f"{here}/configs/judges/strict.py:score",

@@ -30,6 +30,9 @@ class Processor(Chip):
     accelerator = False
 
 
+PPO = {"algorithm": {"advantage": "gae"}}
+
+
 @pytest.fixture
 def check(tmp_path):
     (tmp_path / "functions.py").touch()
@@ -74,6 +77,9 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "nothing to share"),
         ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
         ({"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}, "optimizer.min_lr", "0.0001 is more than"),
+        ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),
+        ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
+        ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
         ({"data": {"source": "gone.py:prompts"}}, "data.source", "there is no file"),
         ({"rewards": [{"function": "no_such_module.x:f"}]}, "rewards.0.function", "no module 'no_such_module.x'"),
     ],

@@ -39,6 +39,12 @@ class TorchEngine:
         self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
         self.clip = config.optimizer.clip_grad
         self.version = 0
+        if config.critic is not None:
+            self.critic = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).model
+            self.head = torch.nn.Linear(self.critic.config.hidden_size, 1, bias=False)
+            torch.nn.init.zeros_(self.head.weight)
+            parameters = [*self.critic.parameters(), *self.head.parameters()]
+            self.critic_optimizer = torch.optim.Adam(parameters, lr=config.critic.optimizer.lr)
 
     def topology(self):
         return Topology(data_rank=0, data_size=1, reports=True)
@@ -58,18 +64,31 @@ class TorchEngine:
     def score(self, micro_batches, role="policy"):
         return [TokenScores(*self.forward(batch, role)) for batch in micro_batches]
 
+    def value(self, batch):
+        lengths = batch.lengths.tolist()
+        padded = pad_sequence(list(batch.tokens.split(lengths)), batch_first=True)
+        real = torch.arange(padded.shape[1]) < batch.lengths[:, None]
+        values = self.head(self.critic(padded, attention_mask=real.long()).last_hidden_state)[..., 0]
+        return torch.cat([torch.zeros(len(lengths), 1), values[:, :-1]], 1)[real]
+
+    @torch.no_grad()
+    def values(self, micro_batches):
+        return [self.value(batch) for batch in micro_batches]
+
     def update(self, micro_batches, loss):
-        self.optimizer.zero_grad()
-        totals = {}
-        for batch in micro_batches:
-            outputs = loss(*self.forward(batch, "policy"), batch)
-            outputs.loss.backward()
-            for name, value in outputs.metrics.items():
-                totals[name] = totals.get(name, 0.0) + value.item()
-        norm = clip_grad_norm_(self.models["policy"].parameters(), self.clip)
-        self.optimizer.step()
         self.version += 1
-        return totals | {"grad_norm": norm.item(), "lr": self.optimizer.param_groups[0]["lr"]}
+        return self.step(self.optimizer, [(loss(*self.forward(batch, "policy"), batch)) for batch in micro_batches])
+
+    def update_critic(self, micro_batches, loss):
+        return self.step(self.critic_optimizer, [loss(self.value(batch), batch) for batch in micro_batches])
+
+    def step(self, optimizer, parts):
+        optimizer.zero_grad()
+        sum(part.loss for part in parts).backward()
+        norm = clip_grad_norm_(optimizer.param_groups[0]["params"], self.clip)
+        optimizer.step()
+        totals = {name: sum(part.metrics[name].item() for part in parts) for name in parts[0].metrics}
+        return totals | {"grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
 
     def export_weights(self, path):
         weights = {name: tensor.clone() for name, tensor in self.models["policy"].state_dict().items()}
@@ -79,6 +98,9 @@ class TorchEngine:
 
     def save_hf(self, path):
         self.models["policy"].save_pretrained(path)
+
+    def save_critic(self, path):
+        self.critic.save_pretrained(path)
 
     def describe(self):
         return {"engine": "torch", "patches": []}

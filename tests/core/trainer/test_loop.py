@@ -142,6 +142,44 @@ def test_only_empty_responses_are_an_error_that_says_so(new_run):
     assert [record["response_tokens"] for record in samples] == [[]] * 4
 
 
+PPO = {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": {"lr": 3e-3}}}
+
+
+def test_a_critic_learns_what_to_expect_and_a_policy_what_it_is_rewarded_for(new_run):
+    run = new_run(
+        SEVENS,
+        rewards=[{"function": "task.py:sevens"}],
+        rollout={"samples_per_prompt": 1},
+        data={"prompts_per_step": 64},
+        trainer={"total_steps": 40},
+        **PPO,
+    )
+    summary = run.train()
+
+    first, last = run.progress.steps[0], run.progress.steps[-1]
+    assert first["reward/mean"] < 0.2
+    assert last["reward/mean"] > 0.8
+    assert first["critic/value_mean"] == 0
+    assert last["critic/value_mean"] == pytest.approx(last["critic/return_mean"], abs=0.2)
+    critic = {"loss", "value_mean", "return_mean", "clip_fraction", "explained_variance", "grad_norm", "lr"}
+    assert last.keys() >= ISSUE_KEYS | {f"critic/{name}" for name in critic}
+    assert {path.name for path in (summary.output_dir / "critic").iterdir()} >= {"config.json", "tokenizer.json"}
+
+
+def test_in_the_critics_warm_up_the_policy_stays(new_run):
+    run = new_run(
+        trainer={"total_steps": 3, "rollout_log_prob_tolerance": 1e-4},
+        **{**PPO, "critic": {**PPO["critic"], "warmup_steps": 2}},
+    )
+    run.train()
+    *warm_up, trained = run.progress.steps
+    for metrics in warm_up:
+        assert metrics["critic/grad_norm"] > 0
+        assert "grad_norm" not in metrics
+    assert trained["grad_norm"] > 0
+    assert trained["critic/value_mean"] != 0
+
+
 def test_a_failing_reward_loses_nothing_that_was_computed(new_run):
     code = """
 calls = []
@@ -175,6 +213,7 @@ def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):
         ({"data": {"options": {"count": 4, "digits": 40}}}, DataError, "longer than the model's context"),
         ({"data": {"options": {"count": 4, "digits": 29}}}, DataError, "too little room"),
         ({"algorithm": {"advantage": "grop"}}, ConfigError, "did you mean 'grpo'"),
+        ({"algorithm": {"advantage": "gaee"}}, ConfigError, "did you mean 'gae'"),
         ({"rollout": {"samples_per_prompt": 1}}, ConfigError, "at least two"),
         ({"rewards": [{"function": "exact_mach"}]}, ConfigError, "did you mean 'exact_match'"),
         ({"model": {"path": "nowhere", "config": None}}, ConfigError, "there is no directory"),

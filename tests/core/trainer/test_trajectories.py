@@ -69,6 +69,22 @@ def test_advantages_reach_response_tokens_only(tokenizer):
     assert batch.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0.5] + [0] * 10
 
 
+@pytest.mark.parametrize("normalize_std", [False, True])
+def test_with_values_each_token_is_compared_with_what_was_expected(tokenizer, normalize_std):
+    batch = assemble(make_samples(PROMPTS, RESPONSES, 2, tokenizer), temperature=1.0)
+    batch = replace(batch, values=torch.full((16,), 0.25))
+    algorithm = AlgorithmSection(advantage="gae", normalize_std=normalize_std)
+    batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
+    torch.testing.assert_close(batch.returns, torch.tensor([0, 0, 0, 1, 1, 1] + [0] * 5 + [0.2, 0, 0, 0.2, 0.2]))
+    advantages = batch.advantages[batch.response_mask]
+    if normalize_std:
+        assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
+        assert advantages.var().item() == pytest.approx(1, rel=1e-5)
+        assert not batch.advantages[~batch.response_mask].any()
+    else:
+        torch.testing.assert_close(batch.advantages + 0.25 * batch.response_mask, batch.returns)
+
+
 def test_log_probs_that_do_not_fit_are_an_error(tokenizer):
     wrong = [[Response((1, 2), (-0.1,), finished=True)], [Response((), (), finished=True)]]
     with pytest.raises(EngineError, match=r"(?s)prompt a.*2 tokens, 1 log-probs"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from anytron.algorithms.losses import PolicyLoss
+from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
@@ -30,6 +30,14 @@ class Rank:
             for batch in micro_batches
         ]
         return scores if self.place.reports else None
+
+    def values(self, micro_batches):
+        self.seen = [batch.tokens.tolist() for batch in micro_batches]
+        return [0.5 * batch.tokens for batch in micro_batches] if self.place.reports else None
+
+    def update_critic(self, micro_batches, loss):
+        weight = sum(batch.loss_weights.sum().item() for batch in micro_batches)
+        return {"critic/weight": weight, "grad_norm": 4.0, "lr": 0.25} if self.place.reports else None
 
     def update(self, micro_batches, loss):
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
@@ -81,6 +89,17 @@ def plan(max_tokens=9, **changes):
 def test_every_token_gets_its_own_score(workers, batch, max_tokens):
     scores = workers.score(batch, plan(max_tokens), "policy")
     assert torch.equal(scores, -batch.tokens.float())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9, 1000])
+def test_every_token_gets_its_own_value(workers, batch, max_tokens):
+    assert torch.equal(workers.with_values(batch, plan(max_tokens)).values, 0.5 * batch.tokens)
+
+
+def test_the_critics_metrics_are_told_from_the_policys(workers, batch):
+    (mini_batch,) = plan().mini_batches(batch, seed=0)
+    metrics = workers.update_critic(mini_batch, plan(), ValueLoss())
+    assert metrics == {"critic/weight": pytest.approx(1.0), "critic/grad_norm": 4.0, "critic/lr": 0.25}
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])

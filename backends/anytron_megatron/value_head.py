@@ -1,0 +1,61 @@
+"""In the place of the output layer: one number per state, what a critic expects of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ValueHead(nn.Module):
+    """Stand in for the forward of a model's output layer, with a linear layer of one output and no bias.
+
+    Its weight is float32 whatever the model's dtype, and the same on all tensor-parallel ranks. It begins as
+    zero: the first advantages are then the plain outcomes, not the noise of a random layer, and no parallel
+    layout draws other numbers. The trunk learns from the second update on.
+
+    The model's own output layer keeps its place and, where it is not tied to the embedding, its weight, frozen:
+    no gradient buffer and no optimizer state, and the model can be written as it was read.
+
+    Args:
+        model: A chunk of the last pipeline stage, with its weights, not wrapped for training. Becomes the
+            owner of the head, as ``model.value_head``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        layer, config = model.output_layer, model.config
+        self._sequence_parallel = layer.sequence_parallel
+        device = next(model.parameters()).device
+        self.weight = nn.Parameter(torch.zeros(1, config.hidden_size, dtype=torch.float32, device=device))
+        # With sequence parallelism each rank evaluates the positions it has, and its gradient is of these only:
+        # Megatron adds the gradients of parameters with this mark over tensor-parallel ranks
+        # (megatron/core/distributed/finalize_model_grads.py).
+        self.weight.sequence_parallel = self._sequence_parallel
+        if not model.share_embeddings_and_output_weights:
+            layer.requires_grad_(False)
+        layer.forward = self.forward
+        model.value_head = self
+
+    def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
+        """Answer in the shape of an output layer.
+
+        Args:
+            hidden: Behind the final norm, ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
+            weight: The tied embedding's weight, not used.
+            unused: Further arguments of the output layer, which concern logits.
+
+        Returns:
+            float32 ``[S, B, 1]``, and the bias that output layers do not have.
+        """
+        del weight, unused
+        values = nn.functional.linear(hidden.float(), self.weight)
+        if self._sequence_parallel:
+            # Every rank computes the same loss of all values: none has a part of their gradient to add.
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
+        return values, None

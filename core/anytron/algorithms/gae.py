@@ -1,0 +1,94 @@
+"""Estimate each token's advantage with a critic: generalized advantage estimation, as PPO uses it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+GAE = "gae"
+"""Its name in ``algorithm.advantage``."""
+
+VARIANCE_EPSILON = 1e-8
+"""Added to the variance that advantages are divided by the root of; verl's value (``masked_whiten``)."""
+
+
+def gae(
+    rewards: Tensor, values: Tensor, lengths: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Weigh temporal differences of values against the outcome (arXiv:1506.02438, equation 16).
+
+    A state is what stands before a response token, drawing the token leaves it, and the reward follows the
+    response's last token::
+
+        delta_t = r_t + gamma * V_{t+1} - V_t
+        A_t = delta_t + gamma * gae_lambda * A_{t+1}
+
+    Nothing follows the last token, whether an end token or the length limit ended the response: its
+    ``V_{t+1}`` is 0. Tokens inside of a response that were not generated are no states; they are passed over.
+
+    Args:
+        rewards: float ``[B]``, of whole responses; that of an empty response is lost.
+        values: float ``[T]``, entry t of the state before token t.
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included.
+        response_mask: bool ``[T]``, True = the token was generated.
+        gamma: Discount of what comes a token later.
+        gae_lambda: 0 trusts the values (one step ahead), 1 the outcome (all steps).
+
+    Returns:
+        ``[T]``, dtype of ``values``, 0 outside of responses. With the values added, these are the returns
+        that the values should have been.
+    """
+    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)[response_mask]
+    counts = torch.bincount(sequence, minlength=lengths.numel())
+    padded = pad_sequence(list(torch.split(values[response_mask], counts.tolist())), batch_first=True)
+    differences = gamma * torch.nn.functional.pad(padded, (0, 1))[:, 1:] - padded
+    answered = counts > 0
+    differences[answered, counts[answered] - 1] += rewards[answered].to(values.dtype)
+    # Behind a response's end all differences are 0, and so is what is carried to it from there.
+    columns = []
+    carried = torch.zeros_like(rewards, dtype=values.dtype)
+    for difference in reversed(differences.unbind(1)):
+        carried = difference + gamma * gae_lambda * carried
+        columns.append(carried)
+    advantages = torch.zeros_like(values)
+    if columns:
+        real = torch.arange(padded.shape[1]) < counts[:, None]
+        advantages[response_mask] = torch.stack(columns[::-1], dim=1)[real]
+    return advantages
+
+
+def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """Give the advantages of response tokens mean 0 and (unbiased) variance 1; equal ones become 0.
+
+    Args:
+        advantages: float ``[T]``.
+        response_mask: bool ``[T]``, True = the token was generated.
+
+    Returns:
+        ``[T]``, 0 outside of responses.
+    """
+    chosen = advantages[response_mask]
+    centred = chosen - chosen.mean()
+    variance = centred.square().sum() / max(chosen.numel() - 1, 1)
+    whitened = torch.zeros_like(advantages)
+    whitened[response_mask] = centred * torch.rsqrt(variance + VARIANCE_EPSILON)
+    return whitened
+
+
+def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
+    """Say how much of the returns the values knew: ``1 - Var(returns - values) / Var(returns)``.
+
+    Args:
+        values: float ``[T]``.
+        returns: float ``[T]``.
+        response_mask: bool ``[T]``, the tokens that count.
+
+    Returns:
+        1 for a perfect critic, 0 for a constant one, negative for one that is worse; 0 where returns do not vary.
+    """
+    returns, values = returns[response_mask].double(), values[response_mask].double()
+    variance = returns.var(unbiased=False)
+    if not variance > 0.0:
+        return 0.0
+    return (1.0 - (returns - values).var(unbiased=False) / variance).item()
