@@ -48,14 +48,14 @@ def step_metrics(
         "step": step,
         "reward/mean": total.mean().item(),
         "reward/std": total.std(unbiased=False).item(),
-        "reward/group_std_zero_fraction": (groups.amax(1) == groups.amin(1)).float().mean().item(),
     }
+    if group_size > 1:
+        metrics["reward/group_std_zero_fraction"] = (groups.amax(1) == groups.amin(1)).float().mean().item()
     if len(rewards.parts) > 1:
         metrics |= {f"reward/{name}/mean": part.mean().item() for name, part in rewards.parts.items()}
     metrics |= {name: sum(outcome[name] for outcome in outcomes) / len(outcomes) for name in outcomes[0]}
     if batch.values is not None and batch.returns is not None:
-        explained = explained_variance(batch.values, batch.returns, batch.response_mask)
-        metrics["critic/explained_variance"] = explained
+        metrics["critic/explained_variance"] = explained_variance(batch.values, batch.returns, batch.response_mask)
     metrics |= {
         "response/length_mean": lengths.mean().item(),
         "response/length_max": lengths.max().item(),

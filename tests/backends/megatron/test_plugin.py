@@ -88,6 +88,51 @@ def test_the_distributed_optimizer_is_for_adam_only():
     assert keys(config(optimizer={"name": "sgd"}, engine={"distributed_optimizer": False})) == []
 
 
+PPO = {"algorithm": {"advantage": "gae"}}
+
+
+def test_a_critic_of_the_policys_model_is_not_remarked_on():
+    assert keys(config(critic={}, **PPO)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "critic", "key", "says"),
+    [
+        ({}, {"num_experts": 4}, "critic.path", "mixture of experts cannot be a critic"),
+        ({"vision_config": {"depth": 1}}, None, "critic", "critics of vision-language models"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "knows 80 tokens, and the policy 90"),
+        ({}, {"max_position_embeddings": 32}, "critic.path", "knows 32 positions, and the policy 64"),
+        ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: mcore-bridge does not know"),
+        (
+            {},
+            {"num_hidden_layers": 5},
+            "parallel.pipeline_model_parallel_size",
+            "the critic's model: 5 layers cannot be split over 2",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_a_critic_is_refused_by_name(model, critic, key, says, tmp_path):
+    section = {}
+    if critic is not None:
+        (tmp_path / "config.json").write_text(json.dumps({**MODEL, **critic}))
+        section = {"path": str(tmp_path)}
+    run = config({**MODEL, **model}, critic=section, parallel={"pipeline_model_parallel_size": 2}, **PPO)
+    found = [(d.key, d.message) for d in MegatronBackend().configure(run)]
+    assert [where for where, _ in found] == [key]
+    assert all(says in message for _, message in found)
+
+
+def test_a_critic_beside_adapters_is_refused():
+    run = config(critic={}, **PPO)
+    run = run.model_copy(update={"model": ModelSection(config=MODEL, tokenizer="t", lora={})})
+    assert keys(run) == [("error", "critic")]
+
+
+def test_a_critics_optimizer_is_held_against_the_distributed_one_as_well():
+    run = config(critic={"optimizer": {"name": "sgd"}}, **PPO)
+    assert keys(run) == [("error", "engine.distributed_optimizer")]
+
+
 def test_weights_that_the_bridge_cannot_read_are_found_at_once(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     run = config().model_copy(update={"model": ModelSection(path=str(tmp_path))})

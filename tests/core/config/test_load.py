@@ -142,6 +142,17 @@ def test_all_mistakes_come_at_once(good):
     assert "give exactly one of model.path and model.config" in text
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("algorithm.advantage=gae", "needs a critic"), ("critic={}", "a critic is for algorithm.advantage=gae")],
+)
+def test_a_critic_stands_where_it_is_used(good, override, says):
+    with pytest.raises(ConfigError, match=says):
+        load_config(good, [override])
+    config = load_config(good, ["algorithm.advantage=gae", "critic={warmup_steps: 3}"])
+    assert config.policy_steps == config.trainer.total_steps - 3
+
+
 def test_missing_sections_are_named(write):
     assert "data" in str(refusal(write("model: {path: x}\nrewards: [{function: f}]\n")))
 

@@ -24,10 +24,11 @@ SPLITS = {
     "cp2": {"parallel": {"context_parallel_size": 2}},
     "dp2": {"parallel": {"data_parallel_size": 2}},
 }
+SGD = {"name": "sgd", "lr": 0.01, "clip_grad": 0.0}
 PPO = {"algorithm": {"advantage": "gae"}}
 
 
-def with_head(model, directory, scale=0.3):
+def with_head(model, directory, scale=0.1):
     """A copy of a model's directory, with a value head beside the trunk."""
     shutil.copytree(model, directory)
     hidden = json.loads((directory / "config.json").read_text())["hidden_size"]
@@ -71,7 +72,7 @@ def learn(ranks, recorded, tiny_model, start_model, tmp_path_factory):
     """Ask a critic for values of recorded trajectories, and do three updates with plain SGD."""
 
     def run(critic=start_model, **sections):
-        section = {"path": str(critic), "optimizer": {"name": "sgd", "lr": 0.05}}
+        section = {"path": str(critic), "optimizer": SGD}
         workers, config = ranks.engine(tiny_model, critic=section, **PPO, **sections)
         updates = UpdatePlan.from_config(config)
         batch = workers.with_values(recorded, updates)
@@ -141,7 +142,7 @@ def test_updates_are_those_of_autograd(one_rank, recorded, start_model):
     parameters = [*model.parameters(), head]
     returns = one_rank.values + torch.randn(recorded.num_tokens, generator=torch.Generator().manual_seed(3))
     batch = dataclasses.replace(recorded, values=one_rank.values, returns=returns)
-    optimizer, norms, losses = torch.optim.SGD(parameters, lr=0.05), [], []
+    optimizer, norms, losses = torch.optim.SGD(parameters, lr=SGD["lr"]), [], []
     for _ in range(3):
         behind = [
             model(tokens[None]).last_hidden_state[0] @ head[0] for tokens in batch.tokens.split(batch.lengths.tolist())
@@ -150,7 +151,7 @@ def test_updates_are_those_of_autograd(one_rank, recorded, start_model):
         optimizer.zero_grad()
         loss = ValueLoss()(values, batch).loss
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, 1.0).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, torch.inf).item())
         losses.append(loss.item())
         optimizer.step()
 
@@ -174,7 +175,7 @@ def test_a_split_agrees_with_one_rank(split, one_rank, learn):
     found = differences(one_rank, learn(**SPLITS[split]))
     assert found["values"] <= 1e-5, found
     assert found["grad_norm"] <= 1e-5, found
-    assert found["weights"] <= 1e-5, found
+    assert found["weights"] <= 1e-6, found
 
 
 def test_an_embedding_tied_to_the_output_layer_is_one_weight_on_two_stages(tied_model, learn):
@@ -192,14 +193,14 @@ def test_a_gradient_that_is_summed_twice_is_noticed(one_rank, learn, write_exten
     )
     found = differences(one_rank, learn(**SPLITS["tp2-sp"]))
     assert found["grad_norm"] > 1e-1, found
-    assert found["weights"] > 1e-4, found
+    assert found["weights"] > 1e-3, found
 
 
 def test_a_head_begins_as_zero_and_the_policy_knows_nothing_of_it(ranks, recorded, tiny_model):
     plain, config = ranks.engine(tiny_model)
     updates = UpdatePlan.from_config(config)
     log_probs = plain.score(recorded, updates, "policy")
-    section = {"optimizer": {"name": "sgd", "lr": 0.05}}
+    section = {"optimizer": SGD}
     workers, _ = ranks.engine(tiny_model, critic=section, **PPO)
     batch = workers.with_values(recorded, updates)
     assert not batch.values.any()
