@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.losses import ValueLoss
     from anytron.config.schema import RunConfig
     from anytron.trainer.batch import RaggedBatch
+    from anytron_megatron.experts import Experts
     from anytron_megatron.microbatch import BatchPreparer
 
 HEAD_FILE, HEAD_TENSOR = "value_head.safetensors", "value_head.weight"
@@ -37,6 +38,7 @@ class Critic:
         preparer: Makes model inputs of a micro-batch.
         config: The run, with its ``critic``.
         save_trunk: Writes chunks as a Hugging Face model directory, without tokenizer. A collective.
+        experts: What a mixture of experts adds to its updates; None for a dense model.
 
     Raises:
         EngineError: The value head in ``critic.path`` belongs to another model.
@@ -48,10 +50,12 @@ class Critic:
         preparer: BatchPreparer,
         config: RunConfig,
         save_trunk: Callable[[list[nn.Module], Path], None],
+        experts: Experts | None = None,
     ) -> None:
         assert config.critic is not None
         self._modules = list(modules)
         self._save_trunk = save_trunk
+        self._experts = experts
         self._head = next((ValueHead(module) for module in modules if module.post_process), None)
         if self._head is not None and config.critic.path is not None:
             _load(self._head, Path(config.critic.path) / HEAD_FILE)
@@ -75,7 +79,10 @@ class Critic:
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
         """Do one optimizer update (:meth:`anytron.trainer.roles.TrainingEngine.update_critic`)."""
-        return self._trained.update(micro_batches, loss, read=self._preparer.state_values)
+        around = None if self._experts is None else self._experts.in_update
+        metrics = self._trained.update(micro_batches, loss, around=around, read=self._preparer.state_values)
+        balance = {} if self._experts is None else self._experts.metrics()
+        return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
 
     def save(self, directory: Path) -> None:
         """Write trunk and head (:meth:`anytron.trainer.roles.TrainingEngine.save_critic`)."""
@@ -84,9 +91,10 @@ class Critic:
         if self._head is not None and topology.reports and topology.data_rank == 0:
             save_file({HEAD_TENSOR: self._head.weight.detach().cpu()}, directory / HEAD_FILE)
 
-    def wrapped(self) -> list[nn.Module]:
-        """The chunks in their data-parallel wrappers."""
-        return [chunk.module for chunk in self._trained.chunks]
+    @property
+    def chunks(self) -> list[ModelChunk]:
+        """The model on this rank, each module in its data-parallel wrapper."""
+        return self._trained.chunks
 
 
 def _load(head: ValueHead, file: Path) -> None:

@@ -28,12 +28,15 @@ def critic_diagnostics(config: RunConfig, policy: Mapping[str, Any], critic: Map
     if policy.get("vision_config") or critic.get("vision_config"):
         why = "critics of vision-language models cannot be trained: the value head is for language models"
         yield Diagnostic("error", "critic", why, "set algorithm.advantage=grpo")
-    text = critic.get("text_config", critic)
-    if any((text.get(name) or 0) > 1 for name in EXPERTS):
-        why = "a mixture of experts cannot be a critic: its load-balancing losses are weighed in the policy only"
-        yield Diagnostic("error", "critic.path", why, "give a dense model with the policy's tokenizer")
+    ours_of, theirs_of = policy.get("text_config", policy).get, critic.get("text_config", critic).get
+    layers, others = ours_of("num_hidden_layers"), theirs_of("num_hidden_layers")
+    if layers != others and any((theirs_of(name) or 0) > 1 for name in EXPERTS):
+        # megatron/core/transformer/moe/moe_utils.py, save_to_aux_losses_tracker: one for all models of a process
+        why = f"a mixture of experts with {others} layers cannot be the critic of a model with {layers}: Megatron "
+        why += "notes auxiliary losses by layer, as of one model"
+        yield Diagnostic("error", "critic.path", why, "give a model with as many layers, or a dense one")
     for key, what in (("vocab_size", "tokens"), ("max_position_embeddings", "positions")):
-        ours, theirs = policy.get("text_config", policy).get(key), text.get(key)
+        ours, theirs = ours_of(key), theirs_of(key)
         if ours and theirs and theirs < ours:
             why = f"the critic knows {theirs} {what}, and the policy {ours}"
             yield Diagnostic("error", "critic.path", why, "give a model with the policy's tokenizer and context")

@@ -100,7 +100,9 @@ class MegatronEngine:
             path = config.critic.path
             bridge = self._bridge_to(model_directory(config) if path is None else Path(path))
             modules = bridge.build(device=self._runtime.current_device())
-            self._critic = Critic(modules, self._preparer_for(bridge), config, bridge.save)
+            sequence_format = config.engine.sequence_format
+            experts = Experts(modules, bridge.config, sequence_format=sequence_format, router_replay=False)
+            self._critic = Critic(modules, self._preparer_for(bridge), config, bridge.save, experts)
         self._apply_patches(Phase.AFTER_BUILD)
 
     def topology(self) -> Topology:
@@ -199,8 +201,8 @@ class MegatronEngine:
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
         self._bridge.close()
-        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or [])])
-        dismantle([] if self._critic is None else self._critic.wrapped())
+        critic = [] if self._critic is None else self._critic.chunks
+        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
         self._runtime.empty_cache()
 

@@ -304,8 +304,8 @@ class TrainerSection(Section):
     log_samples: int = Field(4, ge=0)
     """Samples written to ``samples.jsonl`` at each step."""
     save_hf: bool = True
-    """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``, and the critic as
-    ``critic/``."""
+    """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
+    there is one, as ``critic/``."""
     rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
     """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
 

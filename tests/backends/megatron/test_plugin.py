@@ -98,7 +98,7 @@ def test_a_critic_of_the_policys_model_is_not_remarked_on():
 @pytest.mark.parametrize(
     ("model", "critic", "key", "says"),
     [
-        ({}, {"num_experts": 4}, "critic.path", "mixture of experts cannot be a critic"),
+        ({}, {"num_experts": 4, "num_hidden_layers": 2}, "critic.path", "mixture of experts with 2 layers cannot be"),
         ({"vision_config": {"depth": 1}}, None, "critic", "critics of vision-language models"),
         ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "knows 80 tokens, and the policy 90"),
         ({}, {"max_position_embeddings": 32}, "critic.path", "knows 32 positions, and the policy 64"),

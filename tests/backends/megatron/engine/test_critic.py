@@ -185,6 +185,38 @@ def test_an_embedding_tied_to_the_output_layer_is_one_weight_on_two_stages(tied_
     assert max(found.values()) <= 1e-5, found
 
 
+@pytest.fixture(scope="module")
+def balance(ranks, recorded, tiny_family):
+    """Three updates of a critic that is a mixture of experts, each sequence a micro-batch of its own."""
+
+    def run(**sections):
+        options = {"moe_aux_loss_coeff": 0.05, "moe_z_loss_coeff": 0.01}
+        engine = {"max_tokens_per_micro_batch": 1, "options": options}
+        section = {"optimizer": SGD}
+        workers, config = ranks.engine(tiny_family("qwen3_moe"), critic=section, engine=engine, **PPO, **sections)
+        updates = UpdatePlan.from_config(config)
+        batch = workers.with_values(recorded, updates)
+        batch = dataclasses.replace(batch, returns=batch.advantages)
+        return [workers.update_critic(batch, updates, ValueLoss()) for _ in range(3)]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"data_parallel_size": 2, "expert_model_parallel_size": 2},
+        {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2},
+    ],
+    ids=["dp2-ep2", "tp2-sp-ep2"],
+)
+def test_a_critic_of_experts_is_balanced_and_agrees_with_one_rank(parallel, balance):
+    one, other = balance(), balance(parallel=parallel)
+    assert all(step["critic/moe/load_balancing_loss"] > 0.5 for step in one)
+    for a, b in zip(one, other, strict=True):
+        assert a == pytest.approx(b, rel=2e-5, abs=1e-6)
+
+
 def test_a_gradient_that_is_summed_twice_is_noticed(one_rank, learn, write_extension):
     """Values are gathered from sequence parallelism as if every rank had a part of their gradient."""
     write_extension(
