@@ -20,6 +20,7 @@ OWNER = "megatron"
 def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     """Return the patches of a training rank for one phase."""
     candidates: list[Patch] = [import_noise(), triton_stand_in(), bridge_import(), rope_table(), deepstack()]
+    candidates.append(one_rank_groups())
     if context.platform.redirects_torch_cuda:
         candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
     if context.platform.portable_modules:
@@ -210,6 +211,30 @@ def deepstack() -> Patch:
         ),
         upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
         remove_when="mcore-bridge passes the tests of these three without it",
+        replacement=replace,
+    )
+
+
+def one_rank_groups() -> Patch:
+    """Let the process groups of a single rank be one group."""
+
+    def replace(original: Callable[..., object]) -> Callable[..., object]:
+        from anytron_megatron.patches.one_rank_groups import sharing_groups_of_one
+
+        return sharing_groups_of_one(original)
+
+    return Patch(
+        id="megatron.one-rank-groups",
+        owner=OWNER,
+        target="megatron.core.parallel_state:create_group",
+        phase=Phase.BEFORE_PARALLEL_INIT,
+        package="megatron-core",
+        reason=(
+            "each of some twenty groups of a single rank costs three threads over gloo, one of which wakes up a "
+            "hundred times a second, although it never communicates"
+        ),
+        upstream="megatron/core/parallel_state.py, create_group: the same arguments from 0.12.3 to 0.16.1",
+        remove_when="Megatron makes no process groups of one rank, or torch no threads for them",
         replacement=replace,
     )
 

@@ -1,0 +1,53 @@
+"""One process group for all of Megatron's groups of the same single rank.
+
+Megatron splits the ranks some twenty times, by tensor, pipeline, context, data and expert parallelism and
+their products. Where a size is 1 each part is a single rank, and still gets a process group of its own for
+each split: over gloo that is three threads, one of which wakes up a hundred times a second, in every process.
+A group of one rank never communicates, so that one serves them all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+
+def sharing_groups_of_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``create_group``: asked again for the same single rank and timeout, it returns the first group.
+
+    Making a group is a collective of all ranks, members or not, and numbers it. All ranks ask for the same
+    groups in the same order; whether a group is shared depends on the request alone, never on what a rank is
+    a member of, so that all make, or none makes, a new one.
+
+    Groups with options of their own (a communicator's size) or with a backend of their own stay apart: the
+    former differ in what they do, and ``destroy_model_parallel`` destroys the latter one by one, which ranks
+    that are not members could not see. The others live as long as the default group, and so do shared ones.
+    """
+    shared: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, timedelta | None], Any]] = WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def create(
+        ranks: list[int] | None = None,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: str | None = None,
+    ) -> Any:
+        make = functools.partial(original, ranks, timeout, backend, pg_options, use_local_synchronization)
+        if ranks is None or len(ranks) != 1 or backend or pg_options is not None or use_local_synchronization:
+            return make(group_desc)
+        groups = shared.setdefault(dist.group.WORLD, {})
+        key = (ranks[0], timeout)
+        if key not in groups:
+            groups[key] = make("ONE_RANK")
+        return groups[key]
+
+    return create
