@@ -56,7 +56,7 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
         context_parallel_size=sizes.context,
         expert_model_parallel_size=sizes.expert,
         expert_tensor_parallel_size=sizes.expert_tensor,
-        create_gloo_process_groups=False,  # as in build_optimizer
+        create_gloo_process_groups=False,  # only optimizer checkpoints on the host would use them
     )
     # The offset per stage is Megatron's own (megatron/training/initialize.py, _set_random_seed).
     stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()

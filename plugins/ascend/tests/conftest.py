@@ -29,15 +29,19 @@ settings.load_profile("anytron")
 
 PROGRAMS = Path(__file__).parent / "programs"
 
+ENVIRONMENT = "tox -e ascend makes an environment for these tests"
+
 MINDSPEED = "ANYTRON_MINDSPEED"
 SKIPPED = {"mindspeed": 0 if os.environ.get(MINDSPEED) else 6, "npu": 0}
 """How many tests of the whole suite skip on a machine without NPU, by the marker that says what they need."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from anytron_ascend_simulator import SimulatorError, activate
-    from anytron_ascend_simulator.build import build
-
+    try:
+        from anytron_ascend_simulator import SimulatorError, activate
+        from anytron_ascend_simulator.build import build
+    except ModuleNotFoundError as error:
+        raise pytest.UsageError(f"{error} ({ENVIRONMENT})") from error
     config.pluginmanager.register(Skips(SKIPPED, counted=True, where="plugins/ascend/tests/conftest.py"), "skips")
     # torch_npu says so whenever it makes a tensor of its own accord.
     config.addinivalue_line("filterwarnings", "ignore:Cannot create tensor with internal format")
@@ -45,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         build()
         activate()
     except SimulatorError as error:
-        raise pytest.UsageError(f"{error} (tox -e ascend makes an environment for these tests)") from error
+        raise pytest.UsageError(f"{error} ({ENVIRONMENT})") from error
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
