@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 from anytron_ascend_simulator import aclnn
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anytron.errors import PlatformError
@@ -85,6 +85,7 @@ def test_packed_sequences(sequences, value_size, causal, window):
 
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4), st.booleans())
+@example(sequences=[(0, 1), (1, 0)], causal=True)  # no query has a key
 def test_queries_and_keys_of_different_numbers(sequences, causal):
     # Context parallelism asks for this: a chunk of queries, and all keys before its end.
     queries, keys = (list(side) for side in zip(*sequences, strict=True))

@@ -187,7 +187,8 @@ def _mask_for_operator(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor
 def _packed(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sight: Sight, scale: float) -> Tensor:
     plan = _plan_for(call, query.shape[0], key.shape[0])
     if not plan.query_ends:
-        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+        # Nobody sees anything. The sums of nothing make the gradients zeros, where there would be none.
+        return query.new_zeros(*query.shape[:-1], value.shape[-1]) + sum(one[:0].sum() for one in (query, key, value))
     heads = query.shape[1]
     if plan.columns is not None:
         key, value = key.index_select(0, plan.columns), value.index_select(0, plan.columns)
