@@ -28,6 +28,7 @@ from anytron_megatron.lora import Adapters, find_targets
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.multi_token_prediction import MultiTokenPrediction
 from anytron_megatron.passes import ModelChunk
+from anytron_megatron.plugin import ENGINE
 from anytron_megatron.scoring import token_scores, whole_logits
 from anytron_megatron.trained_model import TrainedModel
 from anytron_megatron.weights import WeightBridge, text_model
@@ -212,7 +213,7 @@ class MegatronEngine:
         if context.ledger.has_reached(phase):
             context.ledger.revalidate()
             return
-        patch_context = PatchContext(context.platform, context.process.role, context.hooks)
+        patch_context = PatchContext(context.platform, context.process.role, context.hooks, ENGINE)
         context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
 
     def _modules(self) -> list[torch.nn.Module]:

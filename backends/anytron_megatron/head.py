@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -92,7 +93,7 @@ class TokenScoreHead:
         weight = self._layer.weight if weight is None else weight
         if self._whole:
             shard = torch.nn.functional.linear(self._on_every_rank(hidden), weight)
-            return gather_from_tensor_model_parallel_region(shard, group=self._layer.tp_group), None
+            return gather_from_tensor_model_parallel_region(shard), None
         log_probs, entropy = self._evaluate(hidden, self._labels, weight)
         return torch.stack([log_probs, entropy, *self._added], dim=-1), None
 
@@ -116,14 +117,12 @@ class TokenScoreHead:
                 where="TokenScoreHead",
                 why=f"hidden states {tuple(hidden.shape[:2])}, labels {tuple(labels.shape)} (sequence, batch)",
             )
-        log_probs, entropy = self._kernel(
-            hidden.flatten(0, 1), weight, labels.reshape(-1), self._temperature, self._layer.tp_group
-        )
+        group = parallel_state.get_tensor_model_parallel_group()
+        log_probs, entropy = self._kernel(hidden.flatten(0, 1), weight, labels.reshape(-1), self._temperature, group)
         return log_probs.view(labels.shape), entropy.view(labels.shape)
 
     def _on_every_rank(self, hidden: Tensor) -> Tensor:
         """The hidden states of all positions, ``[S, B, H]``; their gradient is summed over tensor-parallel ranks."""
-        group = self._layer.tp_group
         if self._layer.sequence_parallel:
-            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
-        return copy_to_tensor_model_parallel_region(hidden, group=group)
+            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        return copy_to_tensor_model_parallel_region(hidden)

@@ -31,8 +31,10 @@ class MegatronBackend:
     """Entry point ``megatron`` of the group ``anytron.plugins``."""
 
     @hookimpl
-    def requirements(self) -> Iterable[Requirement]:
+    def requirements(self, engine: str | None) -> Iterable[Requirement]:
         """Name the engine's libraries, with the ranges that its patches and tests were made for."""
+        if engine not in (None, ENGINE):
+            return ()  # an engine that is composed of this one's parts says itself what it needs
         return (
             Requirement("torch", ">=2.6", _INSTALL),
             Requirement("megatron-core", ">=0.16.1,<0.17", _INSTALL),

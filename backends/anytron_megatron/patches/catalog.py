@@ -8,6 +8,7 @@ from anytron.patches import Patch, Phase
 from anytron_megatron.patches.faults import megatron_patches
 from anytron_megatron.patches.gated_delta_net import gated_delta_net_patches
 from anytron_megatron.patches.peft_probes import peft_probes
+from anytron_megatron.plugin import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,9 @@ OWNER = "megatron"
 
 def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     """Return the patches of a training rank for one phase."""
-    candidates: list[Patch] = [import_noise(), triton_stand_in(), bridge_import(), rope_table(), deepstack()]
-    candidates.append(one_rank_groups())
+    candidates: list[Patch] = [import_noise(), triton_stand_in(), one_rank_groups()]
+    if context.engine == ENGINE:  # other engines on Megatron make their models without mcore-bridge
+        candidates += [bridge_import(), rope_table(), deepstack()]
     if context.platform.redirects_torch_cuda:
         candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
     if context.platform.portable_modules:

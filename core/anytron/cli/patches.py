@@ -27,6 +27,9 @@ def list_command(
     everything: Annotated[
         bool, typer.Option("--all", help="Also those of the processes that generate, and of the driver.")
     ] = False,
+    engine: Annotated[
+        str | None, typer.Option(help="Name of the training engine, as in engine.name; default: megatron.")
+    ] = None,
 ) -> None:
     """List the patches of a training process, as the installed versions decide on them.
 
@@ -39,7 +42,7 @@ def list_command(
 
     session = open_session()
     roles: tuple[Role, ...] = get_args(Role) if everything else ("trainer",)
-    rows = planned_patches(session, roles)
+    rows = planned_patches(session, roles, engine)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -47,8 +50,15 @@ def list_command(
         _print_table(rows)
 
 
-def planned_patches(session: Session, roles: tuple[Role, ...] = ("trainer",)) -> list[dict[str, Any]]:
+def planned_patches(
+    session: Session, roles: tuple[Role, ...] = ("trainer",), engine: str | None = None
+) -> list[dict[str, Any]]:
     """Judge the patches that the plugins would give to processes of ``roles``.
+
+    Args:
+        session: The plugins and the active platform.
+        roles: The processes.
+        engine: The training engine; None = the configuration's default.
 
     Returns:
         JSON objects, see :meth:`anytron.patches.Judgement.as_json`; with more than one role, each
@@ -57,12 +67,14 @@ def planned_patches(session: Session, roles: tuple[Role, ...] = ("trainer",)) ->
     Raises:
         PatchError: Two owners patch one target, or an id is used twice: the run would stop there.
     """
+    from anytron.config.schema import EngineSection, RolloutSection
     from anytron.hooks.types import PatchContext
     from anytron.patches import Ledger, Phase, plan
 
+    training, rollout = engine or EngineSection().name, RolloutSection().engine
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for role in roles:
-        context = PatchContext(platform=session.platform, role=role, hooks=session.hooks)
+        context = PatchContext(session.platform, role, session.hooks, training if role == "trainer" else rollout)
         patches = [patch for phase in Phase for patch in session.hooks.patch_model(phase, context)]
         Ledger(patches)  # finds conflicts
         for judgement in plan(patches):

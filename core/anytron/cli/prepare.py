@@ -43,7 +43,8 @@ def prepare_run(path: Path, overrides: Sequence[str]) -> Prepared:
     """
     config = load_config(path, overrides)
     session = open_session(platform=config.platform.name, options=config.platform.options)
-    remarks = [f"optional: {unmet.reason} - {unmet.remedy}" for unmet in check_requirements(session.hooks)]
+    unmet = check_requirements(session.hooks, config.engine.name)
+    remarks = [f"optional: {one.reason} - {one.remedy}" for one in unmet]
     if session.hidden:
         remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
     config, edits, diagnostics = session.hooks.configure(config)

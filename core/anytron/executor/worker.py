@@ -74,7 +74,7 @@ def prepare(bootstrap: Bootstrap) -> EngineBuilder:
     disable_device_autoload()
     session = open_session(platform=bootstrap.platform, options=bootstrap.platform_options)
     ledger = Ledger()
-    context = PatchContext(platform=session.platform, role=bootstrap.role, hooks=session.hooks)
+    context = PatchContext(session.platform, bootstrap.role, session.hooks, bootstrap.engine_name)
     ledger.apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT, context))
 
     import torch

@@ -105,12 +105,16 @@ class Hooks:
 
     # ---- before the run -------------------------------------------------------------------------
 
-    def requirements(self) -> list[tuple[str, Requirement]]:
-        """What each plugin needs: (plugin, requirement) pairs."""
+    def requirements(self, engine: str | None = None) -> list[tuple[str, Requirement]]:
+        """What each plugin needs: (plugin, requirement) pairs.
+
+        Args:
+            engine: The training engine of the run; None = no run in particular.
+        """
         return [
             (plugin, requirement)
             for plugin, call in self._answers["requirements"]
-            for requirement in _instances("requirements", plugin, call(), Requirement)
+            for requirement in _instances("requirements", plugin, call(engine), Requirement)
         ]
 
     def configure(

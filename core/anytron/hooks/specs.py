@@ -42,11 +42,13 @@ if TYPE_CHECKING:
 
 
 @hookspec
-def requirements() -> Iterable[Requirement] | None:
+def requirements(engine: str | None) -> Iterable[Requirement] | None:
     """Name the packages that the plugin needs.
 
     Called: all plugins, once per process, before anything heavy is imported, and by
     ``anytron plugins list`` and ``anytron doctor``.
+
+    Arguments: ``engine``, the training engine of the run (``engine.name``); None = no run in particular.
 
     Returns: requirements; a missing or unfitting one that is not optional stops the run.
     """

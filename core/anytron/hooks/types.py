@@ -76,11 +76,13 @@ class PatchContext:
         platform: The active platform.
         role: The process in which the patches will be applied.
         hooks: The facade over all plugins, for patches whose replacements ask hooks (kernels).
+        engine: Name of the engine of that process, as in ``engine.name`` and ``rollout.engine``.
     """
 
     platform: Platform
     role: Role
     hooks: Hooks
+    engine: str
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,12 @@ def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding
     return [finding for finding in examine_requirements(needs) if not finding.fits]
 
 
-def check_requirements(hooks: Hooks) -> list[Finding]:
+def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]:
     """Stop before anything heavy is imported if a package is missing or unfitting.
+
+    Args:
+        hooks: The facade over all plugins.
+        engine: The training engine of the run; None = no run in particular.
 
     Returns:
         Optional requirements that are not fulfilled, to be reported.
@@ -116,7 +120,7 @@ def check_requirements(hooks: Hooks) -> list[Finding]:
     Raises:
         PluginError: With every unfulfilled requirement that is not optional.
     """
-    unmet = unmet_requirements(hooks.requirements())
+    unmet = unmet_requirements(hooks.requirements(engine))
     needed = [one for one in unmet if not one.requirement.optional]
     if needed:
         raise PluginError(

@@ -22,7 +22,7 @@ from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 platform = CpuPlatform()
-context, ledger = PatchContext(platform, "trainer", Hooks.of(platform)), Ledger()
+context, ledger = PatchContext(platform, "trainer", Hooks.of(platform), "megatron"), Ledger()
 for phase in list(Phase)[:2]:
     ledger.apply(phase, trainer_patches(phase, context))
 from mcore_bridge import MLAModelConfig, ModelConfig

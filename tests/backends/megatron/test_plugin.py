@@ -40,7 +40,7 @@ def test_importing_the_plugin_is_light():
 
 
 def test_the_installed_libraries_satisfy_the_requirements():
-    for needed in MegatronBackend().requirements():
+    for needed in MegatronBackend().requirements(None):
         assert in_range(installed_version(needed.package), needed.specifier), needed
 
 
@@ -159,7 +159,7 @@ def test_only_training_ranks_are_patched_and_set_up():
 def test_the_platform_decides_on_redirection_and_portable_modules():
     def ids(*, redirects, portable):
         platform = SimpleNamespace(redirects_torch_cuda=redirects, portable_modules=portable)
-        context = SimpleNamespace(role="trainer", platform=platform, hooks=None)
+        context = SimpleNamespace(engine="megatron", role="trainer", platform=platform, hooks=None)
         return {p.id for phase in Phase for p in MegatronBackend().patch_model(phase, context)}
 
     assert "megatron.torch-cuda" in ids(redirects=True, portable=False)

@@ -71,6 +71,12 @@ def test_requirements_come_with_their_plugin():
     ]
 
 
+def test_requirements_may_depend_on_the_training_engine():
+    need = Requirement("torch", ">=2")
+    hooks = hooks_of(acme=answering(requirements=lambda engine: [need] if engine == "fast" else []))
+    assert (hooks.requirements("fast"), hooks.requirements()) == ([("acme", need)], [])
+
+
 def test_requirements_of_another_class_break_the_contract():
     with pytest.raises(HookContractError, match="'acme'"):
         hooks_of(acme=answering(requirements=["torch"])).requirements()
@@ -213,14 +219,14 @@ class _NoDevice(Platform):
 def test_patch_model_collects_the_patches_of_the_phase():
     plugin = answering(patch_model=lambda phase, context: [_patch(phase)])
     hooks = hooks_of(acme=plugin, mute=answering(patch_model=None))
-    context = PatchContext(_NoDevice(), "trainer", hooks)
+    context = PatchContext(_NoDevice(), "trainer", hooks, "megatron")
     assert [patch.phase for patch in hooks.patch_model(Phase.BEFORE_BUILD, context)] == [Phase.BEFORE_BUILD]
 
 
 def test_patch_model_refuses_a_patch_of_another_phase():
     hooks = hooks_of(acme=answering(patch_model=[_patch(Phase.AFTER_BUILD)]))
     with pytest.raises(HookContractError, match=r"(?s)'acme'.*acme.x is for after_build"):
-        hooks.patch_model(Phase.BEFORE_IMPORT, PatchContext(_NoDevice(), "trainer", hooks))
+        hooks.patch_model(Phase.BEFORE_IMPORT, PatchContext(_NoDevice(), "trainer", hooks, "megatron"))
 
 
 # ---- layouts and micro-batches ---------------------------------------------------------------------

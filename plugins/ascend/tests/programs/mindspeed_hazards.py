@@ -18,7 +18,7 @@ sys.argv += ["--context-parallel-size", "4", "--a-typo", "1"]  # of this process
 
 session = open_session(platform="ascend", options={"adaptor": "mindspeed"})
 ledger = Ledger()
-context = PatchContext(session.platform, "trainer", session.hooks)
+context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
 
 
 def run_of(**parallel):

@@ -11,7 +11,7 @@ from anytron_megatron.plugin import MegatronBackend
 
 def test_another_megatron_is_refused_with_the_range(megatron_version):
     backend = MegatronBackend()
-    (needed,) = [one for one in backend.requirements() if one.package == "megatron-core"]
+    (needed,) = [one for one in backend.requirements(None) if one.package == "megatron-core"]
     hooks = Hooks.of(extensions={"megatron": backend})
     if in_range(megatron_version, needed.specifier):
         check_requirements(hooks)

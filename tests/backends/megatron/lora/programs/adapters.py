@@ -24,7 +24,7 @@ FAMILIES = sorted(path.name for path in Path(os.environ["TINY_MODELS"]).iterdir(
 def megatron():
     torch.set_num_threads(1)
     platform = CpuPlatform()
-    context = PatchContext(platform, "trainer", Hooks.of(platform))
+    context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, trainer_patches(phase, context))

@@ -24,7 +24,7 @@ from anytron_megatron.patches import trainer_patches
 rank, world, store, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 torch.set_num_threads(1)
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform))
+context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
 ledger = Ledger()
 PATCH = "megatron.mcore-bridge-deepstack"
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):

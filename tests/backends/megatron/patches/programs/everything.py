@@ -42,7 +42,7 @@ def snapshot():
 
 
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform))
+context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
 ledger = Ledger()
 host = snapshot()
 

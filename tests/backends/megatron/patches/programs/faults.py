@@ -88,7 +88,7 @@ def mtp():
 
 def main():
     torch.set_num_threads(1)
-    context = PatchContext(Host(), "trainer", Hooks.of())
+    context = PatchContext(Host(), "trainer", Hooks.of(), "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, patches(phase, context))

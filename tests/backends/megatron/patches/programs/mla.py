@@ -25,7 +25,7 @@ class Host(CpuPlatform):
     portable_modules = modules == "portable"
 
 
-context = PatchContext(Host(), "trainer", Hooks.of())
+context = PatchContext(Host(), "trainer", Hooks.of(), "megatron")
 ledger = Ledger()
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))

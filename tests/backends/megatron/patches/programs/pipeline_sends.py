@@ -48,7 +48,7 @@ def main():
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     platform = CpuPlatform()
-    context = PatchContext(platform, "trainer", Hooks.of(platform))
+    context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, trainer_patches(phase, context))

@@ -26,7 +26,7 @@ SINKS_AND_WINDOWS = list(itertools.product(("vanilla", "off-by-one", "learnable"
 def prepare():
     """Patches as in a training rank, then the process group."""
     session = open_session(platform="cpu")
-    context = PatchContext(platform=session.platform, role="trainer", hooks=session.hooks)
+    context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))

@@ -14,7 +14,7 @@ from anytron.plugins import open_session
 
 def main(folder, tensor_parallel):
     session = open_session(platform="cpu")
-    context = PatchContext(platform=session.platform, role="trainer", hooks=session.hooks)
+    context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))
