@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.patches import Patch, Phase
-from anytron_megatron.patches.faults import megatron_patches
+from anytron_megatron.patches.faults import machinery_patches, model_patches
 from anytron_megatron.patches.gated_delta_net import gated_delta_net_patches
 from anytron_megatron.patches.peft_probes import peft_probes
 from anytron_megatron.plugin import ENGINE
@@ -19,17 +19,22 @@ OWNER = "megatron"
 
 
 def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
-    """Return the patches of a training rank for one phase."""
+    """Return the patches of a training rank for one phase.
+
+    An engine that only runs its models on Megatron, and has models of its own, is given none of Megatron's and
+    mcore-bridge's models' patches.
+    """
     candidates: list[Patch] = [import_noise(), triton_stand_in(), one_rank_groups()]
-    if context.engine == ENGINE:  # other engines on Megatron make their models without mcore-bridge
+    if context.engine == ENGINE:
         candidates += [bridge_import(), rope_table(), deepstack()]
     if context.platform.redirects_torch_cuda:
         candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
     if context.platform.portable_modules:
         # Last of its phase: its modules may import what the others prepare.
         candidates += [portable_transformer_engine(context), *peft_probes(OWNER)]
-    candidates += gated_delta_net_patches(context, OWNER)
-    candidates += megatron_patches(context, OWNER)
+    if context.engine == ENGINE:
+        candidates += [*gated_delta_net_patches(context, OWNER), *model_patches(context, OWNER)]
+    candidates += machinery_patches(context, OWNER)
     return [patch for patch in candidates if patch.phase is phase]
 
 

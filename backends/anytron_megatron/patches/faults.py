@@ -20,25 +20,34 @@ PACKAGE = "megatron-core"
 MLA = "megatron.core.transformer.multi_latent_attention"
 
 
-def megatron_patches(context: PatchContext, owner: str) -> list[Patch]:
-    """Return the patches of Megatron itself, whatever the platform is."""
+def machinery_patches(context: PatchContext, owner: str) -> list[Patch]:
+    """Return the patches of what runs models: recomputation, schedules, checkpoints."""
+    patches = [
+        recompute_scopes(owner),
+        recompute_scopes_without_output(owner),
+        pipeline_sends(owner),
+        checkpoint_format(owner),
+    ]
+    if _has_transformer_engine(context):
+        patches.append(recompute_scopes_transformer_engine(owner))
+    return patches
+
+
+def model_patches(context: PatchContext, owner: str) -> list[Patch]:
+    """Return the patches of Megatron's models."""
     patches = [
         mla_packed_rotary(owner),
         mla_packed_qkv(owner),
         mla_padded_positions(owner),
         mla_values(owner),
-        recompute_scopes(owner),
-        recompute_scopes_without_output(owner),
         mtp_without_labels(owner),
         router_padding(owner),
-        pipeline_sends(owner),
-        checkpoint_format(owner),
     ]
-    if context.platform.portable_modules or find_spec("transformer_engine"):
-        patches.append(recompute_scopes_transformer_engine(owner))
-    else:
-        patches.append(router_gemm(owner))
-    return patches
+    return patches if _has_transformer_engine(context) else [*patches, router_gemm(owner)]
+
+
+def _has_transformer_engine(context: PatchContext) -> bool:
+    return context.platform.portable_modules or find_spec("transformer_engine") is not None
 
 
 def mla_packed_rotary(owner: str) -> Patch:

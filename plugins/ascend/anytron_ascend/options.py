@@ -21,9 +21,10 @@ class AscendOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    adaptor: Literal["none", "mindspeed", "megatron_adaptor"] = "none"
+    adaptor: Literal["none", "mindspeed", "mindspeed_llm", "megatron_adaptor"] = "none"
     """What adapts Megatron to the NPU: ``none`` = portable modules with torch_npu's kernels, ``mindspeed`` =
-    MindSpeed's patches and kernels, ``megatron_adaptor`` = not available yet."""
+    MindSpeed's patches and kernels, ``mindspeed_llm`` = what the engine of that name needs, ``megatron_adaptor`` =
+    not available yet."""
     mindspeed: MindSpeedOptions = MindSpeedOptions()
     """Options of the adaptor ``mindspeed``; without effect on the others."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)

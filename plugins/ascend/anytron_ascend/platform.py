@@ -15,8 +15,10 @@ from anytron.hooks.types import Diagnostic, Requirement
 from anytron.platform import Availability, Probe
 from anytron_ascend import cann
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
+from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
 from anytron_ascend.adaptors.portable import PortableAdaptor
 from anytron_ascend.environment import EXPANDABLE_SEGMENTS_SINCE, visible_devices_mistake, worker_environment
+from anytron_ascend.mindspeed_llm.installation import ENGINE as MINDSPEED_LLM
 from anytron_ascend.options import AscendOptions
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ class AscendPlatform(Platform):
     def configure(self, config: RunConfig) -> list[Diagnostic]:
         """Hold the options against torch_npu, and ask the adaptor."""
         self._deterministic = config.engine.deterministic
-        return [*_option_diagnostics(self._options), *self._adaptor.configure(config)]
+        return [*_option_diagnostics(self._options, config.engine.name), *self._adaptor.configure(config)]
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
@@ -167,6 +169,8 @@ def make_adaptor(options: AscendOptions) -> Adaptor:
         return PortableAdaptor()
     if options.adaptor == "mindspeed":
         return MindSpeedAdaptor(options.mindspeed)
+    if options.adaptor == "mindspeed_llm":
+        return MindSpeedLlmAdaptor()
     raise ConfigError(
         f"The adaptor {options.adaptor} cannot be had.",
         where="platform.options.adaptor",
@@ -175,7 +179,14 @@ def make_adaptor(options: AscendOptions) -> Adaptor:
     )
 
 
-def _option_diagnostics(options: AscendOptions) -> Iterable[Diagnostic]:
+def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnostic]:
+    if engine == MINDSPEED_LLM and options.adaptor != MINDSPEED_LLM:
+        yield Diagnostic(
+            "error",
+            "platform.options.adaptor",
+            f"the engine {MINDSPEED_LLM} needs the adaptor of the same name, and it is {options.adaptor}",
+            f"platform.options.adaptor={MINDSPEED_LLM}",
+        )
     found = Version(_installed("torch-npu") or "0")
     if options.expandable_segments and found < Version(EXPANDABLE_SEGMENTS_SINCE):
         yield Diagnostic(

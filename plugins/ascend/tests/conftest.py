@@ -31,8 +31,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 ENVIRONMENT = "tox -e ascend makes an environment for these tests"
 
-MINDSPEED = "ANYTRON_MINDSPEED"
-SKIPPED = {"mindspeed": 0 if os.environ.get(MINDSPEED) else 6, "npu": 0}
+CHECKOUTS = {
+    "mindspeed": ("ANYTRON_MINDSPEED", "names no checkout of MindSpeed, branch core_r0.16.0"),
+    "mindspeed_llm": ("ANYTRON_MINDSPEED_LLM", "names no folder with MindSpeed-LLM and what it runs on"),
+}
+"""Markers of tests that need checkouts: the variable that names them, and why tests skip where it does not."""
+MARKED = {"mindspeed": 6, "mindspeed_llm": 4}
+SKIPPED = {"npu": 0, **{marker: 0 if os.environ.get(CHECKOUTS[marker][0]) else MARKED[marker] for marker in MARKED}}
 """How many tests of the whole suite skip on a machine without NPU, by the marker that says what they need."""
 
 
@@ -53,8 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("mindspeed") and not os.environ.get(MINDSPEED):
-        pytest.skip(f"{MINDSPEED} names no checkout of MindSpeed, branch core_r0.16.0")
+    for marker, (variable, reason) in CHECKOUTS.items():
+        if item.get_closest_marker(marker) and not os.environ.get(variable):
+            pytest.skip(f"{variable} {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ _last: list[dict[str, Any]] = []
 
 def import_mindspeed() -> Callable[[], None]:
     """Import MindSpeed, which patches torch and Megatron with its defaults; return what takes the patches back."""
-    with _bare_command_line():
+    with bare_command_line():
         from mindspeed import megatron_adaptor
     return megatron_adaptor.MindSpeedFeaturesManager.remove_patches  # type: ignore[no-any-return]
 
@@ -58,7 +58,7 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
     tops = list(_tops())
     for key in set(current) - set(arguments):
         del current[key]
-    with _bare_command_line():
+    with bare_command_line():
         mindspeed_repatch(dict(arguments))
     # Features add arguments of their own as they patch.
     _last[:] = dict(arguments), dict(current)
@@ -132,7 +132,7 @@ def _recipe(patch: Any) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _bare_command_line() -> Iterator[None]:
+def bare_command_line() -> Iterator[None]:
     """Hide this process's arguments: MindSpeed reads ``sys.argv`` and takes all it does not know for its own."""
     arguments = sys.argv
     sys.argv = arguments[:1]

@@ -67,8 +67,9 @@ def activate() -> None:
     if _activated:
         return
     preload()
-    from anytron_ascend_simulator import aclnn
+    from anytron_ascend_simulator import aclnn, pyacl
 
+    pyacl.install(_loaded[0])
     aclnn.install(next(library for library in _loaded if library._name.endswith("libopapi.so")), _loaded[0])
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

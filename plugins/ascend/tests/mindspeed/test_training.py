@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
+
+from plugins.ascend.tests.trajectories import assert_same
 
 pytestmark = pytest.mark.mindspeed
 
@@ -13,14 +14,6 @@ ADAPTOR = {"adaptor": "mindspeed"}
 TENSOR = {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}}
 CONTEXT = {"parallel": {"context_parallel_size": 2}}
 ROWS = {"engine": {"sequence_format": "bshd"}}
-
-
-def assert_same(found, expected):
-    torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=1e-4, rtol=0)
-    assert found["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
-    assert found["losses"] == pytest.approx(expected["losses"], abs=1e-4)
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, atol=1e-4, rtol=0, msg=name)
 
 
 def test_dense_and_sparse_and_latent_attention_in_both_formats(follow_engines, tiny_model, tiny_family):

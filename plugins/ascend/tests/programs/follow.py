@@ -34,7 +34,7 @@ def main(plan_file: str, output: str) -> None:
             if executor is None:
                 executor = LocalExecutor(config, session)
                 group = executor.start(
-                    "trainer", "anytron.training_engines", "megatron", config.parallel.world_size, num_threads=1
+                    "trainer", "anytron.training_engines", config.engine.name, config.parallel.world_size, num_threads=1
                 )
             else:
                 group.rebuild(config)

@@ -1,0 +1,114 @@
+"""Adaptor ``mindspeed_llm``: MindSpeed-LLM's models, for the training engine of the same name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import AnytronError
+from anytron.hooks.defaults import NeutralDefaults
+from anytron.hooks.types import Diagnostic, Requirement
+from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
+from anytron_ascend.mindspeed_llm.installation import ENGINE, MEGATRON, PACKAGES, find_installation
+from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import AttentionKernel, AttentionSpec, KernelName, PatchContext
+    from anytron.masks import AttnMask, MaskRequest
+    from anytron.patches import Ledger, Patch, Phase
+    from anytron.sequences import ModelInputs
+
+
+class MindSpeedLlmAdaptor:
+    """Implements :class:`anytron_ascend.adaptors.adaptor.Adaptor`."""
+
+    portable_modules = False
+    redirects_torch_cuda = False  # MindSpeed-LLM imports torch_npu.contrib.transfer_to_npu
+
+    def requirements(self) -> Iterable[Requirement]:
+        """What MindSpeed-LLM and its weights need; itself it may have no metadata (:meth:`configure` looks for it)."""
+        pinned = f"pip install --no-deps {PACKAGES}"
+        imported = "pip install einops protobuf scipy six: MindSpeed, MindSpeed-LLM and Megatron-LM import them"
+        return [
+            Requirement("megatron-core", f"=={MEGATRON}", pinned),
+            Requirement("mbridge", ">=0.15.1,<0.16", pinned),
+            *(Requirement(package, "", imported) for package in ("einops", "protobuf", "scipy", "six")),
+        ]
+
+    def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
+        """MindSpeed-LLM must be there, and be able to do what the run wants."""
+        if config.engine.name != ENGINE:
+            yield Diagnostic(
+                "error",
+                "platform.options.adaptor",
+                f"the adaptor mindspeed_llm is for the engine {ENGINE}, and engine.name is {config.engine.name}",
+                f"engine.name={ENGINE}, or platform.options.adaptor=mindspeed",
+            )
+            return
+        try:
+            find_installation()
+        except AnytronError as error:
+            yield Diagnostic("error", "engine.name", f"{error.what} {error.why}", error.fix)
+        yield from _unsupported(config)
+        try:
+            _try_translation(config)
+        except AnytronError as error:
+            yield Diagnostic("error", error.where, f"{error.what} {error.why}", error.fix)
+
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+        """The engine does that itself: it knows its arguments."""
+
+    def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
+        """MindSpeed-LLM itself, and its reading of packed sequences."""
+        from anytron_ascend.mindspeed_llm.patches import engine_patches
+
+        return [patch for patch in engine_patches(context) if patch.phase is phase]
+
+    def build_attn_mask(self, request: MaskRequest) -> AttnMask:
+        """No tensor: MindSpeed-LLM makes the compressed triangle; the mode in which its kernel reads that."""
+        mode = BAND if request.format == "thd" else CAUSAL
+        mask = NeutralDefaults().build_attn_mask(request)
+        return dataclasses.replace(mask, kernel_mode=f"sparse_mode={mode}")
+
+    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
+        """MindSpeed's and MindSpeed-LLM's global lengths and positions, in the micro-batch's scope."""
+        from anytron.sequences import scopes  # imports torch, which finding the platform must not
+        from anytron_ascend.mindspeed import sequence_lengths
+        from anytron_ascend.mindspeed_llm import process_state
+
+        if inputs.layout.format == "bshd":
+            return inputs
+        scope = scopes.combine(
+            inputs.scope, sequence_lengths.scope_of(inputs.layout), process_state.scope_of(inputs.layout)
+        )
+        return dataclasses.replace(inputs, scope=scope)
+
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
+        """MindSpeed-LLM's modules have their own."""
+        del spec
+
+    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
+        """MindSpeed-LLM's modules have their own."""
+        del name
+
+
+def _try_translation(config: RunConfig) -> None:
+    from anytron.data.pretrained import load_hf_config
+
+    translate(config, load_hf_config(config.model), MindSpeedLlmOptions.read(config.engine.options))
+
+
+def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
+    """What other engines have and this one would leave out in silence."""
+    wanted = {
+        "model.lora": config.model.lora is not None,
+        "model.freeze": bool(config.model.freeze),
+        "engine.router_replay": config.engine.router_replay != "off",
+        "engine.mtp_loss_coefficient": config.engine.mtp_loss_coefficient > 0,
+    }
+    for key, is_wanted in wanted.items():
+        if is_wanted:
+            yield Diagnostic("error", key, "the engine mindspeed_llm does not have it", "use the engine megatron")

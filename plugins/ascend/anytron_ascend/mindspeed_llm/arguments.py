@@ -1,0 +1,259 @@
+"""From the run's configuration to MindSpeed-LLM's arguments."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PretrainedConfig
+
+    from anytron.config.schema import RunConfig
+    from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
+
+SPEC = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec")
+"""MindSpeed-LLM's layer of RMSNorm, grouped-query attention, and gated feed-forward or experts; the name is that of
+the first family that it was written for."""
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "qwen2": {"add_qkv_bias": True},
+    "qwen3": {"qk_layernorm": True},
+    "qwen3_moe": {"qk_layernorm": True},
+}
+"""Model types that the translation was tested with, and what their configs do not say."""
+WITH_EXPERTS = ("qwen3_moe",)
+
+CAUSAL, BAND = 2, 4
+"""``sparse_mode`` of ``npu_fusion_attention`` with the compressed triangle: left-up causal, and a band. Its attention
+takes the latter for packed sequences, whatever the argument says, with a window that nothing reaches over
+(``custom_dot_product_attention.py``)."""
+
+
+def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
+    """Say in MindSpeed-LLM's arguments what the configuration says.
+
+    Args:
+        config: The run.
+        model: The model's Hugging Face config.
+        options: ``engine.options``.
+
+    Returns:
+        Values by argument name. Arguments that are not in it keep MindSpeed-LLM's defaults.
+
+    Raises:
+        ConfigError: The model is of a family, or the run wants something, that this engine does not have;
+            or ``options.arguments`` sets something that follows from the rest.
+    """
+    arguments = {
+        **_model(model),
+        **_precision(config),
+        **_parallel(config, model, options),
+        **_attention(config),
+        **_optimizer(config, options),
+        **_recompute(config, options),
+        **(_experts(model, options, config.model.dtype) if model.model_type in WITH_EXPERTS else {}),
+        **_kernels(options),
+    }
+    if owned := sorted(arguments.keys() & options.arguments.keys()):
+        raise ConfigError(
+            "Arguments are given twice.",
+            where=", ".join(f"engine.options.arguments.{name}" for name in owned),
+            why=f"they follow from the rest of the configuration: {', '.join(f'{k}={arguments[k]!r}' for k in owned)}",
+            fix="set the key of the configuration that says the same, and leave them out here",
+        )
+    return {**arguments, **options.arguments}
+
+
+def check_names(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Hold names of arguments against MindSpeed-LLM's.
+
+    Args:
+        arguments: What is to be set.
+        known: What it has, by name.
+
+    Raises:
+        ConfigError: It does not have one of them.
+    """
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"MindSpeed-LLM has no argument {name}.",
+                where=f"engine.options.arguments.{name}",
+                why="neither Megatron's, MindSpeed's nor its own parser declares it",
+                fix=f"did you mean {near[0]}?" if near else "remove it",
+            )
+
+
+def _model(model: PretrainedConfig) -> dict[str, Any]:
+    family = model.model_type
+    if family not in FAMILIES:
+        raise _refusal(
+            f"models of type {family}", "model", f"it builds {', '.join(FAMILIES)}", "use the engine megatron"
+        )
+    rope = model.rope_parameters
+    if rope["rope_type"] != "default":
+        raise _refusal(f"rotary embeddings of type {rope['rope_type']}", "model", "it was tested with plain ones")
+    if getattr(model, "use_sliding_window", None):
+        raise _refusal("sliding-window attention", "model", "its packed attention is causal over whole sequences")
+    if getattr(model, "mlp_bias", None) or getattr(model, "attention_bias", None):
+        raise _refusal("biases in linear layers", "model", "its layer specification has none")
+    if model.hidden_act != "silu":
+        raise _refusal(f"the activation function {model['hidden_act']}", "model", "its layers are gated by silu")
+    heads = model.num_attention_heads
+    return {
+        "transformer_impl": "transformer_engine",
+        "spec": list(SPEC),
+        "num_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.intermediate_size,
+        "num_attention_heads": heads,
+        "kv_channels": getattr(model, "head_dim", None) or model.hidden_size // heads,
+        "group_query_attention": True,
+        "num_query_groups": model.num_key_value_heads,
+        "max_position_embeddings": model.max_position_embeddings,
+        "seq_length": model.max_position_embeddings,
+        "normalization": "RMSNorm",
+        "norm_epsilon": model.rms_norm_eps,
+        "swiglu": True,
+        "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": not model.tie_word_embeddings,
+        "position_embedding_type": "rope",
+        "use_rotary_position_embeddings": True,
+        "rotary_base": int(rope["rope_theta"]),
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        **FAMILIES[family],
+    }
+
+
+def _precision(config: RunConfig) -> dict[str, Any]:
+    return {
+        "bf16": config.model.dtype == "bfloat16",
+        # Needs Apex.
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "npu_deterministic": config.engine.deterministic,
+        "seed": config.trainer.seed,
+    }
+
+
+def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
+    sizes = config.parallel.sizes()
+    if sizes.context > 1:
+        raise _refusal("context parallelism", "parallel.context_parallel_size", "it was not tested with any algorithm")
+    if sizes.virtual_pipeline > 1:
+        raise _refusal(
+            "interleaved pipelines",
+            "parallel.virtual_pipeline_model_parallel_size",
+            "mbridge's numbering of its chunks was not tested",
+        )
+    entries = model.vocab_size
+    padded = -(-entries // sizes.tensor) * sizes.tensor
+    return {
+        "tensor_model_parallel_size": sizes.tensor,
+        "pipeline_model_parallel_size": sizes.pipeline,
+        "context_parallel_size": 1,
+        "expert_model_parallel_size": sizes.expert,
+        "expert_tensor_parallel_size": sizes.expert_tensor,
+        "sequence_parallel": sizes.sequence_parallel,
+        "vocab_size": entries,
+        "padded_vocab_size": padded,
+        "make_vocab_size_divisible_by": 1,
+        "variable_seq_lengths": True,
+        "use_ascend_mc2": options.parallel.ascend_mc2,
+        # How the run is divided into micro-batches is the trainer's; these two only have to be valid.
+        "micro_batch_size": 1,
+        "global_batch_size": sizes.data,
+    }
+
+
+def _attention(config: RunConfig) -> dict[str, Any]:
+    packed = config.engine.sequence_format == "thd"
+    return {
+        "use_flash_attn": True,
+        "attention_mask_type": "causal",
+        # Packed sequences: attention and positions begin anew with each.
+        "reset_attention_mask": packed,
+        "reset_position_ids": packed,
+        "shape_order": "TND" if packed else "SBH",
+        "sparse_mode": CAUSAL,
+    }
+
+
+def _optimizer(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
+    section = config.optimizer
+    return {
+        "optimizer": section.name,
+        "optimizer_selection": options.optimizer.adam,
+        "use_distributed_optimizer": config.engine.distributed_optimizer,
+        "lr": section.lr,
+        "min_lr": section.min_lr,
+        "weight_decay": section.weight_decay,
+        "adam_beta1": section.beta1,
+        "adam_beta2": section.beta2,
+        "adam_eps": section.eps,
+        "clip_grad": section.clip_grad,
+        "train_iters": config.trainer.total_steps * config.algorithm.epochs * config.algorithm.mini_batches,
+    }
+
+
+def _recompute(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
+    chosen = options.recompute
+    if chosen.activation_function and config.engine.recompute != "none":
+        raise ConfigError(
+            "Activation functions would be recomputed twice.",
+            where="engine.options.recompute.activation_function",
+            why=f"engine.recompute is {config.engine.recompute}",
+            fix="set one of the two",
+        )
+    full = config.engine.recompute == "full"
+    return {
+        "recompute_granularity": None if config.engine.recompute == "none" else config.engine.recompute,
+        "recompute_method": chosen.method if full else None,
+        "recompute_num_layers": chosen.num_layers if full else None,
+        "recompute_activation_function": chosen.activation_function,
+    }
+
+
+def _experts(model: PretrainedConfig, options: MindSpeedLlmOptions, dtype: str) -> dict[str, Any]:
+    if getattr(model, "mlp_only_layers", None) or getattr(model, "decoder_sparse_step", 1) != 1:
+        raise _refusal("layers without experts between layers with experts", "model", "all its layers are alike")
+    if options.moe.grouped_gemm and dtype != "bfloat16":
+        raise ConfigError(
+            "Grouped matrix products need bfloat16.",
+            where="engine.options.moe.grouped_gemm",
+            why=f"Megatron refuses others (megatron/training/arguments.py, validate_args); model.dtype is {dtype}",
+            fix="model.dtype=bfloat16, or engine.options.moe.grouped_gemm=false",
+        )
+    return {
+        "num_experts": model.num_experts,
+        "moe_router_topk": model.num_experts_per_tok,
+        "moe_ffn_hidden_size": model.moe_intermediate_size,
+        "norm_topk_prob": model.norm_topk_prob,
+        # Probabilities are those among all experts where they are not normalized among the chosen ones.
+        "moe_router_pre_softmax": not model.norm_topk_prob,
+        "moe_router_load_balancing_type": "aux_loss" if options.moe.aux_loss_coefficient else "none",
+        "moe_aux_loss_coeff": options.moe.aux_loss_coefficient,
+        "moe_token_dispatcher_type": options.moe.token_dispatcher,
+        "moe_grouped_gemm": options.moe.grouped_gemm,
+        "use_fused_moe_token_permute_and_unpermute": options.moe.fused_permutation,
+    }
+
+
+def _kernels(options: MindSpeedLlmOptions) -> dict[str, Any]:
+    return {
+        "use_fused_rotary_pos_emb": options.model.fused_rotary_embedding,
+        "use_fused_swiglu": options.model.fused_swiglu,
+        "use_fused_rmsnorm": options.model.fused_rms_norm,
+        "attention_softmax_in_fp32": options.model.softmax_in_fp32,
+    }
+
+
+def _refusal(what: str, where: str, why: str, fix: str = "use the engine megatron, which has it") -> ConfigError:
+    return ConfigError(f"The engine mindspeed_llm does not have {what}.", where=where, why=why, fix=fix)

@@ -1,0 +1,194 @@
+"""The MindSpeed-LLM training engine: one rank of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from anytron.errors import EngineError
+from anytron.hooks.types import LogProbSpec, PatchContext
+from anytron.masks import MaskKind, ModelTraits
+from anytron.patches import Phase
+from anytron.trainer.checksum import checksum
+from anytron.trainer.initial_model import model_directory
+from anytron.trainer.roles import WeightManifest
+from anytron_ascend.mindspeed_llm.arguments import translate
+from anytron_ascend.mindspeed_llm.installation import ENGINE
+from anytron_ascend.mindspeed_llm.models import build_model
+from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
+from anytron_ascend.mindspeed_llm.process_state import put_in_force, release
+from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
+from anytron_megatron import parallel
+from anytron_megatron.dismantling import dismantle
+from anytron_megatron.head import TokenScoreHead
+from anytron_megatron.microbatch import BatchPreparer
+from anytron_megatron.passes import ModelChunk
+from anytron_megatron.scoring import token_scores, whole_logits
+from anytron_megatron.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.algorithms.losses import LossOutputs, PolicyLoss
+    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
+    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
+
+
+class MindSpeedLlmEngine:
+    """Train one policy with MindSpeed-LLM's model, and score tokens with it and with its reference.
+
+    Put together of the Megatron backend's parts; the models, their arguments and their weights are its own.
+    Implements :class:`anytron.trainer.roles.TrainingEngine`.
+
+    Args:
+        context: Configuration, hooks, platform, ledger and rank.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        config = context.config
+        self._context = context
+        self._sizes = config.parallel.sizes()
+        self._runtime = context.platform.runtime()
+        self._dtype = getattr(torch, config.model.dtype)
+        directory = model_directory(config)
+        options = MindSpeedLlmOptions.read(config.engine.options)
+        model = AutoConfig.from_pretrained(directory, local_files_only=True)
+        self._arguments = put_in_force(translate(config, model, options), context.ledger)
+        self._apply_patches(Phase.BEFORE_PARALLEL_INIT)
+        parallel.initialize(
+            self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
+        )
+        self._apply_patches(Phase.BEFORE_BUILD)
+        self._weights = HuggingFaceWeights(
+            directory, dtype=self._dtype, padded_vocab_size=self._arguments.padded_vocab_size
+        )
+        self._preparer = BatchPreparer(
+            context.hooks,
+            sequence_format=config.engine.sequence_format,
+            traits=ModelTraits(causal=True, mixture_of_experts=bool(self._arguments.num_experts)),
+            # Its attention makes the compressed triangle itself, in both formats.
+            accepted=frozenset({MaskKind.NONE}),
+            sizes=self._sizes,
+            shard=parallel.context_shard(),
+            device=self._runtime.current_device(),
+            context_length=self._arguments.max_position_embeddings,
+        )
+        self._policy = self._build()
+        self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None
+        self._trained = TrainedModel(
+            self._policy,
+            self._preparer,
+            config.optimizer,
+            dtype=self._dtype,
+            distributed_optimizer=config.engine.distributed_optimizer,
+            steps=config.trainer.total_steps,
+            updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
+            sizes=self._sizes,
+        )
+        self._apply_patches(Phase.AFTER_BUILD)
+
+    def topology(self) -> Topology:
+        """Where this rank stands."""
+        return parallel.topology()
+
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+        """Compute log-probs and entropies of a model's tokens, without gradients."""
+        chunks = self._policy if role == "policy" else self._reference
+        if chunks is None:
+            raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
+        scores = token_scores(chunks, micro_batches, self._preparer)
+        return scores if parallel.topology().reports else None
+
+    def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
+        """Compute the policy's whole logits, for comparisons; each rank gathers all of them."""
+        vocab_size = self._arguments.vocab_size
+        found = whole_logits(self._policy, micro_batch, self._preparer, vocab_size=vocab_size, sizes=self._sizes)
+        return found[0] if parallel.topology().reports else None
+
+    def attention_conformance(self) -> Conformance | None:
+        """Nothing of its own: masks and kernels are MindSpeed-LLM's, and the other checks cover them."""
+        return None
+
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update on this copy's share of a mini-batch."""
+
+        def weigh(log_probs: Tensor, entropy: Tensor, batch: RaggedBatch) -> LossOutputs:
+            return loss(log_probs, entropy, batch)
+
+        return self._trained.update(micro_batches, weigh)
+
+    def export_weights(self, path: str) -> WeightManifest | None:
+        """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
+        weights = self._exported()
+        if torch.distributed.get_rank() != 0:
+            return None
+        save_file(weights, path)
+        checksums = {name: checksum(tensor) for name, tensor in weights.items()}
+        return WeightManifest(path, self._trained.updates, checksums)
+
+    def save_hf(self, path: str) -> None:
+        """Write a complete Hugging Face model directory (without tokenizer)."""
+        weights = self._exported()
+        if torch.distributed.get_rank() == 0:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            save_torch_state_dict(weights, path)
+            self._weights.hf_config.save_pretrained(path)
+        torch.distributed.barrier()
+
+    def save_adapter(self, path: str) -> None:
+        """There are none: ``model.lora`` is refused before."""
+        raise EngineError("There are no adapters.", where=f"save_adapter, {path}")
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records."""
+        return {
+            "rank": torch.distributed.get_rank(),
+            "device": self._runtime.device_name(),
+            "attention_mask": {
+                "kind": self._preparer.mask_kind.kind.value,
+                "mode": self._preparer.mask_kind.kernel_mode,
+            },
+            "patches": self._context.ledger.report(),
+        }
+
+    def close(self) -> None:
+        """Leave the process groups; another engine may be built in this process afterwards."""
+        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or [])])
+        parallel.destroy()
+        self._runtime.empty_cache()
+        release()
+
+    def _apply_patches(self, phase: Phase) -> None:
+        context = self._context
+        if context.ledger.has_reached(phase):
+            context.ledger.revalidate()
+            return
+        patch_context = PatchContext(context.platform, context.process.role, context.hooks, ENGINE)
+        context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
+
+    def _build(self) -> list[ModelChunk]:
+        spec = LogProbSpec(
+            vocab_size=self._arguments.vocab_size,
+            tensor_parallel=self._sizes.tensor,
+            chunk_tokens=self._context.config.engine.log_prob_chunk_tokens,
+            device_type=self._runtime.device_type,
+        )
+        model = build_model(self._arguments, self._runtime.current_device(), self._dtype)
+        self._weights.load([model])
+        head = None
+        if model.post_process:
+            head = TokenScoreHead(model.output_layer, self._context.hooks.log_prob_kernel(spec))
+        return [ModelChunk(model, head)]
+
+    def _exported(self) -> dict[str, Tensor]:
+        """The policy's weights on the host of rank 0; nothing on others. A collective."""
+        first = torch.distributed.get_rank() == 0
+        exported = self._weights.export([chunk.module for chunk in self._policy])
+        return {name: tensor.cpu().contiguous() for name, tensor in exported if first}

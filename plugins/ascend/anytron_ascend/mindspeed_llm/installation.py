@@ -1,0 +1,118 @@
+"""Find MindSpeed-LLM, MindSpeed and Megatron-LM, and hold them against each other, importing none of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from anytron.errors import PlatformError
+
+ENGINE = "mindspeed_llm"
+"""Name of the engine, in ``engine.name``."""
+MEGATRON = "0.12.1"
+"""The release of Megatron that MindSpeed-LLM is written for (its docs, *Related Product Version Mapping*)."""
+BRANCHES = {"MindSpeed-LLM": "26.1.0", "MindSpeed": "26.1.0_core_r0.12.1", "Megatron-LM": f"core_v{MEGATRON}"}
+"""What the engine was tested with."""
+PACKAGES = f"megatron-core=={MEGATRON} mbridge==0.15.1"
+INSTALL = (
+    f"clone MindSpeed-LLM (branch {BRANCHES['MindSpeed-LLM']}) and MindSpeed (branch {BRANCHES['MindSpeed']}) of "
+    f"gitcode.com/Ascend and Megatron-LM (tag {BRANCHES['Megatron-LM']}) of github.com/NVIDIA, put all three on "
+    f"PYTHONPATH, and run: pip install --no-deps {PACKAGES}"
+)
+_WHERE = f"engine.name={ENGINE}"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What was found.
+
+    Attributes:
+        mindspeed_llm: MindSpeed-LLM's version, as its setup.py says; development branches lag behind their name.
+        mindspeed: MindSpeed's.
+        megatron: That of the Megatron that would be imported.
+    """
+
+    mindspeed_llm: str
+    mindspeed: str
+    megatron: str
+
+
+def find_installation() -> Installation:
+    """Find the three, installed or on ``sys.path``.
+
+    Raises:
+        PlatformError: One is not there, is not for Megatron 0.12.1, or the Megatron that would be imported is
+            not the one whose version pip knows: patches are chosen by the latter.
+    """
+    folders = {name: _folder(name, module) for name, module in _MODULES.items()}
+    found = Installation(
+        mindspeed_llm=_setup_version(folders["MindSpeed-LLM"]),
+        mindspeed=_setup_version(folders["MindSpeed"]),
+        megatron=_megatron_version(folders["megatron-core"]),
+    )
+    if found.mindspeed != MEGATRON or found.megatron != MEGATRON:
+        raise PlatformError(
+            "MindSpeed-LLM, MindSpeed and Megatron do not belong together.",
+            where=", ".join(str(folder) for folder in folders.values()),
+            why=f"MindSpeed is for Megatron {found.mindspeed} and Megatron is {found.megatron}; MindSpeed-LLM is "
+            f"written for {MEGATRON}",
+            fix=INSTALL,
+        )
+    try:
+        known = version("megatron-core")
+    except PackageNotFoundError:
+        known = "not installed"
+    if known != MEGATRON:
+        raise PlatformError(
+            "There are two Megatrons.",
+            where=f"{folders['megatron-core']}, and the installed distribution megatron-core",
+            why=f"the first is {found.megatron} and would be imported; the second is {known}, and by its version "
+            "Anytron chooses its patches",
+            fix=f"pip install --no-deps megatron-core=={MEGATRON}",
+        )
+    return found
+
+
+_MODULES = {
+    "MindSpeed-LLM": "mindspeed_llm",
+    "MindSpeed": "mindspeed",
+    "megatron-core": "megatron.core",
+    "Megatron-LM": "megatron.training",  # not in the distribution megatron-core
+}
+
+
+def _folder(name: str, module: str) -> Path:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # of the parent, megatron
+        spec = None
+    if spec is None or spec.origin is None:
+        raise PlatformError(
+            f"{name} is not installed.",
+            where=_WHERE,
+            why=f"no package '{module}' can be imported",
+            fix=f"{INSTALL}; or engine.name=megatron with platform.options.adaptor=mindspeed, which does without",
+        )
+    return Path(spec.origin).resolve().parent
+
+
+def _setup_version(folder: Path) -> str:
+    """The version in the setup.py of a checkout, else that of the installed distribution."""
+    setup = folder.parent / "setup.py"
+    if setup.is_file():
+        found = re.search(r"^__version__ = '([^']+)'", setup.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    try:
+        return version(folder.name)
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _megatron_version(folder: Path) -> str:
+    """Read ``package_info.py``: three constants."""
+    text = (folder / "package_info.py").read_text(encoding="utf-8")
+    return ".".join(re.search(rf"^{part} = (\d+)", text, re.MULTILINE)[1] for part in ("MAJOR", "MINOR", "PATCH"))  # type: ignore[index]

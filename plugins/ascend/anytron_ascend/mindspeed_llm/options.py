@@ -1,0 +1,104 @@
+"""``engine.options`` of the engine ``mindspeed_llm``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelOptions(_Options):
+    """How models are built, beyond what their ``config.json`` says."""
+
+    fused_rotary_embedding: bool = True
+    """Rotate with the kernel that MindSpeed compiles with CANN at the first use (``use_fused_rotary_pos_emb``)."""
+    fused_swiglu: bool = True
+    """``npu_swiglu`` (``use_fused_swiglu``)."""
+    fused_rms_norm: bool = True
+    """``npu_rms_norm`` (``use_fused_rmsnorm``)."""
+    softmax_in_fp32: bool = True
+    """Softmax in float32 outside of the fused attention (``attention_softmax_in_fp32``)."""
+
+
+class ParallelOptions(_Options):
+    """How ranks work together, beyond the sizes in ``parallel``."""
+
+    ascend_mc2: bool = False
+    """Overlap matrix products with the communication of tensor parallelism (``use_ascend_mc2``)."""
+
+
+class OptimizerOptions(_Options):
+    """The optimizer, beyond ``optimizer`` and ``engine.distributed_optimizer``."""
+
+    adam: Literal["fused_adamw", "fused_torch_adamw"] = "fused_adamw"
+    """Which implementation of AdamW MindSpeed puts in (``optimizer_selection``)."""
+
+
+class RecomputeOptions(_Options):
+    """Recomputation, beyond ``engine.recompute``."""
+
+    method: Literal["uniform", "block"] = "uniform"
+    """With ``engine.recompute=full``: groups of layers, or the first layers of each stage (``recompute_method``)."""
+    num_layers: int = Field(1, ge=1)
+    """Layers of a group, or how many of a stage (``recompute_num_layers``)."""
+    activation_function: bool = False
+    """Recompute activation functions alone, without ``engine.recompute`` (``recompute_activation_function``)."""
+
+
+class MoeOptions(_Options):
+    """Mixture of experts."""
+
+    token_dispatcher: Literal["alltoall", "allgather"] = "alltoall"  # noqa: S105 - no password
+    """How tokens reach experts (``moe_token_dispatcher_type``)."""
+    grouped_gemm: bool = True
+    """One grouped matrix product for the experts of a rank, which needs bfloat16; off, one after the other
+    (``moe_grouped_gemm``)."""
+    fused_permutation: bool = False
+    """``npu_moe_token_permute`` and its inverse (``use_fused_moe_token_permute_and_unpermute``)."""
+    aux_loss_coefficient: float = Field(0.0, ge=0.0)
+    """Weight of the load-balancing loss; 0 = none, as is usual in reinforcement learning (``moe_aux_loss_coeff``)."""
+
+
+class MindSpeedLlmOptions(_Options):
+    """Options of the engine ``mindspeed_llm``; unknown keys are errors."""
+
+    model: ModelOptions = ModelOptions()
+    parallel: ParallelOptions = ParallelOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+    recompute: RecomputeOptions = RecomputeOptions()
+    moe: MoeOptions = MoeOptions()
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Any other argument of MindSpeed-LLM, by its name with underscores. A name that it does not have, and one
+    that follows from the rest of the configuration, are errors."""
+
+    @model_validator(mode="after")
+    def _one_recomputation(self) -> MindSpeedLlmOptions:
+        if self.recompute.method == "uniform" and self.recompute.num_layers > 1 and self.recompute.activation_function:
+            raise ValueError("recompute.activation_function replaces engine.recompute, whose groups num_layers sets")
+        return self
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> MindSpeedLlmOptions:
+        """Take the options from ``engine.options``.
+
+        Raises:
+            ConfigError: An unknown key or a value of the wrong type.
+        """
+        try:
+            return cls.model_validate(dict(options))
+        except ValidationError as error:
+            raise ConfigError(
+                "Options of the engine mindspeed_llm are not valid.",
+                where=", ".join("engine.options." + ".".join(map(str, part["loc"])) for part in error.errors()),
+                why="; ".join(part["msg"] for part in error.errors()),
+                fix="docs/how-to/train-with-mindspeed-llm.md lists them",
+            ) from error

@@ -1,0 +1,140 @@
+"""MindSpeed-LLM's process-global state: arguments, the patches that follow from them, and what passes leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import EngineError
+from anytron_ascend.mindspeed.repatching import bare_command_line
+from anytron_ascend.mindspeed_llm.arguments import SPEC, check_names
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator, Mapping
+
+    from anytron.patches import Ledger
+    from anytron.sequences import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
+
+_in_force: list[dict[str, Any]] = []
+"""The arguments of the engine that is alive in this process, as they were translated."""
+_patched_for: list[dict[str, Any]] = []
+"""The arguments that MindSpeed-LLM has patched for."""
+
+
+def import_mindspeed_llm() -> Callable[[], None]:
+    """Import MindSpeed-LLM, which patches torch and Megatron with its defaults; return what takes the patches back."""
+    with bare_command_line():
+        from mindspeed_llm import megatron_adaptor
+    return megatron_adaptor.MindSpeedFeaturesManager.remove_patches  # type: ignore[no-any-return]
+
+
+def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
+    """Make these the process's arguments, and let MindSpeed-LLM patch for them.
+
+    Everything of an engine before is gone: its arguments, the layer specification that was made of them when
+    its module was imported, its mask, and its sequence lengths.
+
+    Args:
+        arguments: What :func:`anytron_ascend.mindspeed_llm.arguments.translate` returned.
+        ledger: This process's; its patches are applied again on top of new ones of MindSpeed-LLM.
+
+    Returns:
+        All arguments, validated by Megatron and MindSpeed-LLM, as ``megatron.training.get_args`` gives them.
+
+    Raises:
+        EngineError: Another engine with other arguments is alive in this process, or MindSpeed-LLM refuses
+            these.
+        ConfigError: There is no argument of such a name.
+    """
+    wanted = dict(arguments)
+    if _in_force and _in_force[0] != wanted:
+        before = _in_force[0]
+        differing = sorted(name for name in wanted.keys() | before.keys() if wanted.get(name) != before.get(name))
+        raise EngineError(
+            "Two engines with different arguments are in one process.",
+            where="engine mindspeed_llm",
+            why=f"MindSpeed-LLM has one set of arguments in a process, and these differ: {', '.join(differing)}",
+            fix="close the first engine, or build the second one in a process of its own",
+        )
+    full = _validated(wanted)
+    if _patched_for != [wanted]:
+        from mindspeed_llm.tasks.megatron_adaptor_v2 import repatch
+
+        with bare_command_line():
+            repatch(dict(vars(full)))
+        _patched_for[:] = [wanted]
+        ledger.revalidate()
+    from megatron.training.global_vars import set_args
+
+    set_args(full)
+    _forget_engine()
+    _in_force[:] = [wanted]
+    return full
+
+
+def release() -> None:
+    """The engine is closed: the next one may have other arguments."""
+    _in_force.clear()
+
+
+def layer_specification() -> Any:
+    """MindSpeed-LLM's specification of a layer, for the arguments in force.
+
+    Its module reads them as it is imported, so it is imported anew.
+    """
+    module, name = SPEC
+    sys.modules.pop(module, None)
+    return getattr(importlib.import_module(module), name)
+
+
+def scope_of(layout: SequenceLayout) -> ScopeFactory:
+    """Make scopes within which MindSpeed-LLM's attention knows where packed sequences end.
+
+    It keeps the ends beside MindSpeed's (:mod:`anytron_ascend.mindspeed.sequence_lengths`), as a list, which a
+    recomputation would find as the last forward pass left it.
+    """
+    ends = layout.cu_seqlens_padded[1:].tolist()
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        from mindspeed_llm.training import utils
+
+        before = utils._ACTUAL_SEQ_LEN_LIST
+        utils._ACTUAL_SEQ_LEN_LIST = ends
+        try:
+            yield
+        finally:
+            utils._ACTUAL_SEQ_LEN_LIST = before
+
+    return scope
+
+
+def _validated(arguments: Mapping[str, Any]) -> Namespace:
+    from megatron.training.arguments import parse_args, validate_args
+
+    with bare_command_line():
+        full = parse_args(ignore_unknown_args=True)
+    check_names(arguments, vars(full))
+    for name, value in arguments.items():
+        setattr(full, name, value)
+    try:
+        return validate_args(full)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise EngineError(
+            "MindSpeed-LLM refuses the arguments.",
+            where="engine mindspeed_llm",
+            why=str(error) or "an assertion of validate_args without a text; the worker's log shows which",
+            fix="change the keys of the configuration that they come from (docs/how-to/train-with-mindspeed-llm.md)",
+        ) from error
+
+
+def _forget_engine() -> None:
+    from mindspeed.model.transformer import set_attention_mask
+    from mindspeed_llm.training import utils
+
+    set_attention_mask(None)
+    utils._ACTUAL_SEQ_LEN_LIST = None
