@@ -104,7 +104,7 @@ def _model(model: PretrainedConfig) -> dict[str, Any]:
     if getattr(model, "mlp_bias", None) or getattr(model, "attention_bias", None):
         raise _refusal("biases in linear layers", "model", "its layer specification has none")
     if model.hidden_act != "silu":
-        raise _refusal(f"the activation function {model['hidden_act']}", "model", "its layers are gated by silu")
+        raise _refusal(f"the activation function {model.hidden_act}", "model", "its layers are gated by silu")
     heads = model.num_attention_heads
     return {
         "transformer_impl": "transformer_engine",

@@ -1,0 +1,135 @@
+"""The adaptor's answers that need no MindSpeed-LLM."""
+
+import pytest
+import torch
+
+from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError, PlatformError
+from anytron.hooks.facade import Hooks
+from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.plugins import check_requirements, open_session
+from anytron_ascend import AscendPlatform
+from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
+from anytron_ascend.mindspeed_llm import installation
+from anytron_ascend.mindspeed_llm.installation import find_installation
+from anytron_ascend.options import AscendOptions
+from anytron_megatron.plugin import MegatronBackend
+
+QWEN3 = {"model_type": "qwen3", "vocab_size": 97}
+
+
+def run_of(**sections) -> RunConfig:
+    known = {
+        "model": {"config": QWEN3, "tokenizer": "unused"},
+        "data": {"source": "unused"},
+        "rewards": [{"function": "unused"}],
+        "engine": {"name": "mindspeed_llm"},
+    }
+    return RunConfig.model_validate({**known, **sections})
+
+
+def platform_of(adaptor: str) -> AscendPlatform:
+    platform = AscendPlatform()
+    platform.configure_options(AscendOptions(adaptor=adaptor))
+    return platform
+
+
+@pytest.fixture
+def checkouts(tmp_path, monkeypatch):
+    """Put packages of some versions on the path: what is looked for, without what is in it."""
+
+    def write(mindspeed: str = "0.12.1", megatron: str = "0.12.1", known: str = "0.12.1", training: bool = True) -> None:
+        for package in ("mindspeed_llm", "mindspeed", "megatron/core", *(["megatron/training"] if training else [])):
+            (tmp_path / package).mkdir(parents=True)
+            (tmp_path / package / "__init__.py").write_text("raise ImportError('it is not imported to be found')\n")
+        major, minor, patch = megatron.split(".")
+        (tmp_path / "megatron/core/package_info.py").write_text(f"MAJOR = {major}\nMINOR = {minor}\nPATCH = {patch}\n")
+        (tmp_path / "setup.py").write_text(f"__version__ = '{mindspeed}'\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        # `megatron` has been imported from elsewhere; the parent of a namespace is not looked for again.
+        monkeypatch.delitem(__import__("sys").modules, "megatron", raising=False)
+        monkeypatch.setattr(installation, "version", lambda _: known)
+
+    return write
+
+
+def test_its_absence_is_an_error_with_the_steps_to_install_it(monkeypatch):
+    monkeypatch.setattr(installation, "find_spec", lambda _: None)
+    with pytest.raises(PlatformError, match="MindSpeed-LLM is not installed") as caught:
+        find_installation()
+    assert "branch 26.1.0" in caught.value.fix
+    assert "pip install --no-deps megatron-core==0.12.1 mbridge" in caught.value.fix
+
+
+def test_the_three_are_found_without_importing_them(checkouts):
+    checkouts()
+    assert find_installation().megatron == "0.12.1"
+
+
+def test_megatron_core_alone_is_not_enough(checkouts):
+    checkouts(training=False)
+    with pytest.raises(PlatformError, match="Megatron-LM is not installed"):
+        find_installation()
+
+
+@pytest.mark.parametrize("found", [{"mindspeed": "0.16.0"}, {"megatron": "0.16.1"}])
+def test_what_does_not_belong_together_is_refused(checkouts, found):
+    checkouts(**found)
+    with pytest.raises(PlatformError, match="do not belong together"):
+        find_installation()
+
+
+def test_another_megatron_among_the_installed_packages_is_refused(checkouts):
+    checkouts(known="0.16.1")
+    with pytest.raises(PlatformError, match="two Megatrons") as caught:
+        find_installation()
+    assert caught.value.fix == "pip install --no-deps megatron-core==0.12.1"
+
+
+def findings(adaptor, config):
+    return {one.key: one for one in platform_of(adaptor).configure(config)}
+
+
+def test_engine_and_adaptor_go_together():
+    alone = findings("none", run_of())["platform.options.adaptor"]
+    assert (alone.severity, alone.fix) == ("error", "platform.options.adaptor=mindspeed_llm")
+    other = findings("mindspeed_llm", run_of(engine={"name": "megatron"}))["platform.options.adaptor"]
+    assert (other.severity, "engine.name=mindspeed_llm" in other.fix) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("model.lora", {"model": {"config": QWEN3, "tokenizer": "unused", "lora": {}}}),
+        ("engine.router_replay", {"engine": {"name": "mindspeed_llm", "router_replay": "old-log-probs"}}),
+        ("engine.mtp_loss_coefficient", {"engine": {"name": "mindspeed_llm", "mtp_loss_coefficient": 0.1}}),
+        ("parallel.context_parallel_size", {"parallel": {"context_parallel_size": 2}}),
+        ("engine.options.moe.dispatcher", {"engine": {"name": "mindspeed_llm", "options": {"moe": {"dispatcher": 1}}}}),
+    ],
+)
+def test_what_it_would_leave_out_is_refused_before_anything_starts(key, sections):
+    assert findings("mindspeed_llm", run_of(**sections))[key].severity == "error"
+
+
+def test_it_needs_other_packages_than_the_engine_megatron():
+    platform = platform_of("mindspeed_llm")
+    hooks = Hooks.of(platform, {"megatron": MegatronBackend()})
+    needed = {need.package: need.specifier for _, need in hooks.requirements("mindspeed_llm")}
+    assert needed["megatron-core"] == "==0.12.1"
+    assert "mcore-bridge" not in needed
+    with pytest.raises(Exception, match="megatron-core"):
+        check_requirements(hooks, "mindspeed_llm")  # this environment's is another
+
+
+def test_no_mask_and_the_mode_of_each_format():
+    for layout, mode in (("thd", "sparse_mode=4"), ("bshd", "sparse_mode=2")):
+        request = MaskRequest(layout, ModelTraits(causal=True), ParallelSizes(), frozenset({MaskKind.NONE}))
+        mask = MindSpeedLlmAdaptor().build_attn_mask(request)
+        assert (mask.kind, mask.kernel_mode, mask.tensor) == (MaskKind.NONE, mode, None)
+
+
+def test_options_of_the_platform_name_it():
+    with pytest.raises(ConfigError, match="adaptor"):
+        open_session(platform="ascend", options={"adaptor": "mindspeed-llm"})
+    assert not platform_of("mindspeed_llm").portable_modules
+    assert torch.npu.is_available()
