@@ -24,6 +24,9 @@ def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[s
         # (torch_npu/csrc/framework/utils/CpuFallbackUtils.h).
         "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     }
+    if options.adaptor == "mindspeed_llm":
+        # Megatron's validate_args wants it with tensor or context parallelism; torch_npu does not read it.
+        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if options.expandable_segments:
         environment["PYTORCH_NPU_ALLOC_CONF"] = "expandable_segments:True"
     if options.visible_devices is not None:

@@ -40,10 +40,14 @@ def follow(
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Log-probs, gradient norms, losses, and weights after three updates agree to 1e-4."""
+    """Log-probs, gradient norms, losses, and weights after three updates agree to 1e-4; a critic's too."""
     torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=1e-4, rtol=0)
     assert found["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
     assert found["losses"] == pytest.approx(expected["losses"], abs=1e-4)
+    if "values" in expected:
+        assert expected["values"].abs().max() > 1e-2
+        torch.testing.assert_close(found["values"], expected["values"], atol=1e-4, rtol=0)
+        assert found["critic_grad_norms"] == pytest.approx(expected["critic_grad_norms"], rel=1e-4)
     assert found["weights"].keys() == expected["weights"].keys()
     for name, weight in expected["weights"].items():
         torch.testing.assert_close(found["weights"][name], weight, atol=1e-4, rtol=0, msg=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import AnytronError
+from anytron.errors import AnytronError, ConfigError
 from anytron.hooks.defaults import NeutralDefaults
 from anytron.hooks.types import Diagnostic, Requirement
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
@@ -98,7 +98,19 @@ class MindSpeedLlmAdaptor:
 def _try_translation(config: RunConfig) -> None:
     from anytron.data.pretrained import load_hf_config
 
-    translate(config, load_hf_config(config.model), MindSpeedLlmOptions.read(config.engine.options))
+    options = MindSpeedLlmOptions.read(config.engine.options)
+    policy = translate(config, load_hf_config(config.model), options)
+    if config.critic is None or config.critic.path is None:
+        return
+    section = config.model.model_copy(update={"path": config.critic.path, "config": None})
+    critic = translate(config, load_hf_config(section), options)
+    if differing := sorted(name for name in policy if policy[name] != critic.get(name)):
+        raise ConfigError(
+            "The critic is another model than the policy.",
+            where="critic.path",
+            why=f"MindSpeed-LLM has one set of arguments in a process, and these differ: {', '.join(differing)}",
+            fix="start the critic from a model of the same config.json, or leave critic.path out",
+        )
 
 
 def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.process_state import put_in_force, release
 from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
 from anytron_megatron import parallel
+from anytron_megatron.critic import Critic
 from anytron_megatron.dismantling import dismantle
 from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.microbatch import BatchPreparer
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import LossOutputs, PolicyLoss
+    from anytron.algorithms.losses import PolicyLoss, ValueLoss
     from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
     from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
 
 
 class MindSpeedLlmEngine:
-    """Train one policy with MindSpeed-LLM's model, and score tokens with it and with its reference.
+    """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens.
 
     Put together of the Megatron backend's parts; the models, their arguments and their weights are its own.
     Implements :class:`anytron.trainer.roles.TrainingEngine`.
@@ -66,9 +68,7 @@ class MindSpeedLlmEngine:
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
         self._apply_patches(Phase.BEFORE_BUILD)
-        self._weights = HuggingFaceWeights(
-            directory, dtype=self._dtype, padded_vocab_size=self._arguments.padded_vocab_size
-        )
+        self._weights = self._weights_of(directory)
         self._preparer = BatchPreparer(
             context.hooks,
             sequence_format=config.engine.sequence_format,
@@ -88,10 +88,14 @@ class MindSpeedLlmEngine:
             config.optimizer,
             dtype=self._dtype,
             distributed_optimizer=config.engine.distributed_optimizer,
-            steps=config.trainer.total_steps,
+            steps=config.policy_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
             sizes=self._sizes,
         )
+        self._critic: Critic | None = None
+        if config.critic is not None:
+            weights = self._weights if config.critic.path is None else self._weights_of(Path(config.critic.path))
+            self._critic = Critic([self._model(weights)], self._preparer, config, partial(self._save, weights))
         self._apply_patches(Phase.AFTER_BUILD)
 
     def topology(self) -> Topology:
@@ -118,15 +122,19 @@ class MindSpeedLlmEngine:
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
         """Do one optimizer update on this copy's share of a mini-batch."""
+        return self._trained.update(micro_batches, loss)
 
-        def weigh(log_probs: Tensor, entropy: Tensor, batch: RaggedBatch) -> LossOutputs:
-            return loss(log_probs, entropy, batch)
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Ask the critic for its values, without gradients."""
+        return self._the_critic("values").values(micro_batches)
 
-        return self._trained.update(micro_batches, weigh)
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update of the critic."""
+        return self._the_critic("update_critic").update(micro_batches, loss)
 
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
-        weights = self._exported()
+        weights = _on_first_host(self._weights, self._modules())
         if torch.distributed.get_rank() != 0:
             return None
         save_file(weights, path)
@@ -135,16 +143,15 @@ class MindSpeedLlmEngine:
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
-        weights = self._exported()
-        if torch.distributed.get_rank() == 0:
-            Path(path).mkdir(parents=True, exist_ok=True)
-            save_torch_state_dict(weights, path)
-            self._weights.hf_config.save_pretrained(path)
-        torch.distributed.barrier()
+        self._save(self._weights, self._modules(), Path(path))
 
     def save_adapter(self, path: str) -> None:
         """There are none: ``model.lora`` is refused before."""
         raise EngineError("There are no adapters.", where=f"save_adapter, {path}")
+
+    def save_critic(self, path: str) -> None:
+        """Write the critic: its trunk as a Hugging Face model directory (without tokenizer), and its head."""
+        self._the_critic("save_critic").save(Path(path))
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records."""
@@ -160,7 +167,8 @@ class MindSpeedLlmEngine:
 
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
-        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or [])])
+        critic = [] if self._critic is None else self._critic.chunks
+        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
         self._runtime.empty_cache()
         release()
@@ -180,15 +188,39 @@ class MindSpeedLlmEngine:
             chunk_tokens=self._context.config.engine.log_prob_chunk_tokens,
             device_type=self._runtime.device_type,
         )
-        model = build_model(self._arguments, self._runtime.current_device(), self._dtype)
-        self._weights.load([model])
+        model = self._model(self._weights)
         head = None
         if model.post_process:
             head = TokenScoreHead(model.output_layer, self._context.hooks.log_prob_kernel(spec))
         return [ModelChunk(model, head)]
 
-    def _exported(self) -> dict[str, Tensor]:
-        """The policy's weights on the host of rank 0; nothing on others. A collective."""
-        first = torch.distributed.get_rank() == 0
-        exported = self._weights.export([chunk.module for chunk in self._policy])
-        return {name: tensor.cpu().contiguous() for name, tensor in exported if first}
+    def _model(self, weights: HuggingFaceWeights) -> torch.nn.Module:
+        model = build_model(self._arguments, self._runtime.current_device(), self._dtype)
+        weights.load([model])
+        return model
+
+    def _weights_of(self, directory: Path) -> HuggingFaceWeights:
+        return HuggingFaceWeights(directory, dtype=self._dtype, padded_vocab_size=self._arguments.padded_vocab_size)
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return [chunk.module for chunk in self._policy]
+
+    def _the_critic(self, where: str) -> Critic:
+        if self._critic is None:
+            raise EngineError("There is no critic.", where=where, fix="set algorithm.advantage=gae and critic")
+        return self._critic
+
+    @staticmethod
+    def _save(weights: HuggingFaceWeights, modules: Sequence[torch.nn.Module], path: Path) -> None:
+        tensors = _on_first_host(weights, modules)
+        if torch.distributed.get_rank() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            save_torch_state_dict(tensors, path)
+            weights.hf_config.save_pretrained(path)
+        torch.distributed.barrier()
+
+
+def _on_first_host(weights: HuggingFaceWeights, modules: Sequence[torch.nn.Module]) -> dict[str, Tensor]:
+    """A model's weights on the host of rank 0; nothing on others. A collective."""
+    first = torch.distributed.get_rank() == 0
+    return {name: tensor.cpu().contiguous() for name, tensor in weights.export(modules) if first}

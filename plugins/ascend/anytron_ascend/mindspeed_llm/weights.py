@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError)
 """What mbridge raises, from wherever it stumbles, when a tensor is missing or has another shape."""
 
+VALUE_HEAD = "value_head."
+"""Beginning of the names of a critic's head (:class:`anytron_megatron.value_head.ValueHead`)."""
 _ONE_BY_ONE = re.compile(r"\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
@@ -97,7 +99,8 @@ class HuggingFaceWeights:
 class _Named:
     """A model, its parameters named as mbridge names them.
 
-    Experts that are computed one by one are numbered like those of one grouped matrix product.
+    Experts that are computed one by one are numbered like those of one grouped matrix product, and a critic's
+    head is no part of it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -106,10 +109,12 @@ class _Named:
             self.decoder = model.decoder
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((_numbered(name), parameter) for name, parameter in self._model.named_parameters())
+        named = ((_numbered(name), parameter) for name, parameter in self._model.named_parameters())
+        return ((name, parameter) for name, parameter in named if not name.startswith(VALUE_HEAD))
 
     def state_dict(self) -> dict[str, Any]:
-        return {_numbered(name): value for name, value in self._model.state_dict().items()}
+        named = ((_numbered(name), value) for name, value in self._model.state_dict().items())
+        return {name: value for name, value in named if not name.startswith(VALUE_HEAD)}
 
 
 def _numbered(name: str) -> str:

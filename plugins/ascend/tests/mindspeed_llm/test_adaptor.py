@@ -38,7 +38,9 @@ def platform_of(adaptor: str) -> AscendPlatform:
 def checkouts(tmp_path, monkeypatch):
     """Put packages of some versions on the path: what is looked for, without what is in it."""
 
-    def write(mindspeed: str = "0.12.1", megatron: str = "0.12.1", known: str = "0.12.1", training: bool = True) -> None:
+    def write(
+        mindspeed: str = "0.12.1", megatron: str = "0.12.1", known: str = "0.12.1", training: bool = True
+    ) -> None:
         for package in ("mindspeed_llm", "mindspeed", "megatron/core", *(["megatron/training"] if training else [])):
             (tmp_path / package).mkdir(parents=True)
             (tmp_path / package / "__init__.py").write_text("raise ImportError('it is not imported to be found')\n")

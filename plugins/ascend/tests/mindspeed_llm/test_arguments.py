@@ -40,7 +40,11 @@ SCRIPT_30B = {
 
 
 def translated(model=QWEN3_8B, options=None, dtype="bfloat16", **sections):
-    known = {"model": {"path": "unused", "dtype": dtype}, "data": {"source": "unused"}, "rewards": [{"function": "unused"}]}
+    known = {
+        "model": {"path": "unused", "dtype": dtype},
+        "data": {"source": "unused"},
+        "rewards": [{"function": "unused"}],
+    }
     config = RunConfig.model_validate({**known, **sections})
     return translate(config, model, MindSpeedLlmOptions.read(options or {}))
 
@@ -79,7 +83,11 @@ def test_sizes():
         "pipeline_model_parallel_size": 2,
         "expert_model_parallel_size": 16,
     }
-    assert (found["sequence_parallel"], found["expert_tensor_parallel_size"], found["global_batch_size"]) == (True, 1, 8)
+    assert (found["sequence_parallel"], found["expert_tensor_parallel_size"], found["global_batch_size"]) == (
+        True,
+        1,
+        8,
+    )
 
 
 def test_the_vocabulary_is_padded_to_the_tensor_parallel_size():

@@ -10,6 +10,8 @@ from plugins.ascend.tests.trajectories import assert_same
 
 pytestmark = pytest.mark.mindspeed_llm
 
+SGD = {"name": "sgd", "lr": 0.1, "clip_grad": 0.0}
+CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": SGD}}
 ROWS = {"engine": {"sequence_format": "bshd"}}
 RECOMPUTED = {"engine": {"recompute": "full"}}
 TENSOR = {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}}
@@ -21,8 +23,10 @@ EXPERTS = {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2
 def test_families_in_both_formats(on_the_processor, with_the_engine, tiny_model, tiny_family):
     # A dense model after one with experts, rows after packed sequences: nothing of the engine before is left.
     moe, qwen2, llama = tiny_family("qwen3_moe"), tiny_family("qwen2"), tiny_family("llama")
-    engines = [(tiny_model, {}), (moe, {}), (tiny_model, ROWS), (qwen2, {}), (llama, {}), (tiny_model, RECOMPUTED)]
-    expected = on_the_processor([(directory, {}) for directory, _ in engines])
+    engines = [(tiny_model, CRITIC), (moe, {}), (tiny_model, ROWS), (qwen2, {}), (llama, {}), (tiny_model, RECOMPUTED)]
+    dense, *others = on_the_processor([(tiny_model, CRITIC), (moe, {}), (qwen2, {}), (llama, {})])
+    plain = {name: value for name, value in dense.items() if "critic" not in name and name != "values"}
+    expected = [dense, others[0], plain, *others[1:], plain]
     for found, wanted, (_, sections) in zip(with_the_engine(engines), expected, engines, strict=True):
         assert_same(found, wanted)
         facts = found["facts"][0]
@@ -34,8 +38,13 @@ def test_families_in_both_formats(on_the_processor, with_the_engine, tiny_model,
 
 def test_two_ranks_of_each_kind(on_the_processor, with_the_engine, tiny_model, tiny_family):
     moe = tiny_family("qwen3_moe")
-    engines = [(tiny_model, TENSOR), (tiny_model, STAGES), (tiny_model, COPIES), (moe, EXPERTS)]
-    dense, sparse = on_the_processor([(tiny_model, {}), (moe, {})])
+    engines = [
+        (tiny_model, {**TENSOR, **CRITIC}),
+        (tiny_model, {**STAGES, **CRITIC}),
+        (tiny_model, {**COPIES, **CRITIC}),
+        (moe, EXPERTS),
+    ]
+    dense, sparse = on_the_processor([(tiny_model, CRITIC), (moe, {})])
     for found, wanted in zip(with_the_engine(engines), [dense, dense, dense, sparse], strict=True):
         assert_same(found, wanted)
 

@@ -6,14 +6,16 @@ PLAN is a JSON file: the platform, its options, and for each engine a model dire
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from anytron.algorithms.losses import PolicyLoss
+from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
+from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
 from tests.backends.megatron.ranks import engine_config
@@ -45,6 +47,7 @@ def main(plan_file: str, output: str) -> None:
             weights = load_file(Path(folder) / "weights.safetensors")
             found.append(
                 {
+                    **(_criticized(workers, recorded, updates) if config.critic else {}),
                     "log_probs": log_probs,
                     "grad_norms": [step["grad_norm"] for step in metrics],
                     "losses": [step["loss/policy"] for step in metrics],
@@ -54,6 +57,17 @@ def main(plan_file: str, output: str) -> None:
             )
         executor.close()
     torch.save(found, output)
+
+
+def _criticized(workers: TrainingWorkers, recorded: RaggedBatch, updates: UpdatePlan) -> dict:
+    """Three updates of the critic towards returns that are far from its values, and what it says then."""
+    batch = workers.with_values(recorded, updates)
+    batch = replace(batch, returns=torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3)))
+    metrics = [workers.update_critic(batch, updates, ValueLoss()) for _ in range(3)]
+    return {
+        "critic_grad_norms": [step["critic/grad_norm"] for step in metrics],
+        "values": workers.with_values(recorded, updates).values,
+    }
 
 
 main(*sys.argv[1:])

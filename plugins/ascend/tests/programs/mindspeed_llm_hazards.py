@@ -85,7 +85,9 @@ release()
 put_in_force(arguments(SPARSE), ledger)
 from mindspeed_llm.tasks.models.spec import qwen3_spec  # noqa: E402
 
-check("the hazard is there: the layer of the engine before", qwen3_spec.layer_spec.submodules.mlp.module.__name__ == dense)
+check(
+    "the hazard is there: the layer of the engine before", qwen3_spec.layer_spec.submodules.mlp.module.__name__ == dense
+)
 check("each engine its layers", (dense, layer_specification().submodules.mlp.module.__name__) == ("MLP", "MoELayer"))
 
 # Lengths and masks of passes.
@@ -118,7 +120,9 @@ def wrapping(original):
 
 
 TARGET = "megatron.core.transformer.transformer_layer:TransformerLayer.forward"
-ledger.apply(Phase.AFTER_BUILD, [Patch("test.layer", "test", TARGET, Phase.AFTER_BUILD, "a test", replacement=wrapping)])
+ledger.apply(
+    Phase.AFTER_BUILD, [Patch("test.layer", "test", TARGET, Phase.AFTER_BUILD, "a test", replacement=wrapping)]
+)
 put_in_force(arguments(SPARSE), ledger)
 from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402
 
