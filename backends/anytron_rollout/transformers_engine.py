@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
 from anytron.errors import ConfigError, EngineError
+from anytron_rollout.placement import place
 from anytron_rollout.sampling import TokenSampler
 from anytron_rollout.weights import load_verified
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from anytron.data.images import ImagePatches
     from anytron.trainer.roles import EngineContext, PromptInputs, Response, SamplingParams, WeightManifest
 
-OPTIONS = ("attn_implementation",)
-"""What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...)."""
+OPTIONS = ("attn_implementation", "device_map")
+"""What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...), and how a model that is
+too large for one device is placed (:mod:`anytron_rollout.placement`)."""
 
 
 class TransformersEngine:
@@ -53,10 +55,12 @@ class TransformersEngine:
         self._version: int | None = None
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
-        model = model_class(config).from_config(config, dtype=dtype, **rollout.options)
+        options = dict(rollout.options)
+        device_map = options.pop("device_map", None)
+        model = model_class(config).from_config(config, dtype=dtype, **options)
         # A checkpoint's own sampling defaults (temperature, repetition penalty) must not leak in.
         model.generation_config = GenerationConfig()
-        self._model = model.to(self._runtime.current_device()).eval().requires_grad_(requires_grad=False)
+        self._model = place(model, self._runtime, device_map).eval().requires_grad_(requires_grad=False)
 
     def load_weights(self, manifest: WeightManifest) -> int:
         """Take new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""

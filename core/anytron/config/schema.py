@@ -121,7 +121,8 @@ class RolloutSection(Section):
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of the rollout process; default: the executor's choice."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further options of the engine."""
+    """Further options of the engine. ``transformers`` has ``attn_implementation``, and ``device_map: balanced``, which
+    spreads a model that is too large for one device over all of them."""
 
 
 class AlgorithmSection(Section):

@@ -122,7 +122,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
     for name, value in arguments.items():
         setattr(full, name, value)
     try:
-        return validate_args(full)
+        full = validate_args(full)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise EngineError(
             "MindSpeed-LLM refuses the arguments.",
@@ -130,6 +130,18 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
             why=str(error) or "an assertion of validate_args without a text; the worker's log shows which",
             fix="change the keys of the configuration that they come from (docs/how-to/train-with-mindspeed-llm.md)",
         ) from error
+    # Megatron's validate_args turns it off, whatever was given, and MindSpeed-LLM turns it on again for its own
+    # fine-tuning only; without it pipeline stages would exchange tensors of one fixed shape.
+    full.variable_seq_lengths = True
+    changed = [name for name, value in arguments.items() if getattr(full, name) != value]
+    if changed:
+        raise EngineError(
+            "MindSpeed-LLM changes arguments that were set.",
+            where="engine mindspeed_llm",
+            why=", ".join(f"{name}: {arguments[name]!r} became {getattr(full, name)!r}" for name in changed),
+            fix="choose values that go together; its documentation says which do",
+        )
+    return full
 
 
 def _forget_engine() -> None:

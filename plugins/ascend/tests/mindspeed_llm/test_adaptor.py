@@ -1,5 +1,7 @@
 """The adaptor's answers that need no MindSpeed-LLM."""
 
+import json
+
 import pytest
 import torch
 
@@ -111,6 +113,15 @@ def test_engine_and_adaptor_go_together():
 )
 def test_what_it_would_leave_out_is_refused_before_anything_starts(key, sections):
     assert findings("mindspeed_llm", run_of(**sections))[key].severity == "error"
+
+
+def test_a_critic_of_another_shape_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "num_hidden_layers": 2}))
+    (tmp_path / "model.safetensors").touch()
+    critic = {"algorithm": {"advantage": "gae"}, "critic": {"path": str(tmp_path)}}
+    found = findings("mindspeed_llm", run_of(**critic))["critic.path"]
+    assert (found.severity, "num_layers" in found.message) == ("error", True)
+    assert "critic.path" not in findings("mindspeed_llm", run_of(**{**critic, "critic": {}}))
 
 
 def test_it_needs_other_packages_than_the_engine_megatron():

@@ -1,0 +1,47 @@
+"""Put a model on one device, or spread it over all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from anytron.platform import DeviceRuntime
+
+BALANCED = "balanced"
+_NO_LIMIT = 1 << 60
+"""Bytes; how much fits is known when the training engine has taken its part, which is later."""
+
+
+def place(model: Any, runtime: DeviceRuntime, device_map: object) -> Any:
+    """Move a model to where it computes.
+
+    Args:
+        model: A Hugging Face model, on the host.
+        runtime: The devices.
+        device_map: None = all of it on the current device; ``balanced`` = its layers in order on all devices that
+            this process can use, as many bytes on each (accelerate's big model inference). One device computes
+            at a time: for models that do not fit on one.
+
+    Raises:
+        ConfigError: Another value, or there is no second device.
+    """
+    if device_map is None:
+        return model.to(runtime.current_device())
+    devices = runtime.device_count()
+    if device_map != BALANCED or devices < 2:
+        raise ConfigError(
+            "The rollout model cannot be placed like that.",
+            where="rollout.options.device_map",
+            why=f"{device_map!r} is not {BALANCED!r}" if device_map != BALANCED else f"{devices} device is here",
+            fix=f"leave it out, or set it to {BALANCED} where a process can use several devices",
+        )
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = model._no_split_modules
+    limits = get_balanced_memory(
+        model, max_memory=dict.fromkeys(range(devices), _NO_LIMIT), no_split_module_classes=whole
+    )
+    return dispatch_model(model, infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole))
