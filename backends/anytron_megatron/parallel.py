@@ -87,7 +87,7 @@ def topology() -> Topology:
 def destroy() -> None:
     """Leave all process groups."""
     parallel_state.destroy_model_parallel()
-    # What it leaves behind would tell the next engine that this rank is in a group which that one may not have
-    # (0.12.1 to 0.16.1, is_rank_in_position_embedding_group in finalize_model_grads).
+    # megatron-core 0.12.1 leaves this behind: the next engine would take this rank for a member of a group that it
+    # does not have (is_rank_in_position_embedding_group in finalize_model_grads.py). 0.16.1 resets it.
     parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None
     dist.destroy_process_group()
