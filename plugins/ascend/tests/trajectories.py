@@ -34,7 +34,7 @@ def follow(
     (folder / "plan.json").write_text(json.dumps(plan))
     output = folder / f"{platform}.pt"
     command = [sys.executable, str(PROGRAM), str(folder / "plan.json"), str(output)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=560)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1100)
     assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(output, weights_only=False)
 

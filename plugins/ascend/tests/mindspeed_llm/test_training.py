@@ -8,7 +8,8 @@ import pytest
 
 from plugins.ascend.tests.trajectories import assert_same
 
-pytestmark = pytest.mark.mindspeed_llm
+# MindSpeed-LLM searches all loaded modules each time it patches for another engine.
+pytestmark = [pytest.mark.mindspeed_llm, pytest.mark.timeout(1200)]
 
 SGD = {"name": "sgd", "lr": 0.1, "clip_grad": 0.0}
 CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": SGD}}
