@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from rich.console import Console
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class SilentProgress:
     """Shows nothing; the base of those that do. A context manager: leaving clears up, after errors too."""
 
-    def start(self, total_steps: int) -> None:
+    def start(self, total_steps: int, devices: Sequence[str]) -> None:
         """The workers are up."""
 
     def step(self, metrics: Mapping[str, float]) -> None:
@@ -43,9 +44,10 @@ class PlainProgress(SilentProgress):
         self._console = console
         self._total = 0
 
-    def start(self, total_steps: int) -> None:
-        """Remember the number of steps."""
+    def start(self, total_steps: int, devices: Sequence[str]) -> None:
+        """Say on which devices, and remember the number of steps."""
         self._total = total_steps
+        self._console.print(f"started on {_counted(devices)}", markup=False)
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Print a line."""
@@ -71,8 +73,9 @@ class BarProgress(SilentProgress):
         self._bar.start()
         return self
 
-    def start(self, total_steps: int) -> None:
-        """Show the empty bar."""
+    def start(self, total_steps: int, devices: Sequence[str]) -> None:
+        """Show the empty bar, and above it the devices."""
+        self._bar.console.print(f"started on {_counted(devices)}", markup=False)
         self._bar.update(self._task, total=total_steps, facts=f"started in {time.monotonic() - self._began:.0f} s")
 
     def step(self, metrics: Mapping[str, float]) -> None:
@@ -82,6 +85,11 @@ class BarProgress(SilentProgress):
     def finish(self) -> None:
         """Leave the bar as it is and give the terminal back."""
         self._bar.stop()
+
+
+def _counted(devices: Sequence[str]) -> str:
+    """``2 x Ascend910B2``."""
+    return ", ".join(f"{count} x {name}" for name, count in Counter(devices).items())
 
 
 def make_progress(console: Console, *, shown: bool) -> SilentProgress:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Progress(Protocol):
     """Shows a run to a person. Called by the loop in the driver."""
 
-    def start(self, total_steps: int) -> None:
-        """The workers are up; the first of ``total_steps`` begins."""
+    def start(self, total_steps: int, devices: Sequence[str]) -> None:
+        """The workers are up, training on these ``devices``, one for each rank; the first step begins."""
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """A step is done; ``metrics`` are those of ``metrics.jsonl``."""

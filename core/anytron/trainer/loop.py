@@ -75,8 +75,9 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
         write_random_model(config, task.tokenizer)
         trainer, rollout = start_workers(executor, config)
-        run.write_patches({"trainer": trainer.describe(), "rollout": rollout.describe()})
-        progress.start(steps)
+        facts = trainer.describe()
+        run.write_patches({"trainer": facts, "rollout": rollout.describe()})
+        progress.start(steps, [str(rank["device"]) for rank in facts])
         began = time.perf_counter()
 
         for step in range(1, steps + 1):

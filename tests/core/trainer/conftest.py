@@ -103,7 +103,7 @@ class TorchEngine:
         self.critic.save_pretrained(path)
 
     def describe(self):
-        return {"engine": "torch", "patches": []}
+        return {"engine": "torch", "device": "cpu", "patches": []}
 
 
 @dataclass
@@ -166,8 +166,8 @@ class RecordedProgress:
     total: int | None = None
     finished: bool = False
 
-    def start(self, total_steps):
-        self.total = total_steps
+    def start(self, total_steps, devices):
+        self.total, self.devices = total_steps, devices
 
     def step(self, metrics):
         self.steps.append(dict(metrics))
