@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anytron.sequences.scopes import ScopeFactory
 
 _in_force: list[dict[str, Any]] = []
-"""The arguments of the engine that is alive in this process, as they were translated."""
+"""For each engine that is alive in this process its arguments, as they were translated: all the same."""
 _patched_for: list[dict[str, Any]] = []
 """The arguments that MindSpeed-LLM has patched for."""
 
@@ -72,13 +72,13 @@ def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
 
     set_args(full)
     _forget_engine()
-    _in_force[:] = [wanted]
+    _in_force.append(wanted)
     return full
 
 
 def release() -> None:
-    """The engine is closed: the next one may have other arguments."""
-    _in_force.clear()
+    """An engine is closed; when none is left, the next one may have other arguments."""
+    _in_force.pop()
 
 
 def layer_specification() -> Any:

@@ -36,6 +36,11 @@ def _masked_scale(self: Tensor, mask: Tensor, scale: float) -> Tensor:
     return self * mask * scale
 
 
+def _histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    # The device counts integers too; the host does not.
+    return torch.histc(self.double(), bins, min, max).to(self.dtype)
+
+
 FORMULAS: dict[str, Callable[..., object]] = {
     "aten.matmul_backward.default": _matmul_backward,
     "aten.mm.dtype": _mm_as,
@@ -43,5 +48,6 @@ FORMULAS: dict[str, Callable[..., object]] = {
     "aten.addmm.dtype": _addmm_as,
     "aten.baddbmm.dtype": _addmm_as,
     "aten._masked_scale.default": _masked_scale,
+    "aten.histc.default": _histc,
 }
 """By the operator's name; the signatures are aten's."""

@@ -22,4 +22,4 @@ def test_global_state(with_mindspeed_llm):
     lines = [line for line in done.stdout.splitlines() if line.startswith(("caught", "MISSED"))]
     missed = [line for line in lines if line.startswith("MISSED")]
     assert (done.returncode, missed) == (0, []), done.stderr[-4000:]
-    assert len(lines) == 15
+    assert len(lines) == 16

@@ -1,16 +1,19 @@
 """The real MindSpeed-LLM on simulated NPUs computes what the engine megatron computes on the processor."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
 
-from plugins.ascend.tests.trajectories import assert_same
+from plugins.ascend.tests.trajectories import ROOT, assert_same
 
 # MindSpeed-LLM searches all loaded modules each time it patches for another engine.
 pytestmark = [pytest.mark.mindspeed_llm, pytest.mark.timeout(1200)]
 
+EXAMPLES = ROOT / "examples"
 SGD = {"name": "sgd", "lr": 0.1, "clip_grad": 0.0}
 CRITIC = {"algorithm": {"advantage": "gae"}, "critic": {"optimizer": SGD}}
 ROWS = {"engine": {"sequence_format": "bshd"}}
@@ -50,20 +53,40 @@ def test_two_ranks_of_each_kind(on_the_processor, with_the_engine, tiny_model, t
         assert_same(found, wanted)
 
 
-def test_five_sampled_steps(tmp_path, with_mindspeed_llm):
-    command = [
-        sys.executable, "-m", "anytron", "train", "examples/grpo_sort.yaml", "trainer.total_steps=5",
-        "data.prompts_per_step=4", "platform.options.adaptor=mindspeed_llm", "engine.name=mindspeed_llm",
-        "engine.options.model.fused_rotary_embedding=false", "trainer.rollout_log_prob_tolerance=0.01",
-        f"trainer.output_dir={tmp_path / 'run'}",
-    ]  # fmt: skip
-    environment = {**with_mindspeed_llm, "ANYTRON_PLATFORM": "ascend"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def train(tmp_path, with_mindspeed_llm):
+    """Train an example with overrides; return the run's metrics and its directory."""
+
+    def run(example, steps, *overrides):
+        command = [
+            sys.executable, "-m", "anytron", "train", str(example), f"trainer.total_steps={steps}",
+            "data.prompts_per_step=4", "platform.options.adaptor=mindspeed_llm", "engine.name=mindspeed_llm",
+            "engine.options.model.fused_rotary_embedding=false", f"trainer.output_dir={tmp_path / 'run'}", *overrides,
+        ]  # fmt: skip
+        environment = {**with_mindspeed_llm, "ANYTRON_PLATFORM": "ascend"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], tmp_path / "run"
+
+    return run
+
+
+def test_five_sampled_steps(train):
+    metrics, run = train("examples/grpo_sort.yaml", 5, "trainer.rollout_log_prob_tolerance=0.0001")
     assert len(metrics) == 5
 
     from transformers import AutoModelForCausalLM
 
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "hf")
+    trained = AutoModelForCausalLM.from_pretrained(run / "hf")
     assert all(parameter.isfinite().all() for parameter in trained.parameters())
+
+
+def test_sampled_steps_of_grouped_experts_in_bfloat16(train, tmp_path):
+    example = yaml.safe_load((EXAMPLES / "grpo_moe.yaml").read_text())
+    example["engine"] = {"options": {"moe": {"aux_loss_coefficient": 0.001, "fused_permutation": True}}}
+    (tmp_path / "example.yaml").write_text(yaml.safe_dump(example))
+    shutil.copy(EXAMPLES / "sort_digits.py", tmp_path)
+    # Two ranks with half of the experts each, as the example has it; bfloat16 has three digits.
+    metrics, _ = train(tmp_path / "example.yaml", 2, "model.dtype=bfloat16", "trainer.rollout_log_prob_tolerance=0.01")
+    assert len(metrics) == 2

@@ -53,6 +53,12 @@ def test_values_and_gradients_are_the_hosts(name):
         torch.testing.assert_close(found.cpu(), expected)
 
 
+def test_integers_are_counted():
+    values = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    counted = torch.histc(values.npu(), bins=4, min=0, max=3)
+    assert (counted.dtype, counted.tolist()) == (torch.int32, [1, 0, 2, 1])
+
+
 @pytest.mark.parametrize("pair", [("npu:0", "cpu"), ("cpu", "npu:0"), ("npu:0", "npu:1")])
 def test_tensors_of_two_devices_are_refused(pair):
     one, other = (torch.ones(2, 2, device=device) for device in pair)
