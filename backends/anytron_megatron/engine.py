@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 
 from anytron.errors import EngineError
-from anytron.hooks.types import LogProbSpec, PatchContext
+from anytron.hooks.types import LogProbSpec
 from anytron.patches import Phase
-from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
-from anytron.trainer.roles import WeightManifest
 from anytron_megatron import parallel
 from anytron_megatron.conformance import attention_conformance
 from anytron_megatron.critic import Critic
 from anytron_megatron.dismantling import dismantle
+from anytron_megatron.exchange import write_weights
 from anytron_megatron.experts import Experts
 from anytron_megatron.freezing import freeze
 from anytron_megatron.head import TokenScoreHead
@@ -28,6 +26,7 @@ from anytron_megatron.lora import Adapters, find_targets
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.multi_token_prediction import MultiTokenPrediction
 from anytron_megatron.passes import ModelChunk
+from anytron_megatron.phases import reach
 from anytron_megatron.plugin import ENGINE
 from anytron_megatron.scoring import token_scores, whole_logits
 from anytron_megatron.trained_model import TrainedModel
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.losses import LossOutputs, PolicyLoss, ValueLoss
     from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
-    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
+    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole, WeightManifest
 
 
 class MegatronEngine:
@@ -58,11 +57,11 @@ class MegatronEngine:
         self._sizes = config.parallel.sizes()
         self._runtime = context.platform.runtime()
         context.platform.prepare_engine(config, context.ledger)
-        self._apply_patches(Phase.BEFORE_PARALLEL_INIT)
+        reach(Phase.BEFORE_PARALLEL_INIT, context, ENGINE)
         parallel.initialize(
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
-        self._apply_patches(Phase.BEFORE_BUILD)
+        reach(Phase.BEFORE_BUILD, context, ENGINE)
         self._bridge = self._bridge_to(
             model_directory(config),
             router_replay=config.engine.router_replay != "off",
@@ -104,7 +103,7 @@ class MegatronEngine:
             sequence_format = config.engine.sequence_format
             experts = Experts(modules, bridge.config, sequence_format=sequence_format, router_replay=False)
             self._critic = Critic(modules, self._preparer_for(bridge), config, bridge.save, experts)
-        self._apply_patches(Phase.AFTER_BUILD)
+        reach(Phase.AFTER_BUILD, context, ENGINE)
 
     def topology(self) -> Topology:
         """Where this rank stands."""
@@ -168,9 +167,7 @@ class MegatronEngine:
             weights = {name: tensor.contiguous() for name, tensor in self._bridge.export(self._modules())}
         if torch.distributed.get_rank() != 0:
             return None
-        save_file(weights, path)
-        checksums = {name: checksum(tensor) for name, tensor in weights.items()}
-        return WeightManifest(path, self._trained.updates, checksums, optional=self._bridge.prediction_names(weights))
+        return write_weights(weights, path, self._trained.updates, self._bridge.prediction_names(weights))
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
@@ -206,15 +203,6 @@ class MegatronEngine:
         dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
         self._runtime.empty_cache()
-
-    def _apply_patches(self, phase: Phase) -> None:
-        """Apply the patches of a phase, which depend on the process alone: an earlier engine's are in effect."""
-        context = self._context
-        if context.ledger.has_reached(phase):
-            context.ledger.revalidate()
-            return
-        patch_context = PatchContext(context.platform, context.process.role, context.hooks, ENGINE)
-        context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
 
     def _modules(self) -> list[torch.nn.Module]:
         return [chunk.module for chunk in self._policy]

@@ -11,6 +11,7 @@ from anytron.hooks.types import Diagnostic, Requirement
 from anytron.masks import AttnMask, MaskKind, Polarity
 from anytron.patches import Patch, Phase
 from anytron_ascend.mindspeed.installation import find_installation
+from anytron_ascend.mindspeed.triton_imports import triton_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,7 +66,12 @@ class MindSpeedAdaptor:
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """MindSpeed itself, then what it does against the kernels' documentation."""
-        patches = [_triton(), _mindspeed(context), _model_config(), *_attention()]
+        patches = [
+            triton_imports("ascend.mindspeed-triton-imports", OWNER, "mindspeed.ops.triton"),
+            _mindspeed(context),
+            _model_config(),
+            *_attention(),
+        ]
         return [patch for patch in patches if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
@@ -128,25 +134,6 @@ def _compressed(mask: AttnMask, request: MaskRequest) -> AttnMask:
         kernel_mode=CAUSAL,
         tensor=compressed_mask(request.layout.valid.device),
         polarity=Polarity.MASKED,
-    )
-
-
-def _triton() -> Patch:
-    def install() -> Callable[[], None]:
-        from anytron_megatron.patches.triton_stand_in import install as install_finder
-
-        return install_finder({"mindspeed.ops.triton": "Gated DeltaNet and other kernels for triton-ascend"})
-
-    return Patch(
-        id="ascend.mindspeed-triton-imports",
-        owner=OWNER,
-        target="mindspeed.ops.triton",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",
-        reason="MindSpeed imports its triton kernels whether a model needs them or not; triton-ascend may not be there",
-        upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
-        remove_when="MindSpeed imports triton where it uses it",
-        install=install,
     )
 
 

@@ -57,7 +57,7 @@ def find_installation() -> Installation:
         raise PlatformError(
             "megatron-core is not installed.", where=_WHERE, why="MindSpeed patches it", fix=INSTALL
         ) from error
-    found = Installation(_mindspeed_version(folder), megatron, folder)
+    found = Installation(checkout_version(folder, INSTALL), megatron, folder)
     check_pair(found)
     return found
 
@@ -80,10 +80,17 @@ def check_pair(found: Installation) -> None:
     )
 
 
-def _mindspeed_version(folder: Path) -> str:
+def checkout_version(folder: Path, fix: str) -> str:
     """The version of a checkout from its setup.py, else of the installed distribution.
 
     The package itself has none, and a checkout on ``PYTHONPATH`` hides an installed one.
+
+    Args:
+        folder: The package's.
+        fix: How to install it, for the error.
+
+    Raises:
+        PlatformError: Neither is there.
     """
     setup = folder.parent / "setup.py"
     if setup.is_file():
@@ -91,11 +98,11 @@ def _mindspeed_version(folder: Path) -> str:
         if found:
             return found[1]
     try:
-        return version("mindspeed")
+        return version(folder.name)
     except PackageNotFoundError as error:
         raise PlatformError(
-            "The version of MindSpeed cannot be told.",
+            f"The version of the package '{folder.name}' cannot be told.",
             where=str(folder),
             why="there is neither a setup.py beside it nor metadata of an installed distribution",
-            fix=INSTALL,
+            fix=fix,
         ) from error

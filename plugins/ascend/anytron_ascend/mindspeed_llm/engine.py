@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from anytron.errors import EngineError
-from anytron.hooks.types import LogProbSpec, PatchContext
+from anytron.hooks.types import LogProbSpec
 from anytron.masks import MaskKind, ModelTraits
 from anytron.patches import Phase
-from anytron.trainer.checksum import checksum
 from anytron.trainer.initial_model import model_directory
-from anytron.trainer.roles import WeightManifest
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.installation import ENGINE
 from anytron_ascend.mindspeed_llm.models import build_model
@@ -27,9 +24,11 @@ from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
 from anytron_megatron import parallel
 from anytron_megatron.critic import Critic
 from anytron_megatron.dismantling import dismantle
+from anytron_megatron.exchange import write_weights
 from anytron_megatron.head import TokenScoreHead
 from anytron_megatron.microbatch import BatchPreparer
 from anytron_megatron.passes import ModelChunk
+from anytron_megatron.phases import reach
 from anytron_megatron.scoring import token_scores, whole_logits
 from anytron_megatron.trained_model import TrainedModel
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.losses import PolicyLoss, ValueLoss
     from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
-    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole
+    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole, WeightManifest
 
 
 class MindSpeedLlmEngine:
@@ -63,11 +62,11 @@ class MindSpeedLlmEngine:
         options = MindSpeedLlmOptions.read(config.engine.options)
         model = AutoConfig.from_pretrained(directory, local_files_only=True)
         self._arguments = put_in_force(translate(config, model, options), context.ledger)
-        self._apply_patches(Phase.BEFORE_PARALLEL_INIT)
+        reach(Phase.BEFORE_PARALLEL_INIT, context, ENGINE)
         parallel.initialize(
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
-        self._apply_patches(Phase.BEFORE_BUILD)
+        reach(Phase.BEFORE_BUILD, context, ENGINE)
         self._weights = self._weights_of(directory)
         self._preparer = BatchPreparer(
             context.hooks,
@@ -96,7 +95,7 @@ class MindSpeedLlmEngine:
         if config.critic is not None:
             weights = self._weights if config.critic.path is None else self._weights_of(Path(config.critic.path))
             self._critic = Critic([self._model(weights)], self._preparer, config, partial(self._save, weights))
-        self._apply_patches(Phase.AFTER_BUILD)
+        reach(Phase.AFTER_BUILD, context, ENGINE)
 
     def topology(self) -> Topology:
         """Where this rank stands."""
@@ -137,9 +136,7 @@ class MindSpeedLlmEngine:
         weights = _on_first_host(self._weights, self._modules())
         if torch.distributed.get_rank() != 0:
             return None
-        save_file(weights, path)
-        checksums = {name: checksum(tensor) for name, tensor in weights.items()}
-        return WeightManifest(path, self._trained.updates, checksums)
+        return write_weights(weights, path, self._trained.updates)
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
@@ -172,14 +169,6 @@ class MindSpeedLlmEngine:
         parallel.destroy()
         self._runtime.empty_cache()
         release()
-
-    def _apply_patches(self, phase: Phase) -> None:
-        context = self._context
-        if context.ledger.has_reached(phase):
-            context.ledger.revalidate()
-            return
-        patch_context = PatchContext(context.platform, context.process.role, context.hooks, ENGINE)
-        context.ledger.apply(phase, context.hooks.patch_model(phase, patch_context))
 
     def _build(self) -> list[ModelChunk]:
         spec = LogProbSpec(

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from anytron.errors import PlatformError
+from anytron_ascend.mindspeed.installation import checkout_version
 
 ENGINE = "mindspeed_llm"
 """Name of the engine, in ``engine.name``."""
@@ -49,8 +50,8 @@ def find_installation() -> Installation:
     """
     folders = {name: _folder(name, module) for name, module in _MODULES.items()}
     found = Installation(
-        mindspeed_llm=_setup_version(folders["MindSpeed-LLM"]),
-        mindspeed=_setup_version(folders["MindSpeed"]),
+        mindspeed_llm=checkout_version(folders["MindSpeed-LLM"], INSTALL),
+        mindspeed=checkout_version(folders["MindSpeed"], INSTALL),
         megatron=_megatron_version(folders["megatron-core"]),
     )
     if found.mindspeed != MEGATRON or found.megatron != MEGATRON:
@@ -97,19 +98,6 @@ def _folder(name: str, module: str) -> Path:
             fix=f"{INSTALL}; or engine.name=megatron with platform.options.adaptor=mindspeed, which does without",
         )
     return Path(spec.origin).resolve().parent
-
-
-def _setup_version(folder: Path) -> str:
-    """The version in the setup.py of a checkout, else that of the installed distribution."""
-    setup = folder.parent / "setup.py"
-    if setup.is_file():
-        found = re.search(r"^__version__ = '([^']+)'", setup.read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found[1]
-    try:
-        return version(folder.name)
-    except PackageNotFoundError:
-        return "of an unknown version"
 
 
 def _megatron_version(folder: Path) -> str:

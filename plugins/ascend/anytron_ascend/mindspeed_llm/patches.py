@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.patches import Patch, Phase
+from anytron_ascend.mindspeed.triton_imports import triton_imports
 from anytron_ascend.mindspeed_llm.installation import BRANCHES, find_installation
 
 if TYPE_CHECKING:
@@ -17,27 +18,10 @@ OWNER = "ascend"
 
 def engine_patches(context: PatchContext) -> Iterable[Patch]:
     """Return the patches of a training rank of this engine."""
-    return [_triton(), _mindspeed_llm(context), _sequence_ends()]
-
-
-def _triton() -> Patch:
-    def install() -> Callable[[], None]:
-        from anytron_megatron.patches.triton_stand_in import install as install_finder
-
-        kernels = "kernels for triton-ascend"
-        return install_finder({"mindspeed.ops.triton": kernels, "mindspeed_llm.ops.triton": kernels})
-
-    return Patch(
-        id="ascend.mindspeed-llm-triton-imports",
-        owner=OWNER,
-        target="mindspeed_llm.ops.triton",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",
-        reason="MindSpeed-LLM imports triton kernels whether a model needs them or not; triton-ascend may be absent",
-        upstream="mindspeed_llm/ops/triton",
-        remove_when="MindSpeed-LLM imports triton where it uses it",
-        install=install,
+    triton = triton_imports(
+        "ascend.mindspeed-llm-triton-imports", OWNER, "mindspeed.ops.triton", "mindspeed_llm.ops.triton"
     )
+    return [triton, _mindspeed_llm(context), _sequence_ends()]
 
 
 def _mindspeed_llm(context: PatchContext) -> Patch:

@@ -96,7 +96,7 @@ def test_another_megatron_is_refused(tmp_path):
 
 def test_a_version_that_cannot_be_told_is_an_error(checkout):
     checkout(None)
-    with pytest.raises(PlatformError, match="version of MindSpeed cannot be told"):
+    with pytest.raises(PlatformError, match="version of the package 'mindspeed' cannot be told"):
         find_installation()
 
 
