@@ -64,8 +64,6 @@ class DeviceRuntime(abc.ABC):
     """``torch.device`` type, for example ``cpu``."""
     communication_backend: ClassVar[str]
     """Name of the ``torch.distributed`` backend for tensors of this device."""
-    visible_devices_variable: ClassVar[str | None]
-    """Environment variable that restricts which devices a process sees; None if there is none."""
 
     @abc.abstractmethod
     def device_count(self) -> int:
@@ -163,6 +161,9 @@ class Platform(abc.ABC):
         device_packages: Import packages that teach torch this device. They are hidden from processes
             of other platforms, as are all that torch would load by itself
             (:mod:`anytron.plugins.foreign_devices`): a platform that needs one must name it.
+        visible_devices_variable: Environment variable that restricts which devices a process sees, by their
+            ids with commas between; None = there is none.
+        ray_resource: Resource by which Ray counts the devices (executor ``ray``); None = it counts processors.
     """
 
     name: ClassVar[str]
@@ -172,6 +173,8 @@ class Platform(abc.ABC):
     redirects_torch_cuda: bool = True
     portable_modules: bool = True
     device_packages: ClassVar[tuple[str, ...]] = ()
+    visible_devices_variable: ClassVar[str | None] = None
+    ray_resource: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def probe(self) -> Probe:

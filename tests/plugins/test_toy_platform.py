@@ -40,6 +40,7 @@ def session(tmp_path, monkeypatch):
 def test_it_implements_every_hook(session):
     report = next(report for report in session.reports if report.name == "toy")
     assert report.hooks == tuple(specifications())
+    assert session.platform.ray_resource == "TOY"
     assert session.platform.name == "toy", "an accelerator that is usable wins over the processor"
 
 

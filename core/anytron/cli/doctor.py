@@ -65,7 +65,8 @@ def examine() -> Findings:
             "hidden": list(session.hidden),
         }
         needed |= {requirement.package for _, requirement in session.hooks.requirements()}
-        variables |= {runtime.visible_devices_variable or ""} | set(session.hooks.runtime_env(ProcessInfo("trainer")))
+        variables |= {session.platform.visible_devices_variable or ""}
+        variables |= set(session.hooks.runtime_env(ProcessInfo("trainer")))
         check_requirements(session.hooks)
         findings["patches"] = planned_patches(session)
     except AnytronError as error:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.components import require_component
+from anytron.components import load_component, require_component
 from anytron.config.mistakes import Mistake, refuse
 from anytron.data.pretrained import directory_mistakes, weight_mistakes
 from anytron.errors import ConfigError
@@ -111,7 +111,7 @@ def _critic(config: RunConfig) -> Iterator[Mistake]:
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mistake]:
     ranks = config.parallel.world_size
-    if platform.accelerator and ranks > probe.devices:
+    if platform.accelerator and ranks > probe.devices and _runs_here(config):
         sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
         product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
         yield Mistake(
@@ -119,6 +119,14 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mi
             f"{product} = {ranks} ranks, but {platform.name} has {probe.devices} devices here ({probe.reason})",
             "lower one of the sizes",
         )
+
+
+def _runs_here(config: RunConfig) -> bool:
+    """Whether ranks are on this machine alone: its devices and processors are theirs."""
+    try:
+        return bool(load_component("anytron.executors", config.executor.kind, "executor.kind").on_this_machine)
+    except ConfigError:
+        return True  # there is no such executor, which is a mistake of its own
 
 
 def _references(config: RunConfig) -> Iterator[Mistake]:
@@ -171,5 +179,5 @@ def _output(config: RunConfig) -> Iterator[Mistake]:
 def _warnings(config: RunConfig, platform: Platform) -> Iterator[str]:
     processors = len(os.sched_getaffinity(0))
     ranks = config.parallel.world_size
-    if not platform.accelerator and ranks > processors:
+    if not platform.accelerator and ranks > processors and _runs_here(config):
         yield f"{ranks} training ranks share {processors} processors: the run works and is slow"

@@ -1,4 +1,4 @@
-"""Where the processes of this machine meet."""
+"""Where processes meet."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 ATTEMPTS = 100
 
 
-def free_port() -> int:
-    """Pick a port that nothing listens on, for ``torch.distributed``'s store.
+def free_port(address: str = ADDRESS) -> int:
+    """Pick a port of this machine that nothing listens on, for ``torch.distributed``'s store.
 
     Seconds pass until the store listens. The kernel gives the ports of its own range to whatever connects
     meanwhile, and gloo connects hundreds of times; so the port is one below that range, at random.
+
+    Args:
+        address: The machine's address at which ranks will meet.
 
     Raises:
         WorkerError: No port is free.
@@ -30,20 +33,20 @@ def free_port() -> int:
     except OSError:
         highest = 32_768  # what Linux has by default
     if highest - LOWEST < ATTEMPTS:  # somebody gave the kernel nearly all of them
-        return _bound(0)
+        return _bound(address, 0)
     choice = random.SystemRandom()
     for _ in range(ATTEMPTS):
         with contextlib.suppress(OSError):
-            return _bound(choice.randrange(LOWEST, highest))
+            return _bound(address, choice.randrange(LOWEST, highest))
     raise WorkerError(
         "There is no port where the ranks could meet.",
-        where=ADDRESS,
+        where=address,
         why=f"{ATTEMPTS} ports between {LOWEST} and {highest} are all in use",
         fix="end what listens on them (ss --listening --tcp --processes)",
     )
 
 
-def _bound(port: int) -> int:
+def _bound(address: str, port: int) -> int:
     with socket.socket() as probe:
-        probe.bind((ADDRESS, port))
+        probe.bind((address, port))
         return int(probe.getsockname()[1])

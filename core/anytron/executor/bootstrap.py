@@ -18,6 +18,7 @@ class Bootstrap:
         rank: Rank among the ``world_size`` processes of its group.
         local_rank: Rank among those of the group on this machine.
         world_size: Processes in the group.
+        local_world_size: Those of them on this machine.
         master_address: Where rank 0 listens for ``torch.distributed``.
         master_port: The port there.
         num_threads: Processor threads to use.
@@ -33,6 +34,7 @@ class Bootstrap:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
     master_address: str
     master_port: int
     num_threads: int
@@ -53,7 +55,7 @@ class Bootstrap:
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
         }

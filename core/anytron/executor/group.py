@@ -1,19 +1,18 @@
-"""The processes of one engine on this machine: calls to all ranks, and what happens when one fails."""
+"""The processes of one engine: calls to all ranks, and what happens when one fails."""
 
 from __future__ import annotations
 
+import abc
 import time
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from anytron.errors import WorkerError
 from anytron.executor.address import free_port
 from anytron.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
-from anytron.executor.process import WorkerProcess, end_all
+from anytron.executor.process import WorkerProcess, answered, end_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from multiprocessing.connection import Connection
 
     from anytron.config.schema import RunConfig
     from anytron.executor.channel import Message
@@ -29,21 +28,56 @@ CLOSE_S = 10.0
 """How long an engine may take to close."""
 
 
-class LocalWorkerGroup:
-    """A :class:`~anytron.executor.protocol.WorkerGroup` of processes on this machine.
+class Rank(Protocol):
+    """A worker process, here or elsewhere, as its group sees it."""
+
+    @property
+    def name(self) -> str:
+        """For people: role and rank."""
+
+    @property
+    def where(self) -> str:
+        """For people: the log that holds all that the process writes."""
+
+    def send(self, message: Message) -> None:
+        """Send a message; one that is gone gets none.
+
+        Raises:
+            BlockingIOError: The process does not read.
+        """
+
+    def receive(self) -> Message | None:
+        """Take the answer; None if the process ended without one."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; return whether it came."""
+
+    def write_stacks(self) -> None:
+        """Ask the process to write the stacks of its threads to its log."""
+
+    def fate(self) -> str:
+        """Say how an ended process ended."""
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote; empty if there are none."""
+
+
+AnyRank = TypeVar("AnyRank", bound=Rank)
+
+
+class RankGroup(abc.ABC, Generic[AnyRank]):
+    """A :class:`~anytron.executor.protocol.WorkerGroup`, wherever its processes are.
 
     Args:
         engine: Name of the engine, for people.
-        processes: One per rank, in rank order, just started.
+        ranks: In rank order, just started.
         start_timeout_s: Seconds from now until every engine must be built.
         call_timeout_s: Seconds that a call may take.
     """
 
-    def __init__(
-        self, engine: str, processes: list[WorkerProcess], *, start_timeout_s: float, call_timeout_s: float
-    ) -> None:
+    def __init__(self, engine: str, ranks: Sequence[AnyRank], *, start_timeout_s: float, call_timeout_s: float) -> None:
         self._engine = engine
-        self._processes = processes
+        self._ranks = ranks
         self._start_timeout_s = start_timeout_s
         self._start_deadline = time.monotonic() + start_timeout_s
         self._call_timeout_s = call_timeout_s
@@ -53,7 +87,7 @@ class LocalWorkerGroup:
     @property
     def size(self) -> int:
         """Ranks."""
-        return len(self._processes)
+        return len(self._ranks)
 
     @property
     def ended(self) -> bool:
@@ -75,7 +109,7 @@ class LocalWorkerGroup:
 
         They meet at a port of their own: the store of the engines before may not have let go of theirs.
         """
-        self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), free_port()))] * self.size)
+        self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), self._free_port()))] * self.size)
 
     def close(self) -> None:
         """Let every engine close, then end the processes.
@@ -89,8 +123,8 @@ class LocalWorkerGroup:
             if self._ready:
                 self._request("close", [encode(Stop())] * self.size, CLOSE_S, "")
                 deadline = time.monotonic() + CLOSE_S
-                for process in self._processes:
-                    process.wait(max(0.0, deadline - time.monotonic()))
+                for rank in self._ranks:
+                    rank.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self.end()
 
@@ -98,13 +132,25 @@ class LocalWorkerGroup:
         """End the processes without a word to their engines."""
         if not self._ended:
             self._ended = True
-            end_all(self._processes)
+            self._end_all()
+
+    @abc.abstractmethod
+    def _answered(self, ranks: list[AnyRank], timeout_s: float) -> list[AnyRank]:
+        """Wait until a rank has an answer or has ended; return those, none if the time is over."""
+
+    @abc.abstractmethod
+    def _free_port(self) -> int:
+        """A port where rank 0 can listen."""
+
+    @abc.abstractmethod
+    def _end_all(self) -> None:
+        """End every process, whatever it does."""
 
     def _exchange(self, method: str, messages: list[Message]) -> list[Any]:
         if self._ended:
             raise WorkerError(
                 f"cannot call {method}() of engine {self._engine!r}: its processes have ended",
-                where=self._processes[0].name,
+                where=self._ranks[0].name,
                 why="an earlier call failed, or the executor was closed",
             )
         try:
@@ -119,84 +165,86 @@ class LocalWorkerGroup:
             raise
 
     def _request(self, method: str, messages: list[Message], timeout_s: float, key: str) -> list[Any]:
-        process = self._processes[0]
+        rank = self._ranks[0]
         try:
-            for process, message in zip(self._processes, messages, strict=True):
-                process.send(message)
+            for rank, message in zip(self._ranks, messages, strict=True):
+                rank.send(message)
         except BlockingIOError:
-            raise self._silent([process], method, timeout_s, key) from None
+            raise self._silent([rank], method, timeout_s, key) from None
         return self._collect(method, timeout_s, timeout_s, key)
 
     def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> list[Any]:
         """Await one answer of each rank: ``left_s`` from now, of the ``timeout_s`` that ``key`` allows."""
         results: list[Any] = [None] * self.size
         failures: dict[int, Failure | None] = {}  # by rank, in order of arrival; None: it died without a word
-        pending: dict[Connection, int] = {process.connection: rank for rank, process in enumerate(self._processes)}
+        pending = {rank: number for number, rank in enumerate(self._ranks)}
         deadline = time.monotonic() + left_s
         while pending:
-            ready = wait(list(pending), min(POLL_S, max(0.0, deadline - time.monotonic())))
-            gone = [connection for connection, rank in pending.items() if self._processes[rank].ended()]
-            if not ready and not gone and time.monotonic() >= deadline:
+            ready = self._answered(list(pending), min(POLL_S, max(0.0, deadline - time.monotonic())))
+            if not ready and time.monotonic() >= deadline:
                 break
-            for connection in [*ready, *(connection for connection in gone if connection not in ready)]:
-                rank = pending.pop(connection)  # type: ignore[call-overload]
-                answer = _receive(self._processes[rank])
+            for rank in ready:
+                number, message = pending.pop(rank), rank.receive()
+                answer = None if message is None else decode(message)
                 if answer is None or isinstance(answer, Failure):
                     if not failures:
                         deadline = min(deadline, time.monotonic() + LAST_WORDS_S)
-                    failures[rank] = answer
+                    failures[number] = answer
                 else:
-                    results[rank] = answer.value
+                    results[number] = answer.value
         if failures:
             raise self._failed(failures, method)
         if pending:
-            raise self._silent([self._processes[rank] for rank in pending.values()], method, timeout_s, key)
+            raise self._silent(list(pending), method, timeout_s, key)
         return results
 
     def _failed(self, failures: dict[int, Failure | None], method: str) -> Exception:
         """Make the error for what was most likely the cause: a death without a word, else the first."""
-        rank = next((rank for rank, failure in failures.items() if failure is None), next(iter(failures)))
-        process, failure = self._processes[rank], failures[rank]
+        number = next((number for number, failure in failures.items() if failure is None), next(iter(failures)))
+        rank, failure = self._ranks[number], failures[number]
         doing = f"could not start engine {self._engine!r}" if method == "start" else f"failed in {method}()"
-        others = sorted(set(failures) - {rank})
+        others = sorted(set(failures) - {number})
         also = f"\nafter it failed: ranks {', '.join(map(str, others))}" if others else ""
         if failure is None:
-            process.wait(LAST_WORDS_S)
-            fate, tail = process.fate(), process.log_tail()
+            rank.wait(LAST_WORDS_S)
+            fate, tail = rank.fate(), rank.log_tail()
             return WorkerError(
-                f"{process.name} {doing}: {fate}",
-                where=str(process.log),
+                f"{rank.name} {doing}: {fate}",
+                where=rank.where,
                 why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
                 fix="SIGKILL is mostly the kernel's answer to a lack of memory (see dmesg): lower "
                 "engine.max_tokens_per_micro_batch or rollout.max_batch_size"
                 if "SIGKILL" in fate
                 else "",
             )
-        error = WorkerError(f"{process.name} {doing}", where=str(process.log), why=failure.traceback + also)
+        error = WorkerError(f"{rank.name} {doing}", where=rank.where, why=failure.traceback + also)
         if failure.error is None:
             return error
         failure.error.__cause__ = error
         return failure.error
 
-    def _silent(self, processes: list[WorkerProcess], method: str, timeout_s: float, key: str) -> WorkerError:
-        for process in processes:
-            process.write_stacks()
+    def _silent(self, ranks: list[AnyRank], method: str, timeout_s: float, key: str) -> WorkerError:
+        for rank in ranks:
+            rank.write_stacks()
         time.sleep(STACKS_S)
         doing = f"did not build engine {self._engine!r}" if method == "start" else f"did not answer {method}()"
-        tails = "\n".join(f"{process.name}:\n{process.log_tail()}" for process in processes)
+        tails = "\n".join(f"{rank.name}:\n{rank.log_tail()}" for rank in ranks)
         return WorkerError(
-            f"{', '.join(process.name for process in processes)} {doing} within {timeout_s:g} s",
-            where=", ".join(str(process.log) for process in processes),
+            f"{', '.join(rank.name for rank in ranks)} {doing} within {timeout_s:g} s",
+            where=", ".join(rank.where for rank in ranks),
             why=f"where its threads stand, at the end of the log:\n{tails}",
             fix=f"if it is only slow, raise {key}" if key else "",
         )
 
 
-def _receive(process: WorkerProcess) -> Any:
-    """Read the answer of a process; None if it ended without one."""
-    try:
-        if not process.connection.poll():
-            return None
-        return decode(process.connection.recv_bytes())
-    except (EOFError, ConnectionResetError, BlockingIOError):
-        return None
+class LocalWorkerGroup(RankGroup[WorkerProcess]):
+    """The processes are on this machine."""
+
+    def _answered(self, ranks: list[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
+        return answered(ranks, timeout_s)
+
+    def _free_port(self) -> int:
+        return free_port()
+
+    def _end_all(self) -> None:
+        end_all(self._ranks)

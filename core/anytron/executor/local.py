@@ -5,47 +5,28 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from anytron.components import require_component
 from anytron.errors import WorkerError
 from anytron.executor.address import ADDRESS, free_port
+from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
+from anytron.executor.environment import worker_environment
 from anytron.executor.group import LocalWorkerGroup
 from anytron.executor.process import WorkerProcess, end_all
-from anytron.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
-    from anytron.config.schema import RunConfig
     from anytron.hooks.types import Role
-    from anytron.plugins import Session
-
-SPIN_COUNT = "30000"
-"""How long GNU OpenMP's threads spin for new work, unless the user says: a tenth of its default.
-
-Ranks and the rollout process take turns on the same processors: with the default, the threads of the one that
-has just finished spin for milliseconds on the cores of the next (12% of a step of examples/grpo_sort.yaml).
-"""
 
 
-class LocalExecutor:
+class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.executor.protocol.Executor` of processes on this machine.
 
     What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log``.
-
-    Args:
-        config: The run's configuration.
-        session: The driver's plugins; they give each process its environment.
     """
 
-    def __init__(self, config: RunConfig, session: Session) -> None:
-        self._config = config
-        self._session = session
-        self._groups: list[LocalWorkerGroup] = []
+    on_this_machine: ClassVar[bool] = True
 
     def start(
         self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
@@ -65,6 +46,7 @@ class LocalExecutor:
                     rank=rank,
                     local_rank=rank,
                     world_size=world_size,
+                    local_world_size=world_size,
                     master_address=ADDRESS,
                     master_port=port,
                     num_threads=threads,
@@ -76,7 +58,8 @@ class LocalExecutor:
                     sys_path=list(sys.path),
                 )
                 log = logs / f"{role}-{rank}.log"
-                processes.append(WorkerProcess(bootstrap, self._environment(bootstrap), log, settings.call_timeout_s))
+                environment = worker_environment(os.environ, bootstrap, self._session.hooks)
+                processes.append(WorkerProcess(bootstrap, environment, log, settings.call_timeout_s))
         except BaseException as error:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)
             if isinstance(error, OSError):
@@ -90,45 +73,3 @@ class LocalExecutor:
         )
         self._groups.append(group)
         return group
-
-    def close(self) -> None:
-        """Close every engine and end every process.
-
-        Raises:
-            WorkerError: An engine failed to close; every process has ended nevertheless.
-        """
-        groups, self._groups = self._groups, []
-        try:
-            for group in groups:
-                group.close()
-        finally:
-            for group in groups:
-                group.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        # The run has failed: ranks may wait for each other in collectives, where no engine can close.
-        for group in self._groups:
-            group.end()
-
-    def _environment(self, bootstrap: Bootstrap) -> dict[str, str]:
-        process = ProcessInfo(
-            role=bootstrap.role,
-            rank=bootstrap.rank,
-            local_rank=bootstrap.local_rank,
-            world_size=bootstrap.world_size,
-        )
-        return {
-            "GOMP_SPINCOUNT": SPIN_COUNT,
-            **os.environ,
-            **self._session.hooks.runtime_env(process),
-            "OMP_NUM_THREADS": str(bootstrap.num_threads),
-            "PYTHONUNBUFFERED": "1",  # a process that is killed leaves all it wrote in its log
-        }

@@ -10,14 +10,14 @@ import struct
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from anytron.executor.channel import encode_json
 from anytron.executor.worker import STACK_SIGNAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from anytron.executor.bootstrap import Bootstrap
@@ -37,7 +37,7 @@ class WorkerProcess:
 
     Attributes:
         name: For people: role and rank.
-        connection: The driver's end of the channel.
+        connection: The starter's end of the channel.
         log: File that holds all that the process writes.
     """
 
@@ -63,6 +63,11 @@ class WorkerProcess:
         self.send(encode_json(bootstrap.as_json()))
 
     @property
+    def where(self) -> str:
+        """The log, for people."""
+        return str(self.log)
+
+    @property
     def pid(self) -> int:
         """Process id, which is its process group's too."""
         return self._process.pid
@@ -77,6 +82,13 @@ class WorkerProcess:
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(message)
+
+    def receive(self) -> Message | None:
+        """Take the message that has come; None if the process ended without one."""
+        try:
+            return self.connection.recv_bytes() if self.connection.poll() else None
+        except (EOFError, ConnectionResetError, BlockingIOError):
+            return None
 
     def ended(self) -> bool:
         """Whether the process is no more."""
@@ -119,11 +131,29 @@ class WorkerProcess:
 
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        return tail(self.log)
 
 
-def end_all(processes: list[WorkerProcess]) -> None:
+def tail(log: Path) -> str:
+    """The last lines of a log; empty if there are none.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def answered(processes: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
+    """Wait until a process has sent something or has ended; return all of which that holds then.
+
+    A process that ended is looked for too, at the end of the wait: a child of it may keep its channel open.
+    """
+    ready = wait([process.connection for process in processes], timeout_s)
+    return [process for process in processes if process.connection in ready or process.ended()]
+
+
+def end_all(processes: Sequence[WorkerProcess]) -> None:
     """End processes: SIGTERM, a moment's grace for all together, SIGKILL."""
     for process in processes:
         process.signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ constructed with ``(config, session)``). What every implementation promises:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from typing_extensions import Self
 
@@ -75,7 +75,14 @@ class WorkerGroup(Protocol):
 
 
 class Executor(Protocol):
-    """Starts the processes of engines and ends all of them. A context manager: leaving closes."""
+    """Starts the processes of engines and ends all of them. A context manager: leaving closes.
+
+    Attributes:
+        on_this_machine: Whether ranks use this machine alone, so that a configuration is held against its devices
+            before any executor is made. One that has others checks what they have as it is constructed.
+    """
+
+    on_this_machine: ClassVar[bool]
 
     def start(
         self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
@@ -91,7 +98,7 @@ class Executor(Protocol):
             engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
             engine_name: Name of the engine in that group.
             world_size: Number of processes.
-            num_threads: Processor threads of each; None = this machine's processors shared by the ranks.
+            num_threads: Processor threads of each; None = a machine's processors shared by its ranks.
 
         Raises:
             ConfigError: No such engine is installed.

@@ -17,7 +17,12 @@ from anytron_ascend import cann
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
 from anytron_ascend.adaptors.portable import PortableAdaptor
-from anytron_ascend.environment import EXPANDABLE_SEGMENTS_SINCE, visible_devices_mistake, worker_environment
+from anytron_ascend.environment import (
+    EXPANDABLE_SEGMENTS_SINCE,
+    VISIBLE_DEVICES,
+    visible_devices_mistake,
+    worker_environment,
+)
 from anytron_ascend.mindspeed_llm.installation import ENGINE as MINDSPEED_LLM
 from anytron_ascend.options import AscendOptions
 
@@ -53,6 +58,8 @@ class AscendPlatform(Platform):
     name = "ascend"
     options_model = AscendOptions
     device_packages = ("torch_npu",)
+    visible_devices_variable = VISIBLE_DEVICES
+    ray_resource = "NPU"
 
     def __init__(self) -> None:
         self._options = AscendOptions()

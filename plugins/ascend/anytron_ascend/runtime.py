@@ -21,7 +21,6 @@ class AscendRuntime(DeviceRuntime):
 
     device_type: ClassVar[str] = "npu"
     communication_backend: ClassVar[str] = "hccl"
-    visible_devices_variable: ClassVar[str | None] = "ASCEND_RT_VISIBLE_DEVICES"
 
     def __init__(self) -> None:
         simulation.activate()

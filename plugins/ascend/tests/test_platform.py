@@ -27,6 +27,13 @@ def test_an_adaptor_that_cannot_be_had_is_refused_with_its_reason():
     assert "on no package registry" in caught.value.why
 
 
+def test_ray_counts_npus_and_the_runtime_s_variable_restricts_them():
+    assert (AscendPlatform.ray_resource, AscendPlatform.visible_devices_variable) == (
+        "NPU",
+        "ASCEND_RT_VISIBLE_DEVICES",
+    )
+
+
 def test_worker_environment():
     plain = worker_environment(AscendOptions(), deterministic=False)
     assert plain == {

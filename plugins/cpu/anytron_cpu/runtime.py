@@ -18,7 +18,6 @@ class CpuRuntime(DeviceRuntime):
 
     device_type: ClassVar[str] = "cpu"
     communication_backend: ClassVar[str] = "gloo"
-    visible_devices_variable: ClassVar[str | None] = None
 
     def device_count(self) -> int:
         """1: ranks share the processor."""

@@ -23,6 +23,8 @@ class CudaPlatform(Platform):
     name = "cuda"
     redirects_torch_cuda = False
     portable_modules = False
+    visible_devices_variable = "CUDA_VISIBLE_DEVICES"
+    ray_resource = "GPU"
 
     def probe(self) -> Probe:
         """Tell apart: torch without CUDA, no GPU, a GPU that torch cannot use, usable."""

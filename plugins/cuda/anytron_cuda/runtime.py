@@ -17,7 +17,6 @@ class CudaRuntime(DeviceRuntime):
 
     device_type: ClassVar[str] = "cuda"
     communication_backend: ClassVar[str] = "nccl"
-    visible_devices_variable: ClassVar[str | None] = "CUDA_VISIBLE_DEVICES"
 
     def device_count(self) -> int:
         """GPUs that this process sees."""

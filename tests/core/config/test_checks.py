@@ -8,6 +8,7 @@ from anytron.config.anchor import anchor
 from anytron.config.checks import check_config
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
+from anytron.executor.local import LocalExecutor
 from anytron.platform import Availability, Platform, Probe
 
 
@@ -98,6 +99,13 @@ def test_more_ranks_than_devices_are_refused_on_accelerators_only(check):
     with pytest.raises(ConfigError, match="4 ranks, but chip has 2 devices"):
         check(Chip(), parallel=sizes)
     assert check(Chip(), parallel={"tensor_model_parallel_size": 2}) == []
+
+
+def test_an_executor_of_other_machines_is_not_held_against_this_one(check, monkeypatch):
+    monkeypatch.setattr(LocalExecutor, "on_this_machine", False)
+
+    assert check(Chip(), parallel={"data_parallel_size": 4}) == []
+    assert check(parallel={"data_parallel_size": len(os.sched_getaffinity(0)) + 1}) == []
 
 
 def test_more_ranks_than_processors_are_a_warning(check):

@@ -13,6 +13,7 @@ EVENTS = [("imported", "torch" in sys.modules)]
 class TestChip(Platform):
     name = "testchip"
     accelerator = True
+    ray_resource = "CHIP"
 
     def probe(self):
         return Probe(Availability.USABLE, "the tests brought it", devices=8)

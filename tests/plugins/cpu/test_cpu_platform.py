@@ -22,6 +22,7 @@ def test_it_is_always_usable_and_no_accelerator():
     assert platform.probe().availability is Availability.USABLE
     assert not platform.accelerator
     assert (platform.redirects_torch_cuda, platform.portable_modules) == (True, True)
+    assert (platform.visible_devices_variable, platform.ray_resource) == (None, None)
 
 
 def test_the_runtime_is_one_object(runtime):

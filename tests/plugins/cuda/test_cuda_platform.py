@@ -52,6 +52,7 @@ def test_no_gpu(platform, monkeypatch, tmp_path, driver, expected):
 
 def test_it_is_megatron_as_its_authors_run_it(platform):
     assert (platform.accelerator, platform.redirects_torch_cuda, platform.portable_modules) == (True, False, False)
+    assert (platform.visible_devices_variable, platform.ray_resource) == ("CUDA_VISIBLE_DEVICES", "GPU")
     assert [need.package for need in platform.requirements()] == ["transformer-engine"]
 
 

@@ -30,7 +30,7 @@ from anytron.platform import DeviceRuntime, MemoryStats
 from anytron_megatron.patches import trainer_patches
 
 class Host(DeviceRuntime):
-    device_type, communication_backend, visible_devices_variable = "cpu", "gloo", None
+    device_type, communication_backend = "cpu", "gloo"
     def device_count(self): return 1
     def current_device(self): return torch.device("cpu")
     def set_device(self, index): pass

@@ -12,7 +12,6 @@ class HostRuntime(DeviceRuntime):
 
     device_type = "cpu"
     communication_backend = "gloo"
-    visible_devices_variable = None
 
     def __init__(self):
         self.calls = []

@@ -51,6 +51,8 @@ class ToyPlatform(Platform):
 
     name = "toy"
     options_model = ToyOptions
+    visible_devices_variable = "TOY_VISIBLE_DEVICES"
+    ray_resource = "TOY"
 
     def __init__(self) -> None:
         self.options = ToyOptions()

@@ -1,0 +1,67 @@
+"""What executors whose workers are processes have in common: they close their groups."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from anytron.config.schema import RunConfig
+    from anytron.executor.group import RankGroup
+    from anytron.hooks.types import Role
+    from anytron.plugins import Session
+
+
+class BaseExecutor(abc.ABC):
+    """An :class:`~anytron.executor.protocol.Executor` that keeps the groups it started.
+
+    Args:
+        config: The run's configuration.
+        session: The driver's plugins; they give each process its environment.
+    """
+
+    on_this_machine: ClassVar[bool]
+
+    def __init__(self, config: RunConfig, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._groups: list[RankGroup[Any]] = []
+
+    @abc.abstractmethod
+    def start(
+        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+    ) -> RankGroup[Any]:
+        """Start one process per rank; see the protocol."""
+
+    def close(self) -> None:
+        """Close every engine and end every process.
+
+        Raises:
+            WorkerError: An engine failed to close; every process has ended nevertheless.
+        """
+        groups, self._groups = self._groups, []
+        try:
+            for group in groups:
+                group.close()
+        finally:
+            self._end(groups)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # The run has failed: ranks may wait for each other in collectives, where no engine can close.
+        self._end(self._groups)
+
+    def _end(self, groups: list[RankGroup[Any]]) -> None:
+        for group in groups:
+            group.end()
