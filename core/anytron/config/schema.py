@@ -273,7 +273,8 @@ class ExecutorSection(Section):
     """What runs the processes."""
 
     kind: str = "local"
-    """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine."""
+    """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine,
+    ``ray`` = on the machines of a Ray cluster."""
     start_timeout_s: float = Field(300.0, gt=0.0)
     """Seconds until every process must have started."""
     call_timeout_s: float = Field(3600.0, gt=0.0)

@@ -1,0 +1,117 @@
+"""What stands for a rank on its machine: it starts the worker process there and passes messages on.
+
+Importing this module imports no ray: the agent's process has it already.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anytron.executor.address import free_port
+from anytron.executor.process import WorkerProcess, answered, end_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from anytron.executor.bootstrap import Bootstrap
+    from anytron.executor.channel import Message
+
+POLL_S = 1.0
+"""How often an ended worker is looked for whose channel a child of it keeps open."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent is.
+
+    Attributes:
+        node: Ray's id of the machine.
+        address: The machine's address in the cluster.
+        processors: Processors that its processes may use.
+        devices: Ids of the devices that Ray has given to the agent; none if Ray only counts them.
+        environment: Variables with which Ray was started there.
+    """
+
+    node: str
+    address: str
+    processors: int
+    devices: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Agent:
+    """An actor of Ray, of several threads: while one awaits the worker's answer, others watch and end it.
+
+    It holds the other end of the worker's channel: when the driver or the agent dies, so does the worker.
+    """
+
+    def __init__(self) -> None:
+        self._process: WorkerProcess | None = None
+
+    def place(self, resource: str | None) -> Place:
+        """Say where this is, and which devices of ``resource`` are this agent's."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return Place(
+            node=context.get_node_id(),
+            address=ray.util.get_node_ip_address(),
+            processors=len(os.sched_getaffinity(0)),
+            devices=() if resource is None else tuple(context.get_accelerator_ids().get(resource, ())),
+            # Ray's own variables say which of its processes this one is; the worker is none of them.
+            environment={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        )
+
+    def free_port(self, address: str) -> int:
+        """Pick a port of this machine.
+
+        Raises:
+            WorkerError: No port is free.
+        """
+        return free_port(address)
+
+    def start(self, bootstrap: Bootstrap, environment: Mapping[str, str], log: Path, io_timeout_s: float) -> None:
+        """Start the worker process.
+
+        Raises:
+            OSError: It cannot be started, or its log cannot be written.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._process = WorkerProcess(bootstrap, environment, log, io_timeout_s)
+
+    def exchange(self, message: Message | None) -> Message | None:
+        """Send a message, if there is one, and await the answer; None if the worker ended without one."""
+        if message is not None:
+            self._worker.send(message)
+        while not answered([self._worker], POLL_S):
+            pass
+        return self._worker.receive()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the worker; return whether it came."""
+        return self._worker.wait(timeout_s)
+
+    def write_stacks(self) -> None:
+        """Ask the worker to write the stacks of its threads to its log."""
+        self._worker.write_stacks()
+
+    def fate(self) -> str:
+        """Say how the ended worker ended."""
+        return self._worker.fate()
+
+    def log_tail(self) -> str:
+        """The last lines that the worker wrote; empty if there are none."""
+        return self._worker.log_tail()
+
+    def end(self) -> None:
+        """End the worker."""
+        if self._process is not None:
+            end_all([self._process])
+
+    @property
+    def _worker(self) -> WorkerProcess:
+        assert self._process is not None
+        return self._process

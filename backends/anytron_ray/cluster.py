@@ -1,0 +1,194 @@
+"""Ray's cluster: join it or start one, hold what it has against what a run needs, and place agents in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from anytron.errors import ConfigError, WorkerError
+from anytron_ray.agent import Agent
+
+if TYPE_CHECKING:
+    from anytron_ray.agent import Place
+
+logger = logging.getLogger(__name__)
+
+THREADS = 4
+"""Of an agent: one awaits the worker's answer; the others write stacks, read the log and end the worker."""
+END_S = 10.0
+"""How long agents may take to end their workers before they are killed, and their workers with them."""
+OPTIONS = {"CPU": "--num-cpus={}", "GPU": "--num-gpus={}"}
+"""``ray start``'s options for the resources that have their own."""
+
+
+def connect() -> bool:
+    """Join the cluster that ``RAY_ADDRESS`` names or that runs on this machine; start one here if there is none.
+
+    Returns:
+        Whether this process was not connected before, so that it is for the caller to disconnect it.
+
+    Raises:
+        ConfigError: The named cluster cannot be joined.
+    """
+    if ray.is_initialized():
+        return False
+    named = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address="auto", log_to_driver=False)
+    except Exception as error:  # Ray says in a dozen classes that it did not work
+        if named or not isinstance(error, ConnectionError):
+            raise ConfigError(
+                "The Ray cluster cannot be joined.",
+                where=f"RAY_ADDRESS={named}" if named else "the cluster that runs on this machine",
+                why=str(error),
+                fix="`ray status` shows whether it runs; its Ray and its Python must be of the driver's versions",
+            ) from error
+        logger.warning("no Ray cluster is named by RAY_ADDRESS or runs here: starting one on this machine alone")
+        ray.init(address="local", log_to_driver=False, include_dashboard=False)
+    return True
+
+
+def require(ranks: int, resource: str | None) -> None:
+    """Check that the cluster as a whole has a processor and a device for each training rank.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    total = ray.cluster_resources()
+    for name in _bundle(resource):
+        if total.get(name, 0) < ranks:
+            option = OPTIONS.get(name, f"--resources='{{{{\"{name}\": {{}}}}}}'").format(ranks)
+            raise ConfigError(
+                f"The Ray cluster has too few {name}.",
+                where="executor.kind=ray",
+                why=f"{ranks} training ranks need {ranks} {name}, and the cluster has {total.get(name, 0):g}",
+                fix=f"lower a parallel size, or tell Ray what its machines have: ray start --head {option}",
+            )
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Agents, in rank order: those of one machine follow each other.
+
+    Attributes:
+        actors: Ray's handles.
+        places: Where they are.
+        reservation: The placement group that holds their resources; None = they hold none.
+    """
+
+    actors: list[Any]
+    places: list[Place]
+    reservation: Any
+
+    def ranks_at(self, rank: int) -> list[int]:
+        """The ranks on the machine of one of them, in order."""
+        node = self.places[rank].node
+        return [other for other, place in enumerate(self.places) if place.node == node]
+
+    def devices_at(self, rank: int) -> list[str]:
+        """Ids of the devices that Ray has given to the ranks on the machine of one of them, in rank order."""
+        return [device for other in self.ranks_at(rank) for device in self.places[other].devices]
+
+    def release(self) -> None:
+        """End the workers and their agents, and give their resources back."""
+        _release(self.actors, self.reservation)
+
+
+def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
+    """Place an agent for each training rank, as few machines as possible, with a processor and a device.
+
+    Raises:
+        ConfigError: The cluster does not have as many.
+        WorkerError: They did not become free in time, or an agent could not be started.
+    """
+    require(ranks, resource)
+    bundle = _bundle(resource)
+    reservation = placement_group([bundle] * ranks, strategy="PACK")
+    actors: list[Any] = []
+    try:
+        if not reservation.wait(timeout_s):
+            raise _not_placed(ranks, bundle, timeout_s)  # noqa: TRY301 - what follows is for every error
+        for index in range(ranks):
+            strategy = PlacementGroupSchedulingStrategy(reservation, placement_group_bundle_index=index)
+            actors.append(_actor(strategy, bundle))
+        return _arranged(actors, resource, reservation, timeout_s)
+    except BaseException:
+        _release(actors, reservation)
+        raise
+
+
+def place_beside(node: str | None, count: int, timeout_s: float) -> Agents:
+    """Place agents that hold no resources on one machine.
+
+    Args:
+        node: Ray's id of the machine; None = the driver's.
+        count: How many.
+        timeout_s: Seconds until they must have started.
+
+    Raises:
+        WorkerError: They could not be started.
+    """
+    strategy = NodeAffinitySchedulingStrategy(node or ray.get_runtime_context().get_node_id(), soft=False)
+    actors = [_actor(strategy, {}) for _ in range(count)]
+    try:
+        return _arranged(actors, None, None, timeout_s)
+    except BaseException:
+        _release(actors, None)
+        raise
+
+
+def _bundle(resource: str | None) -> dict[str, float]:
+    return {"CPU": 1} if resource is None else {resource: 1, "CPU": 1}
+
+
+def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> WorkerError:
+    free = ray.available_resources()
+    return WorkerError(
+        f"Ray did not place {ranks} training ranks within {timeout_s:g} s.",
+        where="executor.start_timeout_s",
+        why=f"each needs {', '.join(f'1 {name}' for name in bundle)} on one machine; "
+        f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",
+        fix="`ray status` shows who holds the rest; end it, or wait longer",
+    )
+
+
+def _actor(strategy: Any, bundle: dict[str, float]) -> Any:
+    others = {name: count for name, count in bundle.items() if name not in OPTIONS}
+    options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": others}
+    return ray.remote(Agent).options(scheduling_strategy=strategy, max_concurrency=THREADS, **options).remote()
+
+
+def _arranged(actors: list[Any], resource: str | None, reservation: Any, timeout_s: float) -> Agents:
+    try:
+        places = ray.get([actor.place.remote(resource) for actor in actors], timeout=timeout_s)
+    except RayError as error:
+        raise WorkerError(
+            "An agent could not be started in the Ray cluster.",
+            where="executor.kind=ray",
+            why=str(error),
+            fix="Anytron must be installed on every machine, in the Python with which Ray was started there",
+        ) from error
+    nodes = list(dict.fromkeys(place.node for place in places))
+    order = sorted(range(len(actors)), key=lambda one: (nodes.index(places[one].node), *_ids(places[one].devices)))
+    return Agents([actors[one] for one in order], [places[one] for one in order], reservation)
+
+
+def _ids(devices: tuple[str, ...]) -> list[tuple[int, str]]:
+    # Numbers in their order, of which drivers demand that it ascends; a GPU may also be known by a name.
+    return [(int(one), "") if one.isdigit() else (0, one) for one in devices]
+
+
+def _release(actors: list[Any], reservation: Any) -> None:
+    if actors:
+        ray.wait([actor.end.remote() for actor in actors], num_returns=len(actors), timeout=END_S)
+    for actor in actors:
+        ray.kill(actor)
+    if reservation is not None:
+        remove_placement_group(reservation)

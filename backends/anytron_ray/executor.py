@@ -1,0 +1,170 @@
+"""The executor ``ray``: every training rank takes a device of a Ray cluster, on whichever machine it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from anytron.components import require_component
+from anytron.errors import ConfigError, WorkerError
+from anytron.executor.base import BaseExecutor
+from anytron.executor.bootstrap import Bootstrap
+from anytron.executor.environment import worker_environment
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+    from anytron.executor.group import RankGroup
+    from anytron.hooks.types import Role
+    from anytron.plugins import Session
+    from anytron_ray.agent import Place
+    from anytron_ray.cluster import Agents
+    from anytron_ray.group import RayRank, RayWorkerGroup
+
+
+class RayExecutor(BaseExecutor):
+    """An :class:`~anytron.executor.protocol.Executor` of processes on the machines of a Ray cluster.
+
+    An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
+    of training ranks take one device and one processor each; others take none and go to the machine of rank 0, with
+    whose devices they work: what ranks and rollout exchange through files stays there.
+
+    What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.
+
+    Args:
+        config: The run's configuration.
+        session: The driver's plugins; they give each process its environment.
+
+    Raises:
+        ConfigError: Ray is not installed, its cluster cannot be joined, or has too few devices for the training ranks.
+    """
+
+    on_this_machine: ClassVar[bool] = False
+
+    def __init__(self, config: RunConfig, session: Session) -> None:
+        super().__init__(config, session)
+        if find_spec("ray") is None:
+            raise ConfigError(
+                "executor.kind: 'ray' needs Ray, which is not installed",
+                where="executor.kind",
+                fix="pip install 'anytron[ray]', on every machine",
+            )
+        from anytron_ray import cluster
+
+        self._resource = session.platform.ray_resource
+        self._home: str | None = None
+        self._home_devices: list[str] = []
+        self._disconnects = cluster.connect()
+        try:
+            cluster.require(config.parallel.world_size, self._resource)
+        except ConfigError:
+            self._end([])
+            raise
+
+    def start(
+        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+    ) -> RayWorkerGroup:
+        """Start one process per rank; see the protocol. Waits until Ray has placed them.
+
+        Raises:
+            ConfigError: No such engine is installed, the cluster has too few devices, or the platform restricts
+                the processes to other devices than Ray gives.
+            WorkerError: Ray did not place the ranks in time, or a process could not be started.
+        """
+        from anytron_ray import cluster
+        from anytron_ray.group import RayWorkerGroup
+
+        require_component(engine_group, engine_name, "engine")
+        timeout_s = self._config.executor.start_timeout_s
+        if role == "trainer":
+            agents = cluster.place_ranks(world_size, self._resource, timeout_s)
+            self._home, self._home_devices = agents.places[0].node, agents.devices_at(0)
+        else:
+            agents = cluster.place_beside(self._home, world_size, timeout_s)
+        try:
+            ranks = self._start_processes(agents, role, engine_group, engine_name, num_threads)
+        except BaseException:  # Ctrl-C too: nothing else knows these agents yet
+            agents.release()
+            raise
+        group = RayWorkerGroup(
+            engine_name,
+            ranks,
+            agents,
+            start_timeout_s=timeout_s,
+            call_timeout_s=self._config.executor.call_timeout_s,
+        )
+        self._groups.append(group)
+        return group
+
+    def _start_processes(
+        self, agents: Agents, role: Role, engine_group: str, engine_name: str, num_threads: int | None
+    ) -> list[RayRank]:
+        import ray
+        from ray.exceptions import RayError
+
+        from anytron_ray.group import RayRank
+
+        settings = self._config.executor
+        logs = Path(self._config.trainer.output_dir).resolve() / "logs"
+        first = agents.places[0].address
+        ranks: list[RayRank] = []
+        try:
+            port = ray.get(agents.actors[0].free_port.remote(first), timeout=settings.start_timeout_s)
+            starting = []
+            for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
+                here = agents.ranks_at(rank)
+                bootstrap = Bootstrap(
+                    role=role,
+                    rank=rank,
+                    local_rank=here.index(rank),
+                    world_size=len(agents.actors),
+                    local_world_size=len(here),
+                    master_address=first,
+                    master_port=port,
+                    num_threads=num_threads or max(1, place.processors // len(here)),
+                    platform=self._session.platform.name,
+                    platform_options=self._config.platform.options,
+                    config=self._config.model_dump(mode="json"),
+                    engine_group=engine_group,
+                    engine_name=engine_name,
+                    sys_path=list(sys.path),
+                )
+                environment = self._environment(bootstrap, place, agents.devices_at(rank) or self._home_devices)
+                log = logs / f"{role}-{rank}.log"
+                starting.append(actor.start.remote(bootstrap, environment, log, settings.call_timeout_s))
+            ray.get(starting, timeout=settings.start_timeout_s)
+            for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
+                ranks.append(RayRank(f"{role} rank {rank}", place.address, logs / f"{role}-{rank}.log", actor))
+        except RayError as error:
+            raise WorkerError(f"The processes of {role} could not be started.", why=str(error)) from error
+        return ranks
+
+    def _environment(self, bootstrap: Bootstrap, place: Place, devices: list[str]) -> dict[str, str]:
+        """The driver's variables, but those of the machine where its Ray was started with others.
+
+        Library paths and network interfaces belong to the machine, and its devices are Ray's to give: all that a
+        group has there are visible to each of its ranks, whose local rank is the index of its own.
+        """
+        variable = self._session.platform.visible_devices_variable
+        given = {variable: ",".join(devices)} if variable is not None and devices else {}
+        machine = {name: value for name, value in place.environment.items() if name != variable}
+        environment = worker_environment({**os.environ, **machine, **given}, bootstrap, self._session.hooks)
+        for name, ids in given.items():
+            if environment[name] != ids:
+                raise ConfigError(
+                    f"Ray has given devices {ids} on {place.address}, and {name} would be {environment[name]}.",
+                    where="platform.options",
+                    why=f"the platform {bootstrap.platform} sets {name}",
+                    fix="leave out the option that restricts devices: with executor.kind=ray, Ray does",
+                )
+        return environment
+
+    def _end(self, groups: list[RankGroup[Any]]) -> None:
+        super()._end(groups)
+        if self._disconnects:
+            import ray
+
+            self._disconnects = False
+            ray.shutdown()

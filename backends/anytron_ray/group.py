@@ -1,0 +1,126 @@
+"""The processes of one engine in a Ray cluster, as the driver sees them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+
+from anytron.errors import WorkerError
+from anytron.executor.group import RankGroup
+from anytron.executor.process import tail
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anytron.executor.channel import Message
+    from anytron_ray.cluster import Agents
+
+ASK_S = 10.0
+"""How long an agent may take to answer a question about its worker."""
+
+
+class RayRank:
+    """A :class:`~anytron.executor.group.Rank` whose process an agent has started, somewhere in the cluster.
+
+    Args:
+        name: For people: role and rank.
+        address: Its machine.
+        log: File that holds all that the process writes, on its machine.
+        agent: Ray's handle of the agent.
+
+    Attributes:
+        answer: Ray's reference of the answer that is awaited: the first one says that the engine is built.
+    """
+
+    def __init__(self, name: str, address: str, log: Path, agent: Any) -> None:
+        self.name = name
+        self.where = f"{log} on {address}"
+        self.answer = agent.exchange.remote(None)
+        self._address = address
+        self._log = log
+        self._agent = agent
+        self._lost = ""
+
+    def send(self, message: Message) -> None:
+        """Send a message; a process that does not read it is noticed as one that does not answer."""
+        self.answer = self._agent.exchange.remote(message)
+
+    def receive(self) -> Message | None:
+        """Take the answer; None if the process, its agent or its machine is gone."""
+        try:
+            answer: Message | None = ray.get(self.answer)
+        except RayError as error:
+            self._lost = str(error)
+            return None
+        return answer
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; return whether it came."""
+        ended: bool = self._ask(True, "wait", timeout_s, timeout_s=timeout_s)
+        return ended
+
+    def write_stacks(self) -> None:
+        """Ask the process to write the stacks of its threads to its log."""
+        self._ask(None, "write_stacks")
+
+    def fate(self) -> str:
+        """Say how the process ended, or what is known of its agent's end."""
+        fate: str | None = self._ask(None, "fate")
+        return fate or f"its Ray agent is gone: {self._lost}"
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote; empty if there are none, or none can be had."""
+        lines: str | None = self._ask(None, "log_tail")
+        if lines is None:  # the log may lie on a file system that machines share
+            return tail(self._log) if self._log.exists() else ""
+        return lines
+
+    def free_port(self) -> int:
+        """Pick a port of the process's machine.
+
+        Raises:
+            WorkerError: No port is free, or the agent is gone.
+        """
+        try:
+            port: int = ray.get(self._agent.free_port.remote(self._address), timeout=ASK_S)
+        except RayError as error:
+            raise WorkerError(f"{self.name} gives no port", where=self.where, why=str(error)) from error
+        return port
+
+    def _ask(self, otherwise: Any, method: str, *args: Any, timeout_s: float = 0.0) -> Any:
+        try:
+            return ray.get(getattr(self._agent, method).remote(*args), timeout=timeout_s + ASK_S)
+        except RayError as error:
+            self._lost = str(error)
+            return otherwise
+
+
+class RayWorkerGroup(RankGroup[RayRank]):
+    """The processes are on machines of a Ray cluster.
+
+    Args:
+        engine: Name of the engine, for people.
+        ranks: In rank order, just started.
+        agents: Their agents, which end with the group.
+        start_timeout_s: Seconds from now until every engine must be built.
+        call_timeout_s: Seconds that a call may take.
+    """
+
+    def __init__(
+        self, engine: str, ranks: list[RayRank], agents: Agents, *, start_timeout_s: float, call_timeout_s: float
+    ) -> None:
+        super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
+        self._agents = agents
+
+    def _answered(self, ranks: list[RayRank], timeout_s: float) -> list[RayRank]:
+        awaited = {rank.answer: rank for rank in ranks}
+        ready, _ = ray.wait(list(awaited), timeout=timeout_s)
+        return [awaited[answer] for answer in ready]
+
+    def _free_port(self) -> int:
+        return self._ranks[0].free_port()
+
+    def _end_all(self) -> None:
+        self._agents.release()

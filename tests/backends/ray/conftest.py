@@ -1,0 +1,73 @@
+"""A Ray cluster on this machine: chips and NPUs that are not there, and ``APART``, one on each of two nodes."""
+
+import os
+
+import pytest
+
+from anytron.config.schema import RunConfig
+from anytron.plugins import open_session
+from tests.core.conftest import testchip  # noqa: F401 - a fixture
+
+
+@pytest.fixture(scope="session")
+def ray():
+    """Ray, connected to the cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a token would be left in the home directory
+    import ray
+    from ray.cluster_utils import Cluster
+
+    memory = 100 << 20
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 4,
+            "num_gpus": 0,
+            "resources": {"CHIP": 2, "NPU": 2, "APART": 1},
+            "object_store_memory": memory,
+            "include_dashboard": False,
+        },
+    )
+    cluster.add_node(num_cpus=1, num_gpus=0, resources={"APART": 1}, object_store_memory=memory)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def make_executor(ray, testchip, tmp_path):  # noqa: F811
+    """Make executors; keyword arguments are keys of the ``executor`` section."""
+    from anytron_ray.executor import RayExecutor
+
+    made = []
+
+    def make(ranks=1, engine_options=None, **settings):
+        config = RunConfig.model_validate(
+            {
+                "model": {"config": {"model_type": "none"}, "tokenizer": "none"},
+                "data": {"source": "none"},
+                "rewards": [{"function": "none"}],
+                "engine": {"options": engine_options or {}},
+                "executor": {"kind": "ray", **settings},
+                "parallel": {"data_parallel_size": ranks},
+                "trainer": {"total_steps": 7, "output_dir": str(tmp_path / "run")},
+            }
+        )
+        executor = RayExecutor(config, open_session(platform="testchip"))
+        made.append(executor)
+        return executor
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+@pytest.fixture
+def start(make_executor):
+    """Start a group of small engines."""
+
+    def start(ranks=2, engine="small", **settings):
+        return make_executor(ranks, **settings).start("trainer", "anytron.training_engines", engine, ranks, 1)
+
+    return start

@@ -1,0 +1,215 @@
+"""Ranks in a Ray cluster behave as ranks on this machine do, and Ray accounts for their devices."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from anytron.errors import ConfigError, DataError, WorkerError
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids, seconds=10):
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))
+
+
+def free(ray, resource, count):
+    """Whether so many become free: Ray learns of it a moment later."""
+    deadline = time.monotonic() + 10
+    while ray.available_resources().get(resource, 0) != count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return ray.available_resources().get(resource, 0) == count
+
+
+def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path):
+    executor = make_executor(2, engine_options={"closed": str(tmp_path / "closed")})
+    group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
+    first, second = group.call("describe")
+
+    assert second["process"] == ("trainer", 1, 1, 2)
+    assert [event[0] for event in first["events"]] == ["imported", "patched", "built"]
+    assert second["env"]["TESTCHIP_RANK"] == "trainer:1/2"
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
+    assert [second["env"][name] for name in names] == ["1", "1", "2", "2", "1"]
+    assert first["env"]["MASTER_ADDR"] == second["env"]["MASTER_ADDR"] == ray.util.get_node_ip_address()
+    assert "RAY_RAYLET_PID" not in first["env"]
+    assert free(ray, "CHIP", 0)
+
+    with pytest.raises(WorkerError, match=r"did not place 1 training ranks within 1 s") as caught:
+        make_executor(start_timeout_s=1.0).start("trainer", "anytron.training_engines", "small", 1, 1)
+    assert "each needs 1 CHIP, 1 CPU on one machine; free in the cluster: 0 CHIP" in caught.value.why
+
+    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    ((_, (arrived,), _),) = rollout.call("echo", b"x" * 1_000_000)
+    assert len(arrived) == 1_000_000
+    assert group.scatter("echo", [("a",), ("b",)]) == [(0, ("a",), {}), (1, ("b",), {})]
+
+    group.rebuild(executor._config)
+    rebuilt = group.call("describe")[0]
+    assert rebuilt["pid"] == first["pid"]
+    assert rebuilt["env"]["MASTER_PORT"] != first["env"]["MASTER_PORT"]
+
+    executor.close()
+    assert [(tmp_path / f"closed.{rank}").read_text() for rank in (0, 1)] == ["closed", "closed"]
+    assert wait_until_gone([first["pid"], second["pid"]])
+    assert free(ray, "CHIP", 2)
+    assert (tmp_path / "run/logs/trainer-1.log").exists()
+
+
+def test_more_ranks_than_the_cluster_has_devices_are_refused_before_anything_starts(make_executor, tmp_path):
+    with pytest.raises(ConfigError, match=r"too few CHIP") as caught:
+        make_executor(3)
+
+    assert "need 3 CHIP, and the cluster has 2" in caught.value.why
+    assert """ray start --head --resources='{"CHIP": 3}'""" in caught.value.fix
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, monkeypatch):
+    monkeypatch.setenv("CHIPS", "7")
+    executor = make_executor()
+    monkeypatch.setattr(type(executor._session.platform), "visible_devices_variable", "CHIPS")
+    executor._resource = "NPU"  # one of the resources of which Ray gives ids
+    group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
+    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+
+    assert [facts["env"]["CHIPS"] for facts in group.call("describe") + rollout.call("describe")] == ["0,1"] * 3
+
+
+def test_a_platform_that_restricts_devices_to_others_is_refused(make_executor, monkeypatch):
+    executor = make_executor()
+    # Its hook sets this variable in every process.
+    monkeypatch.setattr(type(executor._session.platform), "visible_devices_variable", "TESTCHIP_RANK")
+    executor._resource = "NPU"
+
+    with pytest.raises(ConfigError, match=r"Ray has given devices 0 .* TESTCHIP_RANK would be trainer:0/1"):
+        executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+
+
+def test_ranks_of_two_machines_are_counted_on_each(make_executor):
+    executor = make_executor()
+    executor._resource = "APART"
+    group = executor.start("trainer", "anytron.training_engines", "small", 2)
+    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+
+    first, second = group._agents.places
+    assert first.node != second.node
+    assert rollout._agents.places[0].node == first.node
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    told = [[facts["env"][name] for name in names] for facts in group.call("describe")]
+    assert told == [["0", "0", "2", "1"], ["1", "0", "2", "1"]]
+    assert {facts["threads"] for facts in group.call("describe")} == {len(os.sched_getaffinity(0))}
+
+
+def test_a_rank_that_is_killed_ends_the_group(ray, start):
+    group = start(ranks=2)
+    pids = [facts["pid"] for facts in group.call("describe")]
+
+    with pytest.raises(WorkerError, match=r"rank 0 failed in kill\(\): it was killed by SIGKILL") as caught:
+        group.call("kill", 0)
+
+    assert "memory" in caught.value.fix
+    assert caught.value.where.endswith(f"trainer-0.log on {ray.util.get_node_ip_address()}")
+    assert wait_until_gone(pids)
+    assert free(ray, "CHIP", 2)
+    with pytest.raises(WorkerError, match="its processes have ended"):
+        group.call("echo")
+
+
+def test_the_last_words_of_a_rank_that_exits_are_shown(start):
+    with pytest.raises(WorkerError, match=r"rank 0 .* exited with status 3") as caught:
+        start(ranks=1).call("exit", 0, 3)
+
+    assert "last words of the engine" in caught.value.why
+
+
+def test_an_agent_that_is_gone_is_reported(ray, make_executor):
+    executor = make_executor()
+    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    (facts,) = group.call("describe")
+    ray.kill(group._agents.actors[0])
+
+    with pytest.raises(WorkerError, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
+        group.call("echo")
+
+    assert wait_until_gone([facts["pid"]])
+    with pytest.raises(WorkerError, match="gives no port"):
+        group.rebuild(executor._config)
+
+
+def test_an_error_for_people_arrives_as_itself(start):
+    with pytest.raises(DataError, match="bad data") as caught:
+        start(ranks=1).call("fail", 0, derived=True)
+
+    assert (caught.value.where, caught.value.fix) == ("here", "mend it")
+    assert "DerivedError" in caught.value.__cause__.why
+
+
+def test_a_rank_that_hangs_is_reported_with_its_stack(start):
+    group = start(ranks=1, call_timeout_s=2.0)
+    pids = [facts["pid"] for facts in group.call("describe")]
+
+    with pytest.raises(WorkerError, match=r"trainer rank 0 did not answer .* within 2 s") as caught:
+        group.call("hang_in_this_function", 0)
+
+    assert "in hang_in_this_function" in caught.value.why
+    assert wait_until_gone(pids)
+
+
+def test_workers_end_when_the_driver_is_killed(ray, testchip, tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        from anytron.config.schema import RunConfig
+        from anytron.plugins import open_session
+        from anytron_ray.executor import RayExecutor
+        config = RunConfig.model_validate(dict(
+            model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),
+            rewards=[dict(function="none")], trainer=dict(output_dir={str(tmp_path / "run")!r})))
+        executor = RayExecutor(config, open_session(platform="testchip"))
+        group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+        print(*[facts["pid"] for facts in group.call("describe")], flush=True)
+        group.call("hang_in_this_function", 0)
+        """)
+    )
+    address = ray.get_runtime_context().gcs_address
+    variables = {**os.environ, "RAY_ADDRESS": address}
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=variables)
+    with driver:
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        assert len(pids) == 1
+        assert all(map(is_alive, pids))
+        driver.kill()
+
+    assert wait_until_gone(pids)
+    assert free(ray, "CHIP", 2)
+
+
+def test_a_cluster_that_is_named_and_cannot_be_joined_is_an_error():
+    code = "from anytron_ray.cluster import connect; connect()"
+    variables = {**os.environ, "RAY_ADDRESS": "nonsense"}  # one of which Ray would try to reach takes minutes
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=False)
+
+    assert "ConfigError: The Ray cluster cannot be joined." in done.stderr
+    assert "RAY_ADDRESS=nonsense" in done.stderr
+
+
+def test_without_ray_the_error_says_how_to_install_it(make_executor, monkeypatch):
+    monkeypatch.setattr("anytron_ray.executor.find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'anytron\[ray\]'"):
+        make_executor(1)
