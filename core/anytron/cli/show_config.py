@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import typer
-import yaml
 
 from anytron.cli.prepare import prepare_run
+from anytron.config.dump import to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,4 +19,4 @@ def show_config(path: Path, overrides: Sequence[str]) -> None:
     prepared = prepare_run(path, overrides)
     for line in (prepared.platform_line, *prepared.remarks):
         typer.echo(line, err=True)
-    typer.echo(yaml.safe_dump(prepared.config.model_dump(mode="json"), sort_keys=False), nl=False)
+    typer.echo(to_yaml(prepared.config), nl=False)

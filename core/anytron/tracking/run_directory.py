@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from typing_extensions import Self
 
+from anytron.config.dump import to_yaml
 from anytron.errors import ConfigError
 from anytron.tracking.album import Album
 from anytron.tracking.sinks import JsonlSink, MetricSink
@@ -83,7 +83,7 @@ class RunDirectory:
             for name in present:
                 old = path / name
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
-            resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+            resolved = to_yaml(config)
             (path / "config.yaml").write_text(resolved, encoding="utf-8")
             return cls(path, config.trainer.log_samples)
         except OSError as error:

@@ -2,10 +2,11 @@
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anytron.config.anchor import anchor
+from anytron.config.dump import to_yaml
 from anytron.config.load import known_keys, load_config
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
@@ -90,6 +91,7 @@ def test_keys_can_refer_to_others_overridden_ones_too(write):
     assert load_config(path, ["trainer.seed=8"]).trainer.output_dir == "runs/seed-8"
 
 
+@example(steps=1, lr=1.0, text="0E0")  # a float to OmegaConf, and to PyYAML a string
 @given(steps=st.integers(1, 10**6), lr=st.floats(1e-12, 1e3), text=st.text(st.characters(codec="ascii"), max_size=20))
 def test_what_is_dumped_is_read_back(tmp_path_factory, steps, lr, text):
     path = tmp_path_factory.mktemp("config") / "run.yaml"
@@ -100,7 +102,7 @@ def test_what_is_dumped_is_read_back(tmp_path_factory, steps, lr, text):
         "data": {"source": text},
     }
     config = RunConfig.model_validate(values)
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+    path.write_text(to_yaml(config), encoding="utf-8")
 
     assert load_config(path) == anchor(config, path.parent)
 
