@@ -19,7 +19,7 @@ def test_later_engines_compute_as_the_first_and_nothing_piles_up(ranks, tiny_fam
         scores.append(workers.score(recorded, updates, "policy"))
         workers.update(recorded, updates, policy_loss)
         # A process group has threads of its own.
-        tasks = [Path(f"/proc/{process.pid}/task") for process in workers.group._processes]
+        tasks = [Path(f"/proc/{process.pid}/task") for process in workers.group._ranks]
         threads.append(sum(len(list(folder.iterdir())) for folder in tasks))
         patches.append(workers.describe()[0]["patches"])
 
