@@ -44,7 +44,7 @@ class Host(DeviceRuntime):
 
 host = Host()
 platform = SimpleNamespace(runtime=lambda: host, redirects_torch_cuda=True, portable_modules=True)
-context = SimpleNamespace(platform=platform, role="trainer", hooks=Hooks.of())
+context = SimpleNamespace(platform=platform, role="trainer", hooks=Hooks.of(), engine="megatron")
 ledger = Ledger()
 
 def apply(*phases):

@@ -83,7 +83,7 @@ def main():
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     platform = CpuPlatform()
-    context = PatchContext(platform, "trainer", Hooks.of(platform))
+    context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
     ledger = Ledger()
     ledger.apply(Phase.BEFORE_IMPORT, trainer_patches(Phase.BEFORE_IMPORT, context))
     facts = {}
