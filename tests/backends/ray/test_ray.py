@@ -89,6 +89,7 @@ def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, mo
     assert [facts["env"]["CHIPS"] for facts in group.call("describe") + rollout.call("describe")] == ["0,1"] * 3
 
 
+@pytest.mark.slow
 def test_a_platform_that_restricts_devices_to_others_is_refused(make_executor, monkeypatch):
     executor = make_executor()
     # Its hook sets this variable in every process.
@@ -99,6 +100,7 @@ def test_a_platform_that_restricts_devices_to_others_is_refused(make_executor, m
         executor.start("trainer", "anytron.training_engines", "small", 1, 1)
 
 
+@pytest.mark.slow
 def test_ranks_of_two_machines_are_counted_on_each(make_executor):
     executor = make_executor()
     executor._resource = "APART"
@@ -129,6 +131,7 @@ def test_a_rank_that_is_killed_ends_the_group(ray, start):
         group.call("echo")
 
 
+@pytest.mark.slow
 def test_the_last_words_of_a_rank_that_exits_are_shown(start):
     with pytest.raises(WorkerError, match=r"rank 0 .* exited with status 3") as caught:
         start(ranks=1).call("exit", 0, 3)
@@ -136,6 +139,7 @@ def test_the_last_words_of_a_rank_that_exits_are_shown(start):
     assert "last words of the engine" in caught.value.why
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_gone_is_reported(ray, make_executor):
     executor = make_executor()
     group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
@@ -158,6 +162,7 @@ def test_an_error_for_people_arrives_as_itself(start):
     assert "DerivedError" in caught.value.__cause__.why
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_reported_with_its_stack(start):
     group = start(ranks=1, call_timeout_s=2.0)
     pids = [facts["pid"] for facts in group.call("describe")]
@@ -169,6 +174,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stack(start):
     assert wait_until_gone(pids)
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_driver_is_killed(ray, testchip, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
