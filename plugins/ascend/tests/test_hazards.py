@@ -312,8 +312,8 @@ def test_expandable_segments_are_refused_where_torch_npu_is_too_old(monkeypatch)
     monkeypatch.setattr(platform, "_installed", lambda _: "2.7.1")
     options = AscendOptions(expandable_segments=True)
     with pytest.raises(ConfigError, match="expandable segments need"):
-        refuse_errors([("ascend", diagnostic) for diagnostic in platform._option_diagnostics(options)])
-    assert list(platform._option_diagnostics(AscendOptions())) == []
+        refuse_errors([("ascend", diagnostic) for diagnostic in platform._option_diagnostics(options, "megatron")])
+    assert list(platform._option_diagnostics(AscendOptions(), "megatron")) == []
 
 
 def test_torch_cuda_that_is_redirected_does_not_choose_the_platform(run_program):
