@@ -28,7 +28,7 @@ def list_command(
         bool, typer.Option("--all", help="Also those of the processes that generate, and of the driver.")
     ] = False,
     engine: Annotated[
-        str | None, typer.Option(help="Name of the training engine, as in engine.name; default: megatron.")
+        str | None, typer.Option(help="Name of the training engine; default: that of engine.name.")
     ] = None,
 ) -> None:
     """List the patches of a training process, as the installed versions decide on them.
@@ -37,9 +37,12 @@ def list_command(
     (a class that inherits from the target brings its own version). Nothing is imported or changed; what
     a run really did stands in its patches.json.
     """
+    from anytron.components import require_component
     from anytron.hooks.types import Role
     from anytron.plugins import open_session
 
+    if engine is not None:
+        require_component("anytron.training_engines", engine, "--engine")
     session = open_session()
     roles: tuple[Role, ...] = get_args(Role) if everything else ("trainer",)
     rows = planned_patches(session, roles, engine)

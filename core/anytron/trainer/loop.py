@@ -118,7 +118,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             run.write_metrics(metrics)
             progress.step(metrics)
-            check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
+            if step > warm_up:  # before, no log-probs are computed
+                check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
         seconds = time.perf_counter() - began
         progress.finish()

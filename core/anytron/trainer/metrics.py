@@ -69,12 +69,10 @@ def step_metrics(
 def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> None:
     """Stop when the rollout engine and the training engine have different opinions of one model.
 
-    Steps that train the critic alone compute no log-probs, and have nothing to compare.
-
     Raises:
         EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
     """
-    difference = metrics.get("rollout/log_prob_abs_diff", 0.0)
+    difference = metrics["rollout/log_prob_abs_diff"]
     if tolerance is not None and not difference <= tolerance:
         raise EngineError(
             "Rollout and training log-probs differ.",

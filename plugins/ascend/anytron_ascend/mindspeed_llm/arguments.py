@@ -213,6 +213,13 @@ def _recompute(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any
             fix="set one of the two",
         )
     full = config.engine.recompute == "full"
+    if not full and (without_effect := sorted(chosen.model_fields_set & {"method", "num_layers"})):
+        raise ConfigError(
+            "Options of full recomputation are set without it.",
+            where=", ".join(f"engine.options.recompute.{name}" for name in without_effect),
+            why=f"engine.recompute is {config.engine.recompute}",
+            fix="engine.recompute=full, or leave them out",
+        )
     return {
         "recompute_granularity": None if config.engine.recompute == "none" else config.engine.recompute,
         "recompute_method": chosen.method if full else None,

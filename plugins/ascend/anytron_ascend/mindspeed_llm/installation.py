@@ -103,4 +103,5 @@ def _folder(name: str, module: str) -> Path:
 def _megatron_version(folder: Path) -> str:
     """Read ``package_info.py``: three constants."""
     text = (folder / "package_info.py").read_text(encoding="utf-8")
-    return ".".join(re.search(rf"^{part} = (\d+)", text, re.MULTILINE)[1] for part in ("MAJOR", "MINOR", "PATCH"))  # type: ignore[index]
+    found = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE))
+    return ".".join(found.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from anytron.errors import ConfigError
 
@@ -79,12 +79,6 @@ class MindSpeedLlmOptions(_Options):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Any other argument of MindSpeed-LLM, by its name with underscores. A name that it does not have, and one
     that follows from the rest of the configuration, are errors."""
-
-    @model_validator(mode="after")
-    def _one_recomputation(self) -> MindSpeedLlmOptions:
-        if self.recompute.method == "uniform" and self.recompute.num_layers > 1 and self.recompute.activation_function:
-            raise ValueError("recompute.activation_function replaces engine.recompute, whose groups num_layers sets")
-        return self
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> MindSpeedLlmOptions:

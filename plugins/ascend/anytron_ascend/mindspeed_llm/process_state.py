@@ -64,9 +64,10 @@ def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
     if _patched_for != [wanted]:
         from mindspeed_llm.tasks.megatron_adaptor_v2 import repatch
 
+        _patched_for.clear()  # should it fail half-way, nobody's patches are in place
         with bare_command_line():
             repatch(dict(vars(full)))
-        _patched_for[:] = [wanted]
+        _patched_for.append(wanted)
         ledger.revalidate()
     from megatron.training.global_vars import set_args
 

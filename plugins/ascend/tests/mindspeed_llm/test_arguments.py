@@ -109,6 +109,12 @@ def test_recomputation():
         translated(engine={"recompute": "full"}, options={"recompute": {"activation_function": True}})
 
 
+def test_options_of_full_recomputation_without_it_are_refused():
+    with pytest.raises(ConfigError, match="set without it") as caught:
+        translated(options={"recompute": {"num_layers": 4}})
+    assert caught.value.where == "engine.options.recompute.num_layers"
+
+
 def test_the_optimizer():
     found = translated(
         optimizer={"lr": 1e-4, "min_lr": 1e-5, "weight_decay": 0.1},
