@@ -11,9 +11,12 @@ from anytron.hooks.types import Diagnostic, Requirement
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
 from anytron_ascend.mindspeed_llm.installation import ENGINE, MEGATRON, PACKAGES, find_installation
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
+from anytron_megatron.expert_checks import expert_diagnostics
+from anytron_megatron.optimizer_checks import optimizer_diagnostics
+from anytron_megatron.size_checks import size_diagnostics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import AttentionKernel, AttentionSpec, KernelName, PatchContext
@@ -53,10 +56,14 @@ class MindSpeedLlmAdaptor:
         except AnytronError as error:
             yield Diagnostic("error", "engine.name", f"{error.what} {error.why}", error.fix)
         yield from _unsupported(config)
+        yield from optimizer_diagnostics(config)
         try:
-            _try_translation(config)
+            model = _try_translation(config)
         except AnytronError as error:
             yield Diagnostic("error", error.where, f"{error.what} {error.why}", error.fix)
+        else:
+            yield from size_diagnostics(config, model)
+            yield from expert_diagnostics(config, model)
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """The engine does that itself: it knows its arguments."""
@@ -95,13 +102,16 @@ class MindSpeedLlmAdaptor:
         del name
 
 
-def _try_translation(config: RunConfig) -> None:
+def _try_translation(config: RunConfig) -> Mapping[str, Any]:
+    """Translate as the engine will; give the model's Hugging Face config."""
     from anytron.data.pretrained import load_hf_config
 
     options = MindSpeedLlmOptions.read(config.engine.options)
-    policy = translate(config, load_hf_config(config.model), options)
+    model = load_hf_config(config.model)
+    policy = translate(config, model, options)
+    given: Mapping[str, Any] = model.to_dict()
     if config.critic is None or config.critic.path is None:
-        return
+        return given
     section = config.model.model_copy(update={"path": config.critic.path, "config": None})
     critic = translate(config, load_hf_config(section), options)
     if differing := sorted(name for name in policy if policy[name] != critic.get(name)):
@@ -111,6 +121,7 @@ def _try_translation(config: RunConfig) -> None:
             why=f"MindSpeed-LLM has one set of arguments in a process, and these differ: {', '.join(differing)}",
             fix="start the critic from a model of the same config.json, or leave critic.path out",
         )
+    return given
 
 
 def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:

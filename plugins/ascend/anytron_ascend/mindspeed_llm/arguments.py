@@ -153,6 +153,13 @@ def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
             "parallel.virtual_pipeline_model_parallel_size",
             "mbridge's numbering of its chunks was not tested",
         )
+    if model.num_key_value_heads % sizes.tensor:
+        raise _refusal(
+            f"{model.num_key_value_heads} key/value heads on {sizes.tensor} ranks",
+            "parallel.tensor_model_parallel_size",
+            "its attention replicates none",
+            f"use a size that divides {model.num_key_value_heads}",
+        )
     entries = model.vocab_size
     padded = -(-entries // sizes.tensor) * sizes.tensor
     return {

@@ -115,6 +115,26 @@ def test_what_it_would_leave_out_is_refused_before_anything_starts(key, sections
     assert findings("mindspeed_llm", run_of(**sections))[key].severity == "error"
 
 
+@pytest.mark.parametrize(
+    ("key", "model", "sections"),
+    [
+        ("parallel.pipeline_model_parallel_size", {}, {"parallel": {"pipeline_model_parallel_size": 5}}),
+        ("parallel.tensor_model_parallel_size", {}, {"parallel": {"tensor_model_parallel_size": 5}}),
+        ("parallel.expert_model_parallel_size", {}, {"parallel": {"expert_model_parallel_size": 2}}),
+        (
+            "parallel.expert_model_parallel_size",
+            {"model_type": "qwen3_moe", "num_experts": 6},
+            {"parallel": {"data_parallel_size": 4, "expert_model_parallel_size": 4}},
+        ),
+        ("engine.distributed_optimizer", {}, {"optimizer": {"name": "sgd"}}),
+        ("rollout.max_new_tokens", {"max_position_embeddings": 64}, {"rollout": {"max_new_tokens": 64}}),
+    ],
+)
+def test_what_megatron_would_refuse_in_every_rank_is_refused_before(key, model, sections):
+    config = run_of(model={"config": {**QWEN3, **model}, "tokenizer": "unused"}, **sections)
+    assert findings("mindspeed_llm", config)[key].severity == "error"
+
+
 def test_a_critic_of_another_shape_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "num_hidden_layers": 2}))
     (tmp_path / "model.safetensors").touch()
