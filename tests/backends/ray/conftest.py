@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from anytron.config.schema import RunConfig
 from anytron.plugins import open_session
 from tests.core.conftest import testchip  # noqa: F401 - a fixture
+from tests.core.executor.conftest import small_config
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +43,7 @@ def make_executor(ray, testchip, tmp_path):  # noqa: F811
     made = []
 
     def make(ranks=1, engine_options=None, **settings):
-        config = RunConfig.model_validate(
-            {
-                "model": {"config": {"model_type": "none"}, "tokenizer": "none"},
-                "data": {"source": "none"},
-                "rewards": [{"function": "none"}],
-                "engine": {"options": engine_options or {}},
-                "executor": {"kind": "ray", **settings},
-                "parallel": {"data_parallel_size": ranks},
-                "trainer": {"total_steps": 7, "output_dir": str(tmp_path / "run")},
-            }
-        )
+        config = small_config(tmp_path / "run", engine_options, {"kind": "ray", **settings}, data_parallel_size=ranks)
         executor = RayExecutor(config, open_session(platform="testchip"))
         made.append(executor)
         return executor

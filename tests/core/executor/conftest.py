@@ -7,22 +7,28 @@ from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 
 
+def small_config(output, engine_options, executor, **parallel) -> RunConfig:
+    """A run of nothing but processes: there is no model, and there are no data."""
+    return RunConfig.model_validate(
+        {
+            "model": {"config": {"model_type": "none"}, "tokenizer": "none"},
+            "data": {"source": "none"},
+            "rewards": [{"function": "none"}],
+            "engine": {"options": engine_options or {}},
+            "executor": executor,
+            "parallel": parallel,
+            "trainer": {"total_steps": 7, "output_dir": str(output)},
+        }
+    )
+
+
 @pytest.fixture
 def make_executor(testchip, tmp_path):
     """Make executors; keyword arguments are keys of the ``executor`` section."""
     made = []
 
     def make(engine_options=None, **settings):
-        config = RunConfig.model_validate(
-            {
-                "model": {"config": {"model_type": "none"}, "tokenizer": "none"},
-                "data": {"source": "none"},
-                "rewards": [{"function": "none"}],
-                "engine": {"options": engine_options or {}},
-                "executor": settings,
-                "trainer": {"total_steps": 7, "output_dir": str(tmp_path / "run")},
-            }
-        )
+        config = small_config(tmp_path / "run", engine_options, settings)
         executor = LocalExecutor(config, open_session(platform="testchip"))
         made.append(executor)
         return executor
