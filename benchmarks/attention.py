@@ -16,9 +16,9 @@ from itertools import accumulate
 
 import torch
 
-from anytron.hooks.types import AttentionCall, AttentionSpec
 from anytron.kernels.attention import make_attention
-from anytron.masks import ModelTraits
+from anytron.kernels.contract import AttentionCall, AttentionSpec
+from anytron.traits import ModelTraits
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 

@@ -25,11 +25,12 @@ from pathlib import Path
 import torch
 
 from anytron import hookimpl
-from anytron.hooks.defaults import NeutralDefaults
-from anytron.hooks.facade import Hooks
-from anytron.hooks.types import LogProbSpec
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.kernels.contract import LogProbSpec
+from anytron.masks import MaskKind, MaskRequest
+from anytron.plugins import hooks_of
+from anytron.plugins.neutral import NeutralDefaults
 from anytron.sequences import ModelInputs, plan_layout
+from anytron.traits import ModelTraits, ParallelSizes
 
 CONFIG = Path(__file__).parents[1] / "examples" / "grpo_sort.yaml"
 
@@ -45,7 +46,7 @@ class Chained:
 def overheads_us():
     """Microseconds that the facade adds to a call, by hook."""
     plugin, defaults = Chained(), NeutralDefaults()
-    hooks = Hooks.of(extensions={"chained": plugin})
+    hooks = hooks_of(extensions={"chained": plugin})
     layout = plan_layout([9, 5, 12])
     tokens = torch.arange(26)
     inputs = ModelInputs(layout, layout.pack(tokens), layout.position_ids, layout.next_tokens(tokens))

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron.engines.weights import write_weights
 from anytron.errors import EngineError
-from anytron.hooks.types import LogProbSpec
+from anytron.kernels.contract import LogProbSpec
 from anytron.patches import Phase
 from anytron.trainer.initial_model import model_directory
-from anytron_megatron import parallel
-from anytron_megatron.conformance import attention_conformance
-from anytron_megatron.critic import Critic
-from anytron_megatron.dismantling import dismantle
-from anytron_megatron.exchange import write_weights
-from anytron_megatron.experts import Experts
-from anytron_megatron.freezing import freeze
-from anytron_megatron.head import TokenScoreHead
-from anytron_megatron.lora import Adapters, find_targets
-from anytron_megatron.microbatch import BatchPreparer
-from anytron_megatron.multi_token_prediction import MultiTokenPrediction
-from anytron_megatron.passes import ModelChunk
-from anytron_megatron.phases import reach
-from anytron_megatron.plugin import ENGINE
-from anytron_megatron.scoring import token_scores, whole_logits
-from anytron_megatron.trained_model import TrainedModel
-from anytron_megatron.weights import WeightBridge, text_model
+from anytron_megatron.critic.critic import Critic
+from anytron_megatron.experts.experts import Experts
+from anytron_megatron.lora.adapters import Adapters, find_targets
+from anytron_megatron.models.bridge import WeightBridge, text_model
+from anytron_megatron.models.freezing import freeze
+from anytron_megatron.names import ENGINE
+from anytron_megatron.patches.phases import reach
+from anytron_megatron.training import parallel
+from anytron_megatron.training.conformance import attention_conformance
+from anytron_megatron.training.memory import dismantle
+from anytron_megatron.training.micro_batch import BatchPreparer
+from anytron_megatron.training.mtp import MultiTokenPrediction
+from anytron_megatron.training.schedule import ModelChunk
+from anytron_megatron.training.scoring import token_scores, whole_logits
+from anytron_megatron.training.token_score_head import TokenScoreHead
+from anytron_megatron.training.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,14 +38,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.losses import LossOutputs, PolicyLoss, ValueLoss
-    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
-    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole, WeightManifest
+    from anytron.batch import RaggedBatch, TokenScores
+    from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
+    from anytron.engines.weights import WeightManifest
 
 
 class MegatronEngine:
     """Train one policy, and the critic of PPO; score tokens with the policy and with its reference.
 
-    Implements :class:`anytron.trainer.roles.TrainingEngine`.
+    Implements :class:`anytron.engines.protocol.TrainingEngine`.
 
     Args:
         context: Configuration, hooks, platform, ledger and rank.

@@ -6,17 +6,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.markers import hookimpl
-from anytron.hooks.types import Diagnostic, Requirement
-from anytron_megatron.critic_checks import as_policy, critic_diagnostics, of_critic
-from anytron_megatron.expert_checks import expert_diagnostics
-from anytron_megatron.linear_attention_checks import linear_attention_diagnostics
-from anytron_megatron.lora_settings import lora_diagnostics
-from anytron_megatron.model_checks import model_diagnostics
-from anytron_megatron.optimizer_checks import optimizer_diagnostics
-from anytron_megatron.size_checks import size_diagnostics
-from anytron_megatron.vision_checks import vision_diagnostics
-from anytron_megatron.weight_files import INDEX, SINGLE
+from anytron.hooks.types import Requirement
+from anytron_megatron.checks.critic import as_policy, critic_diagnostics, of_critic
+from anytron_megatron.checks.experts import expert_diagnostics
+from anytron_megatron.checks.linear_attention import linear_attention_diagnostics
+from anytron_megatron.checks.lora import lora_diagnostics
+from anytron_megatron.checks.model import model_diagnostics
+from anytron_megatron.checks.optimizer import optimizer_diagnostics
+from anytron_megatron.checks.sizes import size_diagnostics
+from anytron_megatron.checks.vision import vision_diagnostics
+from anytron_megatron.models.weight_files import INDEX, SINGLE
+from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext, ProcessInfo
     from anytron.patches import Patch, Phase
 
-ENGINE = "megatron"
 _INSTALL = "pip install 'anytron' again, or the version in constraints/"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria, TopKLogitsWarper, TopPLogitsWarper
 
-from anytron.trainer.roles import Response, SamplingParams
+from anytron.engines.protocol import Response, SamplingParams
 
 STRIPPED_TOKENS = 2
 """Tokens decoded before the longest stop string: SentencePiece decoders strip a leading space."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.data.images import ImagePatches
-    from anytron.trainer.roles import EngineContext, PromptInputs, Response, SamplingParams, WeightManifest
+    from anytron.engines.protocol import EngineContext, PromptInputs, Response, SamplingParams
+    from anytron.engines.weights import WeightManifest
 
 OPTIONS = ("attn_implementation", "device_map")
 """What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...), and how a model that is
@@ -27,7 +28,7 @@ too large for one device is placed (:mod:`anytron_rollout.placement`)."""
 
 
 class TransformersEngine:
-    """A rollout engine (:class:`anytron.trainer.roles.RolloutEngine`).
+    """A rollout engine (:class:`anytron.engines.protocol.RolloutEngine`).
 
     The model is built from its config alone; its weights come from the training engine, which is
     the only source of truth, before the first rollout as after every update.

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
+from anytron.engines.weights import checksum
 from anytron.errors import EngineError
-from anytron.trainer.checksum import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from anytron.trainer.roles import WeightManifest
+    from anytron.engines.weights import WeightManifest
 
 
 def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:

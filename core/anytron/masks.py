@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.sequences import SequenceLayout
+    from anytron.traits import ModelTraits, ParallelSizes
 
 
 class MaskKind(str, Enum):
@@ -60,50 +61,6 @@ MODEL_POLARITY: Mapping[MaskKind, Polarity] = MappingProxyType(
     }
 )
 """What True means to a model that is handed a mask of this kind."""
-
-
-@dataclass(frozen=True)
-class ModelTraits:
-    """What about a model decides the mask it needs.
-
-    Attributes:
-        causal: A token sees only itself and earlier ones.
-        vision: The model merges image tokens itself.
-        latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
-        linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
-        mixture_of_experts: Some layers route tokens to experts; padding must not be routed.
-        window: Sliding window ``(left, right)`` in tokens, -1 = unlimited; None = no window.
-    """
-
-    causal: bool = True
-    vision: bool = False
-    latent_attention: bool = False
-    linear_attention: bool = False
-    mixture_of_experts: bool = False
-    window: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class ParallelSizes:
-    """How many ranks share each dimension of the work. Names as in Megatron-Core.
-
-    ``sequence_parallel`` splits activations between the tensor-parallel ranks outside of attention
-    and the MLP.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    data: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
-    virtual_pipeline: int = 1
-    sequence_parallel: bool = False
-
-    @property
-    def model(self) -> int:
-        """Ranks that together hold one copy of the model and one micro-batch."""
-        return self.tensor * self.pipeline * self.context
 
 
 @dataclass(frozen=True)

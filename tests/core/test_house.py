@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import house
+from tests.house import BEGIN, DRAWN, END, PACKAGES, ROOT, circles, climbing, picture, unlisted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CORE = ROOT / "core" / "anytron"
 BACKENDS = ROOT / "backends"
 BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_ray")
@@ -23,7 +29,7 @@ LIGHT = (
     "anytron",
     "anytron.config.schema",
     "anytron.errors",
-    "anytron.hooks.defaults",
+    "anytron.plugins.neutral",
     "anytron.hooks.facade",
     "anytron.hooks.markers",
     "anytron.hooks.specs",
@@ -34,6 +40,66 @@ LIGHT = (
     "anytron.cli.main",
     "anytron_cpu",
 )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_import_goes_to_a_lower_floor_or_stays_in_its_room(package):
+    assert unlisted(package) == []
+    assert [str(one) for one in climbing(package)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_files_import_each_other_in_a_circle(package):
+    assert circles(package) == []
+
+
+def test_the_floors_are_drawn_in_the_docs():
+    drawn = DRAWN.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert drawn.strip() == picture(), "run python -m tests.house --draw"
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "named"),
+    [
+        ("sequences/layout.py", "from anytron.trainer.loop import train", "core/anytron/sequences/layout.py:"),
+        ("errors.py", "if TYPE_CHECKING:\n    from anytron.config.schema import RunConfig", "core/anytron/errors.py:"),
+    ],
+)
+def test_an_import_that_climbs_is_named_with_its_line(importer, imported, named, tmp_path, monkeypatch):
+    copy = tmp_path / "core" / "anytron"
+    shutil.copytree(CORE, copy)
+    with (copy / importer).open("a", encoding="utf-8") as file:
+        file.write(f"\n{imported}\n")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    monkeypatch.setitem(PACKAGES, "anytron", copy)
+    (climb,) = climbing("anytron")
+    assert str(climb).startswith(named)
+    assert climb.line > 1
+
+
+CHECKS_WITHOUT_MEGATRON = """
+import importlib, importlib.abc, pkgutil, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("megatron", "mcore_bridge", "transformer_engine"):
+            raise ImportError(name + " is blocked")
+
+sys.meta_path.insert(0, Blocker())
+import anytron_megatron.checks
+names = [one.name for one in pkgutil.iter_modules(anytron_megatron.checks.__path__, "anytron_megatron.checks.")]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+def test_checks_import_no_megatron():
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKS_WITHOUT_MEGATRON], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8
 
 
 def sources(folder: Path) -> list[Path]:

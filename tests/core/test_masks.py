@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from anytron.errors import HookContractError
-from anytron.masks import AttnMask, MaskKind, MaskRequest, ModelTraits, ParallelSizes, Polarity, check_mask
+from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask
 from anytron.sequences import plan_layout
+from anytron.traits import ModelTraits, ParallelSizes
 
 LAYOUT = plan_layout([3, 2], format="bshd")
 REQUEST = MaskRequest(

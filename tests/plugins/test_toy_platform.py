@@ -10,12 +10,14 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.hooks.registry import specifications
-from anytron.hooks.types import AttentionCall, AttentionSpec, KernelName, KernelSpec, LayoutRequest, LogProbSpec
-from anytron.masks import AttnMask, MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.hooks.types import LayoutRequest
+from anytron.kernels.contract import AttentionCall, AttentionSpec, KernelName, KernelSpec, LogProbSpec
+from anytron.masks import AttnMask, MaskKind, MaskRequest
 from anytron.patches import Ledger, Phase
 from anytron.plugins import check_requirements, open_session
+from anytron.reference.masks import defined_pairs, read_flash_attention, read_transformer_engine
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
-from anytron.testing.masks import defined_pairs, read_flash_attention, read_transformer_engine
+from anytron.traits import ModelTraits, ParallelSizes
 
 TOY = Path(__file__).parent / "toy_platform"
 
@@ -107,9 +109,9 @@ def test_its_masks_are_exact(session):
 
 def test_its_kernels_agree_with_the_neutral_ones(session):
     """The toy's kernels and the neutral ones were written independently of each other."""
-    from anytron.hooks.facade import Hooks
+    from anytron.plugins import hooks_of
 
-    neutral = Hooks.of()
+    neutral = hooks_of()
     generator = torch.Generator().manual_seed(0)
     spec = AttentionSpec(4, 2, 8, 8, 8**-0.5, ModelTraits())
     query, key, value = (torch.randn(7, heads, 8, generator=generator) for heads in (4, 2, 2))

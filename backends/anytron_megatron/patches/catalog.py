@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.patches import Patch, Phase
+from anytron_megatron.names import ENGINE
 from anytron_megatron.patches.faults import machinery_patches, model_patches
 from anytron_megatron.patches.gated_delta_net import gated_delta_net_patches
 from anytron_megatron.patches.peft_probes import peft_probes
-from anytron_megatron.plugin import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def portable_transformer_engine(context: PatchContext) -> Patch:
     def install() -> Callable[[], None]:
         from anytron_megatron.portable_te.alias import install as install_alias
 
-        return install_alias(context.hooks, context.platform.runtime().device_type)
+        return install_alias(context.kernels, context.platform.runtime().device_type)
 
     return Patch(
         id="megatron.portable-transformer-engine",

@@ -6,17 +6,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
-from anytron.hooks.types import KernelName, KernelSpec
+from anytron.kernels.contract import KernelName, KernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from anytron.hooks.facade import Hooks
+    from anytron.kernels.contract import KernelSource
 
 
-def install_kernels(hooks: Hooks, device_type: str) -> Callable[[], None]:
+def install_kernels(kernels: KernelSource, device_type: str) -> Callable[[], None]:
     """Give mcore-bridge's Gated DeltaNet the platform's kernels; return the undo function.
 
     It keeps them under the names and signatures of flash-linear-attention (``None`` without it), and
@@ -24,7 +24,7 @@ def install_kernels(hooks: Hooks, device_type: str) -> Callable[[], None]:
     package although the layer then computes with none of it.
 
     Args:
-        hooks: The facade over all plugins.
+        kernels: Where kernels are asked for: the facade over all plugins.
         device_type: ``torch.device`` type of the operands.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
@@ -33,8 +33,8 @@ def install_kernels(hooks: Hooks, device_type: str) -> Callable[[], None]:
     from anytron.kernels.gated_delta_rule import l2norm
 
     spec = KernelSpec(device_type)
-    convolve = hooks.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
-    rule = hooks.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
+    convolve = kernels.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
+    rule = kernels.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
 
     def causal_conv1d(
         x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, cu_seqlens: Tensor | None

@@ -33,7 +33,7 @@ def kernels(context: PatchContext, owner: str) -> Patch:
     def install() -> Callable[[], None]:
         from anytron_megatron.patches.delta_net_kernels import install_kernels
 
-        return install_kernels(context.hooks, context.platform.runtime().device_type)
+        return install_kernels(context.kernels, context.platform.runtime().device_type)
 
     return Patch(
         id="megatron.gated-delta-net-kernels",

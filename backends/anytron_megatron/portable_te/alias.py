@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from anytron.hooks.facade import Hooks
+    from anytron.kernels.contract import KernelSource
 
 logger = logging.getLogger(__name__)
 
 NAME = "transformer_engine"
 
 
-def install(hooks: Hooks, device_type: str) -> Callable[[], None]:
+def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
     """Make ``import transformer_engine`` give the portable modules, and give them their kernels.
 
     ``transformer_engine.x`` and ``anytron_megatron.portable_te.x`` are the same module objects, so
@@ -35,11 +35,11 @@ def install(hooks: Hooks, device_type: str) -> Callable[[], None]:
     If a real Transformer Engine is installed, its name is taken all the same, and a warning says so.
 
     Args:
-        hooks: Where modules ask for kernels.
+        kernels: Where modules ask for kernels.
         device_type: ``torch.device`` type of the platform.
 
     Returns:
-        The function that takes the names away and forgets the hooks.
+        The function that takes the names away and forgets where kernels come from.
 
     Raises:
         PatchError: ``transformer_engine`` was imported earlier in this process.
@@ -56,7 +56,7 @@ def install(hooks: Hooks, device_type: str) -> Callable[[], None]:
     if real is not None:
         logger.warning("transformer_engine at %s is passed over: the portable one takes its name", real.origin)
     aliases = {f"{NAME}{module.__name__.removeprefix(portable_te.__name__)}": module for module in _modules()}
-    unbind = bind(hooks, device_type)
+    unbind = bind(kernels, device_type)
     sys.modules.update(aliases)
 
     def undo() -> None:

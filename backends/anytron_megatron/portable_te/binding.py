@@ -6,28 +6,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
-from anytron.hooks.types import AttentionSpec, KernelName, KernelSpec
+from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from anytron.hooks.facade import Hooks
-    from anytron.hooks.types import AttentionKernel
-    from anytron.masks import ModelTraits
+    from anytron.kernels.contract import AttentionKernel, KernelSource
+    from anytron.traits import ModelTraits
 
 
 class Kernels:
     """Ask the hooks for kernels on one kind of device. Modules do so when they are constructed.
 
     Args:
-        hooks: The facade over all plugins.
+        source: Where kernels are asked for: the facade over all plugins.
         device_type: ``torch.device`` type of the operands.
     """
 
-    def __init__(self, hooks: Hooks, device_type: str) -> None:
-        self._hooks = hooks
+    def __init__(self, source: KernelSource, device_type: str) -> None:
+        self._source = source
         self.device_type = device_type
         self._shared: dict[tuple[KernelName, torch.dtype], Callable[..., Any]] = {}
 
@@ -43,8 +42,8 @@ class Kernels:
         dropout: float,
         sinks: bool,
     ) -> AttentionKernel:
-        """The kernel of one attention layer; arguments as in :class:`~anytron.hooks.types.AttentionSpec`."""
-        return self._hooks.attention_kernel(
+        """The kernel of one attention layer; arguments as in :class:`~anytron.kernels.contract.AttentionSpec`."""
+        return self._source.attention_kernel(
             AttentionSpec(
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
@@ -60,7 +59,7 @@ class Kernels:
 
     def fused(self, name: KernelName, dtype: torch.dtype | None, **options: object) -> Callable[..., Any]:
         """A fused kernel for one module."""
-        return self._hooks.fused_kernel(name, KernelSpec(self.device_type, dtype, MappingProxyType(options)))
+        return self._source.fused_kernel(name, KernelSpec(self.device_type, dtype, MappingProxyType(options)))
 
     def shared(self, name: KernelName, dtype: torch.dtype) -> Callable[..., Any]:
         """A fused kernel for a function, which has no constructor to ask in: asked once per element type."""
@@ -73,18 +72,18 @@ class Kernels:
 _bound: Kernels | None = None
 
 
-def bind(hooks: Hooks, device_type: str) -> Callable[[], None]:
-    """Give the portable modules of this process their hooks.
+def bind(source: KernelSource, device_type: str) -> Callable[[], None]:
+    """Tell the portable modules of this process where kernels are asked for.
 
     Args:
-        hooks: The facade over all plugins.
+        source: Where kernels are asked for: the facade over all plugins.
         device_type: ``torch.device`` type of the platform.
 
     Returns:
         The function that restores what was bound before.
     """
     global _bound
-    before, _bound = _bound, Kernels(hooks, device_type)
+    before, _bound = _bound, Kernels(source, device_type)
 
     def undo() -> None:
         global _bound  # noqa: PLW0603
@@ -103,7 +102,7 @@ def kernels() -> Kernels:
         raise EngineError(
             "The portable Transformer Engine has no kernels.",
             where="anytron_megatron.portable_te",
-            why="its modules take kernels from the platform's hooks, and no hooks were bound in this process",
-            fix="apply the patch megatron.portable-transformer-engine, or call binding.bind(hooks, device_type)",
+            why="its modules take kernels from the platform's hooks, and none were bound in this process",
+            fix="apply the patch megatron.portable-transformer-engine, or call binding.bind(source, device_type)",
         )
     return _bound

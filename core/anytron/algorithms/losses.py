@@ -14,8 +14,8 @@ from anytron.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anytron.batch import RaggedBatch
     from anytron.config.schema import AlgorithmSection, CriticSection
-    from anytron.trainer.batch import RaggedBatch
 
 
 @dataclass(frozen=True)

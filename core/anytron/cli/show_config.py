@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from anytron.cli.prepare import prepare_run
 from anytron.config.dump import to_yaml
+from anytron.preflight.open_run import prepare_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from anytron.cli.prepare import prepare_run
 from anytron.components import load_component
-from anytron.config.checks import check_config
+from anytron.preflight.machine import check_config
+from anytron.preflight.open_run import prepare_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

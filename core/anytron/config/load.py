@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from anytron.config.anchor import anchor
-from anytron.config.mistakes import Mistake, refuse
+from anytron.config.diagnostics import Mistake, refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
 
@@ -32,7 +32,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Returns:
         The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`);
-        :mod:`anytron.config.checks` holds it against the machine.
+        :mod:`anytron.preflight.machine` holds it against the machine.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from anytron.masks import ParallelSizes
+from anytron.traits import ParallelSizes
 
 
 class Section(BaseModel):

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Mistake, refuse
 from anytron.config.imports import resolve
-from anytron.config.mistakes import Mistake, refuse
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:

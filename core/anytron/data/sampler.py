@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from anytron.trainer.seeds import derive_seed
+from anytron.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -80,7 +80,7 @@ def prepare(bootstrap: Bootstrap) -> EngineBuilder:
     import torch
 
     from anytron.components import load_component
-    from anytron.trainer.roles import EngineContext
+    from anytron.engines.protocol import EngineContext
 
     torch.set_num_threads(bootstrap.num_threads)
     engine_class = load_component(bootstrap.engine_group, bootstrap.engine_name, "engine")

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from anytron.config.mistakes import Mistake, refuse
+from anytron.config.diagnostics import Mistake, refuse
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import ConfigEdit, Diagnostic
+    from anytron.hooks.types import ConfigEdit
 
 
 def refuse_errors(diagnostics: Iterable[tuple[str, Diagnostic]]) -> None:

@@ -13,31 +13,29 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
+from anytron.config.diagnostics import Diagnostic
 from anytron.errors import HookContractError, PluginError
 from anytron.hooks.edits import apply_edits, refuse_errors
-from anytron.hooks.registry import Call, Member, Standing, read_member, specifications
+from anytron.hooks.registry import Call, Member, Standing, specifications
 from anytron.hooks.trace import traced, tracing
-from anytron.hooks.types import ConfigEdit, Diagnostic, Requirement
+from anytron.hooks.types import ConfigEdit, Requirement
 from anytron.masks import check_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import (
+    from anytron.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+    from anytron.kernels.contract import (
         AttentionKernel,
         AttentionSpec,
         KernelName,
         KernelSpec,
-        LayoutRequest,
         LogProbKernel,
         LogProbSpec,
-        PatchContext,
-        ProcessInfo,
     )
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Patch, Phase
-    from anytron.platform import Platform
     from anytron.sequences import LayoutConstraints, ModelInputs, SequenceLayout
 
 logger = logging.getLogger(__name__)
@@ -73,26 +71,6 @@ class Hooks:
         self._answers = {hook: self._resolve(hook, ordered) for hook in specifications()}
         platform_last = sorted(ordered, key=lambda member: (member.standing is Standing.PLATFORM, member.name))
         self._chain = self._resolve("preprocess_sequences", platform_last)
-
-    @classmethod
-    def of(cls, platform: Platform | None = None, extensions: Mapping[str, object] | None = None) -> Hooks:
-        """Put a facade together from plugin objects and the neutral default, without discovery.
-
-        Args:
-            platform: The active platform, if any.
-            extensions: Other plugins by name.
-
-        Raises:
-            PluginError: A plugin's hooks break the specifications.
-        """
-        from anytron.hooks.defaults import NeutralDefaults
-
-        members = [read_member(NeutralDefaults(), NeutralDefaults.name, Standing.DEFAULT)]
-        if platform is not None:
-            members.append(read_member(platform, platform.name, Standing.PLATFORM))
-        for name, plugin in (extensions or {}).items():
-            members.append(read_member(plugin, name, Standing.EXTENSION))
-        return cls(members)
 
     @staticmethod
     def _resolve(hook: str, members: Iterable[Member]) -> tuple[Implementation, ...]:
@@ -330,5 +308,5 @@ def _unanswered(hook: str) -> HookContractError:
     return HookContractError(
         f"No plugin answered {hook}.",
         why="every plugin left it to the next one and there is no neutral default among them",
-        fix="make the facade with anytron.plugins.open_session or Hooks.of, which add the neutral default",
+        fix="make the facade with open_session or hooks_of of anytron.plugins, which add the neutral default",
     )

@@ -21,20 +21,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import (
+    from anytron.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
+    from anytron.kernels.contract import (
         AttentionKernel,
         AttentionSpec,
-        ConfigEdit,
-        Diagnostic,
         KernelName,
         KernelSpec,
-        LayoutRequest,
         LogProbKernel,
         LogProbSpec,
-        PatchContext,
-        ProcessInfo,
-        Requirement,
     )
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Patch, Phase
@@ -154,7 +150,7 @@ def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:
     Called: first answer, once per attention layer when the model is built; the kernel is then called
     directly.
 
-    Returns: a callable as :class:`anytron.hooks.types.AttentionKernel` describes it, or None.
+    Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None.
     """
 
 
@@ -175,7 +171,7 @@ def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
 
     Called: first answer, once per model when the engine is built.
 
-    Returns: a callable as :class:`anytron.hooks.types.LogProbKernel` describes it, or None.
+    Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None.
     """
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from anytron.kernels.packed_sequences import Window, forbidden_pairs, plan_for
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import AttentionCall, AttentionKernel, AttentionSpec
+    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
 
 
 def make_attention(spec: AttentionSpec) -> AttentionKernel:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anytron.hooks.types import KernelName, KernelSpec
 from anytron.kernels.causal_convolution import causal_conv1d
+from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.gated_delta_rule import gated_delta_rule
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from anytron.hooks.types import LogProbKernel, LogProbSpec
+    from anytron.kernels.contract import LogProbKernel, LogProbSpec
 
 
 def make_log_prob(spec: LogProbSpec) -> LogProbKernel:

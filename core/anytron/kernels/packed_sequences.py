@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.hooks.types import AttentionCall
+    from anytron.kernels.contract import AttentionCall
 
 Window = tuple[int, int]
 

@@ -7,7 +7,7 @@ Two entry-point groups exist: ``anytron.platforms`` (exactly one is active) and 
 from anytron.plugins.known import disable_device_autoload
 from anytron.plugins.report import PluginReport, State
 from anytron.plugins.requirements import Finding, check_requirements, examine_requirements
-from anytron.plugins.session import Session, Survey, list_plugins, open_session, survey_plugins
+from anytron.plugins.session import Session, Survey, hooks_of, list_plugins, open_session, survey_plugins
 
 __all__ = [
     "Finding",
@@ -18,6 +18,7 @@ __all__ = [
     "check_requirements",
     "disable_device_autoload",
     "examine_requirements",
+    "hooks_of",
     "list_plugins",
     "open_session",
     "survey_plugins",

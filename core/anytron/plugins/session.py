@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import PlatformError, PluginError
-from anytron.hooks.defaults import NeutralDefaults
 from anytron.hooks.facade import Hooks
 from anytron.hooks.registry import Member, Standing, read_member
 from anytron.plugins.choice import Choice, asked_platform, choose_platform, probe_platforms, settled_reports
 from anytron.plugins.discovery import DISABLE, Found, find_plugins
 from anytron.plugins.foreign_devices import hide_foreign_devices
 from anytron.plugins.known import disable_device_autoload
+from anytron.plugins.neutral import NeutralDefaults
 from anytron.plugins.options import validated_options
 from anytron.plugins.report import PluginReport, State
 from anytron.plugins.requirements import examine_requirements
@@ -105,10 +105,28 @@ def list_plugins() -> list[PluginReport]:
     return list(survey_plugins().reports)
 
 
+def hooks_of(platform: Platform | None = None, extensions: Mapping[str, object] | None = None) -> Hooks:
+    """Put a facade together from plugin objects and the neutral default, without discovery.
+
+    Args:
+        platform: The active platform, if any.
+        extensions: Other plugins by name.
+
+    Raises:
+        PluginError: A plugin's hooks break the specifications.
+    """
+    members = [] if platform is None else [read_member(platform, platform.name, Standing.PLATFORM)]
+    members += [read_member(plugin, name, Standing.EXTENSION) for name, plugin in (extensions or {}).items()]
+    return Hooks([*members, _neutral()])
+
+
+def _neutral() -> Member:
+    return read_member(NeutralDefaults(), NeutralDefaults.name, Standing.DEFAULT)
+
+
 def _facade(found: Sequence[Found], choice: Choice) -> Hooks:
     members = [candidate.member for candidate in found if candidate.member and candidate.platform is None]
-    defaults = NeutralDefaults()
-    return Hooks([choice.member, *members, read_member(defaults, defaults.name, Standing.DEFAULT)])
+    return Hooks([choice.member, *members, _neutral()])
 
 
 def _refuse_broken_extensions(found: Sequence[Found]) -> None:

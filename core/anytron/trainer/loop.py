@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.data.pretrained import save_processor
+from anytron.engines.protocol import PromptInputs
 from anytron.errors import DataError
+from anytron.preflight.task import prepare
+from anytron.seeds import derive_seed
 from anytron.tracking.clock import Clock
 from anytron.tracking.run_directory import RunDirectory
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
-from anytron.trainer.preparation import prepare
-from anytron.trainer.roles import PromptInputs
-from anytron.trainer.seeds import derive_seed
 from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import start_workers
@@ -55,7 +55,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and held against this machine
-            (:func:`anytron.config.checks.check_config`).
+            (:func:`anytron.preflight.machine.check_config`).
         executor: Starts the workers; the caller closes it.
         progress: Is told of every step.
 

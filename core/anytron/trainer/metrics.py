@@ -12,10 +12,10 @@ from anytron.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from anytron.batch import RaggedBatch
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
     from anytron.tracking.clock import Clock
-    from anytron.trainer.batch import RaggedBatch
 
 
 def step_metrics(

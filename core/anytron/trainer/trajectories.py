@@ -11,16 +11,16 @@ from torch import Tensor
 
 from anytron.algorithms.advantages import ADVANTAGES, broadcast_to_tokens
 from anytron.algorithms.gae import GAE, gae, whiten
+from anytron.batch import RaggedBatch
 from anytron.errors import EngineError
 from anytron.rewards.sample import Sample
-from anytron.trainer.batch import RaggedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.config.schema import AlgorithmSection
     from anytron.data.prompts import TokenizedPrompt
-    from anytron.trainer.roles import Response
+    from anytron.engines.protocol import Response
 
 
 def make_samples(

@@ -13,8 +13,8 @@ from anytron.trainer.batching import micro_batches
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.trainer.batch import RaggedBatch
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from anytron.trainer.batch import RaggedBatch, TokenScores, Topology, token_index
+from anytron.batch import RaggedBatch, TokenScores, token_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anytron.algorithms.losses import PolicyLoss, ValueLoss
     from anytron.config.schema import RunConfig
+    from anytron.engines.protocol import Conformance, PromptInputs, Response, SamplingParams, Topology, TrainedRole
+    from anytron.engines.weights import WeightManifest
     from anytron.executor.protocol import Executor, WorkerGroup
-    from anytron.trainer.roles import Conformance, PromptInputs, Response, SamplingParams, TrainedRole, WeightManifest
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 RANK_VALUES = ("grad_norm", "lr")

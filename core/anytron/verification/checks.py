@@ -9,8 +9,8 @@ import torch
 
 from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
+from anytron.preflight.task import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
-from anytron.trainer.preparation import prepare
 from anytron.trainer.workers import TrainingWorkers, start_workers
 from anytron.verification.observation import WHOLE_LOGITS, Observation, observe
 from anytron.verification.report import CheckResult, failed, measured, skipped
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
     from anytron.plugins import Session
-    from anytron.trainer.preparation import Task
+    from anytron.preflight.task import Task
 
     ExecutorMaker = Callable[[RunConfig, Session], Executor]
 

@@ -14,8 +14,8 @@ from anytron.verification.trajectories import SAMPLES
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.trainer.batch import RaggedBatch
     from anytron.trainer.workers import TrainingWorkers
 
 WHOLE_LOGITS = 4

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.advantages import broadcast_to_tokens
-from anytron.trainer.roles import PromptInputs
-from anytron.trainer.seeds import derive_seed
+from anytron.engines.protocol import PromptInputs
+from anytron.seeds import derive_seed
 from anytron.trainer.trajectories import assemble, make_samples
 
 if TYPE_CHECKING:
+    from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
+    from anytron.preflight.task import Task
     from anytron.rewards.sample import Sample
-    from anytron.trainer.batch import RaggedBatch
-    from anytron.trainer.preparation import Task
     from anytron.trainer.workers import RolloutWorkers
 
 PROMPTS = 4

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from anytron import Platform, hookimpl
+from anytron.config.diagnostics import Diagnostic
 from anytron.errors import ConfigError
-from anytron.hooks.types import Diagnostic, Requirement
+from anytron.hooks.types import Requirement
 from anytron.platform import Availability, Probe
 from anytron_ascend import cann
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
@@ -32,13 +33,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import (
-        AttentionKernel,
-        AttentionSpec,
-        KernelName,
-        PatchContext,
-        ProcessInfo,
-    )
+    from anytron.hooks.types import PatchContext, ProcessInfo
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
     from anytron.platform import DeviceRuntime

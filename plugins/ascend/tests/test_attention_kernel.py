@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anytron.errors import PlatformError
-from anytron.hooks.types import AttentionCall, AttentionSpec
 from anytron.kernels.attention import make_attention as make_neutral
-from anytron.masks import ModelTraits
-from anytron.testing.attention import reference_attention
+from anytron.kernels.contract import AttentionCall, AttentionSpec
+from anytron.reference.attention import reference_attention
+from anytron.traits import ModelTraits
 from anytron_ascend.kernels.attention import compressed_mask, make_attention
 
 D, SCALE = 8, 0.3

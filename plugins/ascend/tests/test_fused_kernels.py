@@ -4,8 +4,8 @@ import pytest
 import torch
 from anytron_ascend_simulator import aclnn
 
-from anytron.hooks.types import KernelName
 from anytron.kernels import fused as neutral
+from anytron.kernels.contract import KernelName
 from anytron_ascend.kernels import fused
 
 

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anytron.errors import ConfigError, PlatformError
 from anytron.hooks.facade import refuse_errors
-from anytron.hooks.types import AttentionCall, AttentionSpec
 from anytron.kernels.attention import make_attention as make_neutral
-from anytron.masks import ModelTraits
+from anytron.kernels.contract import AttentionCall, AttentionSpec
+from anytron.traits import ModelTraits
 from anytron_ascend import platform
 from anytron_ascend.environment import worker_environment
 from anytron_ascend.kernels.attention import compressed_mask, make_attention

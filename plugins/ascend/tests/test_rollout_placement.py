@@ -4,11 +4,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from anytron.engines.protocol import EngineContext, PromptInputs, SamplingParams
+from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
 from anytron.plugins import open_session
-from anytron.trainer.checksum import checksum
-from anytron.trainer.roles import EngineContext, PromptInputs, SamplingParams, WeightManifest
 from anytron_rollout.transformers_engine import TransformersEngine
 from tests.backends.rollout.conftest import QWEN3, run_config
 

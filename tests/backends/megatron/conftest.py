@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.algorithms.losses import PolicyLoss
+from anytron.batch import RaggedBatch
 from anytron.data.images import ImagePatches
-from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from tests.backends.megatron.ranks import Ranks
 from tests.tiny_models import IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model

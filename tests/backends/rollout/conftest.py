@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
+from anytron.engines.protocol import EngineContext
+from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
-from anytron.trainer.checksum import checksum
-from anytron.trainer.roles import EngineContext, WeightManifest
 from anytron_cpu import CpuPlatform
 from anytron_rollout.transformers_engine import TransformersEngine
 

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from anytron.engines.protocol import PromptInputs, SamplingParams
 from anytron.errors import ConfigError, EngineError
-from anytron.trainer.roles import PromptInputs, SamplingParams
 
 PROMPTS = [
     PromptInputs(tokens) for tokens in ((3, 1, 9, 5, 10), (7, 10), (2, 2, 8, 10), (1, 10), (9, 9, 9, 9, 9, 9, 10))

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from anytron.data.images import ImagePatches
-from anytron.trainer.roles import PromptInputs, SamplingParams
+from anytron.engines.protocol import PromptInputs, SamplingParams
 from tests.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 SAMPLING = SamplingParams(samples_per_prompt=6, max_new_tokens=5, end_token_ids=(2, 7))

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from anytron.engines.protocol import PromptInputs, SamplingParams
 from anytron.errors import EngineError
-from anytron.trainer.roles import PromptInputs, SamplingParams
 from tests.tiny_models import CONFIGS, write_tiny_model
 
 SAMPLING = SamplingParams(samples_per_prompt=2, max_new_tokens=6, top_k=1)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from anytron.algorithms.aggregation import loss_weights, token_shares
 from anytron.algorithms.losses import PolicyLoss, ValueLoss
+from anytron.batch import RaggedBatch
 from anytron.errors import DataError
-from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 
 

@@ -8,24 +8,17 @@ import pytest
 import torch
 
 from anytron import Platform, hookimpl
+from anytron.config.diagnostics import Diagnostic
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, HookContractError, PluginError
 from anytron.hooks.facade import Hooks
-from anytron.hooks.types import (
-    AttentionSpec,
-    ConfigEdit,
-    Diagnostic,
-    KernelName,
-    KernelSpec,
-    LayoutRequest,
-    LogProbSpec,
-    PatchContext,
-    ProcessInfo,
-    Requirement,
-)
-from anytron.masks import AttnMask, MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
+from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
+from anytron.masks import AttnMask, MaskKind, MaskRequest
 from anytron.patches import Patch, Phase
+from anytron.plugins import hooks_of
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout
+from anytron.traits import ModelTraits, ParallelSizes
 
 CONFIG = {
     "model": {"path": "somewhere"},
@@ -50,8 +43,8 @@ def answering(**answers):
     return type("Plugin", (), {name: method(name, answer) for name, answer in answers.items()})()
 
 
-def hooks_of(**plugins):
-    return Hooks.of(extensions=plugins)
+def hooks_with(**plugins):
+    return hooks_of(extensions=plugins)
 
 
 @pytest.fixture
@@ -66,20 +59,20 @@ def inputs() -> ModelInputs:
 
 def test_requirements_come_with_their_plugin():
     need = Requirement("torch", ">=2")
-    assert hooks_of(acme=answering(requirements=[need]), mute=answering(requirements=None)).requirements() == [
+    assert hooks_with(acme=answering(requirements=[need]), mute=answering(requirements=None)).requirements() == [
         ("acme", need)
     ]
 
 
 def test_requirements_may_depend_on_the_training_engine():
     need = Requirement("torch", ">=2")
-    hooks = hooks_of(acme=answering(requirements=lambda engine: [need] if engine == "fast" else []))
+    hooks = hooks_with(acme=answering(requirements=lambda engine: [need] if engine == "fast" else []))
     assert (hooks.requirements("fast"), hooks.requirements()) == ([("acme", need)], [])
 
 
 def test_requirements_of_another_class_break_the_contract():
     with pytest.raises(HookContractError, match="'acme'"):
-        hooks_of(acme=answering(requirements=["torch"])).requirements()
+        hooks_with(acme=answering(requirements=["torch"])).requirements()
 
 
 # ---- configure ------------------------------------------------------------------------------------
@@ -89,7 +82,7 @@ def test_configure_applies_edits_and_keeps_the_rest():
     edit = ConfigEdit("engine.max_tokens_per_micro_batch", 512, "small memory")
     option = ConfigEdit("engine.options.attention_dropout", 0.0, "no dropout kernel")
     before = RunConfig.model_validate(CONFIG)
-    after, edits, warnings = hooks_of(acme=answering(configure=[edit, option])).configure(before)
+    after, edits, warnings = hooks_with(acme=answering(configure=[edit, option])).configure(before)
     assert after.engine.max_tokens_per_micro_batch == 512
     assert after.engine.options == {"attention_dropout": 0.0}
     assert after.trainer == before.trainer
@@ -101,7 +94,7 @@ def test_configure_applies_edits_and_keeps_the_rest():
 def test_configure_passes_warnings_on():
     warning = Diagnostic("warning", "model.dtype", "slow")
     config = RunConfig.model_validate(CONFIG)
-    assert hooks_of(acme=answering(configure=[warning])).configure(config) == (config, [], [("acme", warning)])
+    assert hooks_with(acme=answering(configure=[warning])).configure(config) == (config, [], [("acme", warning)])
 
 
 def test_configure_collects_every_error_of_every_plugin():
@@ -110,7 +103,7 @@ def test_configure_collects_every_error_of_every_plugin():
         "two": answering(configure=[Diagnostic("error", "engine.recompute", "no recompute")]),
     }
     with pytest.raises(ConfigError) as caught:
-        hooks_of(**plugins).configure(RunConfig.model_validate(CONFIG))
+        hooks_with(**plugins).configure(RunConfig.model_validate(CONFIG))
     assert caught.value.why.splitlines()[1:] == [
         "    model.dtype: no bfloat16 (plugin 'one') - model.dtype=float32",
         "    engine.recompute: no recompute (plugin 'two')",
@@ -129,13 +122,13 @@ def test_configure_collects_every_error_of_every_plugin():
 def test_configure_refuses_keys_that_do_not_exist(key, message):
     plugin = answering(configure=[ConfigEdit(key, 1, "why not")])
     with pytest.raises(ConfigError, match=message):
-        hooks_of(acme=plugin).configure(RunConfig.model_validate(CONFIG))
+        hooks_with(acme=plugin).configure(RunConfig.model_validate(CONFIG))
 
 
 def test_configure_refuses_values_that_the_schema_refuses():
     plugin = answering(configure=[ConfigEdit("trainer.total_steps", -1, "why not")])
     with pytest.raises(ConfigError, match=r"trainer.total_steps \(plugin 'acme'\)"):
-        hooks_of(acme=plugin).configure(RunConfig.model_validate(CONFIG))
+        hooks_with(acme=plugin).configure(RunConfig.model_validate(CONFIG))
 
 
 @pytest.mark.parametrize(
@@ -148,12 +141,12 @@ def test_configure_conflict_names_both_plugins(first, second):
         "two": answering(configure=[ConfigEdit(*second, "b")]),
     }
     with pytest.raises(ConfigError, match=r"(?s)'one'.*'two'"):
-        hooks_of(**plugins).configure(RunConfig.model_validate(CONFIG))
+        hooks_with(**plugins).configure(RunConfig.model_validate(CONFIG))
 
 
 def test_configure_lets_two_plugins_agree():
     plugins = {name: answering(configure=[ConfigEdit("trainer.seed", 3, name)]) for name in ("one", "two")}
-    assert hooks_of(**plugins).configure(RunConfig.model_validate(CONFIG))[0].trainer.seed == 3
+    assert hooks_with(**plugins).configure(RunConfig.model_validate(CONFIG))[0].trainer.seed == 3
 
 
 # ---- runtime_env and rollout_options --------------------------------------------------------------
@@ -162,7 +155,7 @@ def test_configure_lets_two_plugins_agree():
 def test_runtime_env_merges_and_passes_the_process():
     plugin = answering(runtime_env=lambda process: {"ACME_RANK": str(process.rank)})
     other = answering(runtime_env={"OTHER": "1"})
-    assert hooks_of(acme=plugin, other=other).runtime_env(ProcessInfo("trainer", rank=3)) == {
+    assert hooks_with(acme=plugin, other=other).runtime_env(ProcessInfo("trainer", rank=3)) == {
         "ACME_RANK": "3",
         "OTHER": "1",
     }
@@ -170,33 +163,33 @@ def test_runtime_env_merges_and_passes_the_process():
 
 def test_runtime_env_keeps_what_the_user_set_and_says_so(monkeypatch, caplog):
     monkeypatch.setenv("ACME_MODE", "mine")
-    hooks = hooks_of(acme=answering(runtime_env={"ACME_MODE": "yours"}))
+    hooks = hooks_with(acme=answering(runtime_env={"ACME_MODE": "yours"}))
     assert hooks.runtime_env(ProcessInfo("trainer")) == {"ACME_MODE": "mine"}
     assert "ACME_MODE=mine is kept as you set it; plugin 'acme' wanted yours" in caplog.text
 
 
 def test_runtime_env_conflict_names_both_plugins():
-    hooks = hooks_of(one=answering(runtime_env={"X": "1"}), two=answering(runtime_env={"X": "2"}))
+    hooks = hooks_with(one=answering(runtime_env={"X": "1"}), two=answering(runtime_env={"X": "2"}))
     with pytest.raises(PluginError, match="'one' gives '1', 'two' gives '2'"):
         hooks.runtime_env(ProcessInfo("rollout"))
 
 
 def test_runtime_env_values_are_strings():
     with pytest.raises(HookContractError, match="'acme'"):
-        hooks_of(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"))
+        hooks_with(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"))
 
 
 def test_rollout_options_merge_and_conflict():
-    hooks = hooks_of(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"b": 2}))
+    hooks = hooks_with(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"b": 2}))
     assert hooks.rollout_options("transformers") == {"a": 1, "b": 2}
-    clash = hooks_of(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"a": 2}))
+    clash = hooks_with(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"a": 2}))
     with pytest.raises(PluginError, match="disagree on a"):
         clash.rollout_options("transformers")
 
 
 def test_rollout_options_are_a_mapping():
     with pytest.raises(HookContractError, match="mapping"):
-        hooks_of(acme=answering(rollout_options=[1])).rollout_options("transformers")
+        hooks_with(acme=answering(rollout_options=[1])).rollout_options("transformers")
 
 
 # ---- patch_model ----------------------------------------------------------------------------------
@@ -218,13 +211,13 @@ class _NoDevice(Platform):
 
 def test_patch_model_collects_the_patches_of_the_phase():
     plugin = answering(patch_model=lambda phase, context: [_patch(phase)])
-    hooks = hooks_of(acme=plugin, mute=answering(patch_model=None))
+    hooks = hooks_with(acme=plugin, mute=answering(patch_model=None))
     context = PatchContext(_NoDevice(), "trainer", hooks, "megatron")
     assert [patch.phase for patch in hooks.patch_model(Phase.BEFORE_BUILD, context)] == [Phase.BEFORE_BUILD]
 
 
 def test_patch_model_refuses_a_patch_of_another_phase():
-    hooks = hooks_of(acme=answering(patch_model=[_patch(Phase.AFTER_BUILD)]))
+    hooks = hooks_with(acme=answering(patch_model=[_patch(Phase.AFTER_BUILD)]))
     with pytest.raises(HookContractError, match=r"(?s)'acme'.*acme.x is for after_build"):
         hooks.patch_model(Phase.BEFORE_IMPORT, PatchContext(_NoDevice(), "trainer", hooks, "megatron"))
 
@@ -233,14 +226,14 @@ def test_patch_model_refuses_a_patch_of_another_phase():
 
 
 def test_layout_constraints_are_satisfied_together():
-    hooks = hooks_of(
+    hooks = hooks_with(
         one=answering(layout_constraints=LayoutConstraints(align=4, bucket=10)),
         two=answering(layout_constraints=LayoutConstraints(align=6)),
         mute=answering(layout_constraints=None),
     )
     request = LayoutRequest("thd", ModelTraits(), ParallelSizes())
     assert hooks.layout_constraints(request) == LayoutConstraints(align=12, bucket=10)
-    assert Hooks.of().layout_constraints(request) == LayoutConstraints()
+    assert hooks_of().layout_constraints(request) == LayoutConstraints()
 
 
 def test_preprocess_sequences_is_a_chain_in_order_of_name_the_platform_last(inputs):
@@ -259,13 +252,13 @@ def test_preprocess_sequences_is_a_chain_in_order_of_name_the_platform_last(inpu
             return adding("platform")(inputs)
 
     plugins = {name: answering(preprocess_sequences=adding(name)) for name in ("zzz", "aaa")}
-    out = Hooks.of(Chip(), plugins).preprocess_sequences(inputs)
+    out = hooks_of(Chip(), plugins).preprocess_sequences(inputs)
     assert seen == [("aaa", 0), ("zzz", 1), ("platform", 2)]
     assert torch.equal(out.input_ids, inputs.input_ids + 3)
 
 
 def test_preprocess_sequences_none_means_as_it_is(inputs):
-    assert hooks_of(acme=answering(preprocess_sequences=None)).preprocess_sequences(inputs) is inputs
+    assert hooks_with(acme=answering(preprocess_sequences=None)).preprocess_sequences(inputs) is inputs
 
 
 def test_preprocess_sequences_keeps_layout_shape_and_dtype(inputs):
@@ -277,12 +270,12 @@ def test_preprocess_sequences_keeps_layout_shape_and_dtype(inputs):
     for name, value in changes.items():
         plugin = answering(preprocess_sequences=dataclasses.replace(inputs, **{name: value}))
         with pytest.raises(HookContractError, match="'acme'"):
-            hooks_of(acme=plugin).preprocess_sequences(inputs)
+            hooks_with(acme=plugin).preprocess_sequences(inputs)
 
 
 def test_preprocess_sequences_returns_inputs(inputs):
     with pytest.raises(HookContractError, match="ModelInputs"):
-        hooks_of(acme=answering(preprocess_sequences=inputs.input_ids)).preprocess_sequences(inputs)
+        hooks_with(acme=answering(preprocess_sequences=inputs.input_ids)).preprocess_sequences(inputs)
 
 
 REQUEST = MaskRequest("thd", ModelTraits(), ParallelSizes(), frozenset({MaskKind.NONE}))
@@ -290,27 +283,27 @@ REQUEST = MaskRequest("thd", ModelTraits(), ParallelSizes(), frozenset({MaskKind
 
 def test_build_attn_mask_takes_the_first_answer():
     mask = AttnMask(MaskKind.NONE, "acme")
-    hooks = hooks_of(aaa=answering(build_attn_mask=None), acme=answering(build_attn_mask=mask))
+    hooks = hooks_with(aaa=answering(build_attn_mask=None), acme=answering(build_attn_mask=mask))
     assert hooks.build_attn_mask(REQUEST) is mask
 
 
 def test_build_attn_mask_names_the_plugin_whose_kind_is_not_accepted():
-    hooks = hooks_of(acme=answering(build_attn_mask=AttnMask(MaskKind.FULL_4D, "arbitrary")))
+    hooks = hooks_with(acme=answering(build_attn_mask=AttnMask(MaskKind.FULL_4D, "arbitrary")))
     with pytest.raises(HookContractError, match="'acme'"):
         hooks.build_attn_mask(REQUEST)
 
 
 def test_build_attn_mask_names_the_plugin_that_changes_its_mind():
-    hooks = hooks_of(acme=answering(build_attn_mask=AttnMask(MaskKind.NONE, "other")))
+    hooks = hooks_with(acme=answering(build_attn_mask=AttnMask(MaskKind.NONE, "other")))
     with pytest.raises(HookContractError, match=r"'acme'.*fixed at engine build"):
         hooks.build_attn_mask(REQUEST, built=AttnMask(MaskKind.NONE, "causal"))
 
 
 def test_postprocess_output_is_flat_and_complete(inputs):
     values = torch.randn(1, 5, 2)
-    assert torch.equal(Hooks.of().postprocess_output(values, inputs.layout), values[0])
+    assert torch.equal(hooks_of().postprocess_output(values, inputs.layout), values[0])
     with pytest.raises(HookContractError, match=r"'acme'.*one entry per real token"):
-        hooks_of(acme=answering(postprocess_output=values)).postprocess_output(values, inputs.layout)
+        hooks_with(acme=answering(postprocess_output=values)).postprocess_output(values, inputs.layout)
 
 
 # ---- kernels --------------------------------------------------------------------------------------
@@ -325,10 +318,10 @@ def _kernel(*_arguments):
 def _first_answer_and_never_none(hook, *arguments):
     given = answering(**{hook: lambda *_: _kernel})
     passing = answering(**{hook: lambda *_: None})
-    assert getattr(hooks_of(aaa=passing, acme=given), hook)(*arguments) is _kernel
-    assert callable(getattr(hooks_of(aaa=passing), hook)(*arguments)), "the neutral default answers"
+    assert getattr(hooks_with(aaa=passing, acme=given), hook)(*arguments) is _kernel
+    assert callable(getattr(hooks_with(aaa=passing), hook)(*arguments)), "the neutral default answers"
     with pytest.raises(HookContractError, match="callable"):
-        getattr(hooks_of(acme=answering(**{hook: lambda *_: 3})), hook)(*arguments)
+        getattr(hooks_with(acme=answering(**{hook: lambda *_: 3})), hook)(*arguments)
     with pytest.raises(HookContractError, match="No plugin answered"):
         getattr(Hooks([]), hook)(*arguments)
 

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.errors import HookContractError
-from anytron.hooks.facade import Hooks
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.masks import MaskKind, MaskRequest
+from anytron.plugins import hooks_of
+from anytron.reference.masks import defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, LayoutConstraints, plan_layout
-from anytron.testing.masks import defined_pairs, read_transformer_engine
+from anytron.traits import ModelTraits, ParallelSizes
 from anytron_cpu import CpuPlatform
 
 # The forms that models take: mcore-bridge's GPT (thd, bshd), models that pack inside by the map, any.
@@ -71,7 +72,7 @@ def exact_kinds(format, cp, causal):
     accepted=st.sampled_from(ACCEPTED),
 )
 def test_the_pairs_are_those_of_the_definition(lengths, format, cp, traits, accepted):
-    hooks = Hooks.of(CpuPlatform())
+    hooks = hooks_of(CpuPlatform())
     parallel = ParallelSizes(tensor=2, context=cp)
     at_build = MaskRequest(format, traits, parallel, frozenset(accepted))
     if not exact_kinds(format, cp, traits.causal) & accepted:
@@ -110,5 +111,5 @@ def test_no_causal_model_needs_a_square_mask(format, cp, traits):
         if accepted == {MaskKind.FULL_4D}:
             continue
         request = MaskRequest(format, traits, ParallelSizes(context=cp), frozenset(accepted))
-        answer = Hooks.of().build_attn_mask(request)
+        answer = hooks_of().build_attn_mask(request)
         assert answer.kind is (MaskKind.NONE if MaskKind.NONE in accepted else MaskKind.PADDING_2D)

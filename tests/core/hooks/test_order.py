@@ -9,10 +9,11 @@ import pytest
 
 from anytron import Platform, hookimpl
 from anytron.errors import PluginError
-from anytron.hooks.defaults import NeutralDefaults
 from anytron.hooks.facade import Hooks
 from anytron.hooks.registry import Standing, read_member
-from anytron.hooks.types import LogProbSpec
+from anytron.kernels.contract import LogProbSpec
+from anytron.plugins import hooks_of
+from anytron.plugins.neutral import NeutralDefaults
 
 SPEC = LogProbSpec(16, 1, 64)
 
@@ -74,7 +75,7 @@ def test_implementations_take_any_subset_of_the_arguments_in_any_order():
         def attention_kernel(self):
             return lambda: "no argument"
 
-    hooks = Hooks.of(Chip())
+    hooks = hooks_of(Chip())
     assert hooks.fused_kernel("first", "second")() == ("first", "second")
     assert hooks.attention_kernel(None)() == "no argument"
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from anytron import hookimpl
-from anytron.hooks.facade import Hooks
 from anytron.hooks.trace import brief
-from anytron.hooks.types import LogProbSpec, ProcessInfo
+from anytron.hooks.types import ProcessInfo
+from anytron.kernels.contract import LogProbSpec
 from anytron.masks import MaskKind
+from anytron.plugins import hooks_of
 from anytron.sequences import plan_layout
 
 
@@ -29,7 +30,7 @@ class Chatty:
 
 def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
     monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
-    hooks = Hooks.of(extensions={"chatty": Chatty()})
+    hooks = hooks_of(extensions={"chatty": Chatty()})
     hooks.runtime_env(ProcessInfo("trainer", rank=2))
     hooks.log_prob_kernel(LogProbSpec(16, 1, 64))
     printed = capsys.readouterr()
@@ -45,7 +46,7 @@ def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
 def test_an_implementation_that_raises_is_a_line_too(monkeypatch, capsys):
     monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
     with pytest.raises(OSError, match="no disk"):
-        Hooks.of(extensions={"chatty": Chatty()}).rollout_options("x")
+        hooks_of(extensions={"chatty": Chatty()}).rollout_options("x")
     assert "rollout_options <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
 
 
@@ -54,7 +55,7 @@ def test_otherwise_nothing_is_printed(monkeypatch, capsys, value):
     monkeypatch.delenv("ANYTRON_TRACE_HOOKS", raising=False)
     if value is not None:
         monkeypatch.setenv("ANYTRON_TRACE_HOOKS", value)
-    Hooks.of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"))
+    hooks_of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"))
     assert capsys.readouterr().err == ""
 
 

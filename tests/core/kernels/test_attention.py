@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.hooks.types import AttentionCall, AttentionSpec
 from anytron.kernels import packed_sequences
 from anytron.kernels.attention import make_attention
-from anytron.masks import ModelTraits
-from anytron.testing.attention import reference_attention
+from anytron.kernels.contract import AttentionCall, AttentionSpec
+from anytron.reference.attention import reference_attention
+from anytron.traits import ModelTraits
 
 DIM, V_DIM, SCALE = 8, 6, 0.3
 

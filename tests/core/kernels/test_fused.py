@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from anytron.hooks.types import KernelName, KernelSpec
+from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.fused import adam, default_kernel, grouped_mm, layer_norm, rms_norm, rope, swiglu
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.hooks.types import LogProbSpec
+from anytron.kernels.contract import LogProbSpec
 from anytron.kernels.log_prob import make_log_prob
 
 torch.set_num_threads(1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import pytest
 
 from anytron import hookimpl
 from anytron.errors import PluginError
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import Requirement
-from anytron.plugins import check_requirements
+from anytron.plugins import check_requirements, hooks_of
 from anytron.plugins.requirements import examine_requirements
+
+if TYPE_CHECKING:
+    from anytron.hooks.facade import Hooks
 
 
 def _hooks(*needs: Requirement) -> Hooks:
@@ -20,7 +23,7 @@ def _hooks(*needs: Requirement) -> Hooks:
         def requirements(self):
             return needs
 
-    return Hooks.of(extensions={"acme": Plugin()})
+    return hooks_of(extensions={"acme": Plugin()})
 
 
 def test_what_fits_passes():

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anytron.errors import HookContractError
-from anytron.hooks.facade import Hooks
 from anytron.hooks.registry import spec_arguments
-from anytron.hooks.types import AttentionCall, AttentionSpec
-from anytron.masks import AttnMask, MaskKind, MaskRequest, ModelTraits, ParallelSizes, Polarity, check_mask
+from anytron.kernels.contract import AttentionCall, AttentionSpec
+from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask
+from anytron.plugins import hooks_of
+from anytron.reference.masks import defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, LayoutConstraints, plan_layout
-from anytron.testing.masks import defined_pairs, read_transformer_engine
+from anytron.traits import ModelTraits, ParallelSizes
 
 LENGTHS = [5, 2, 7]
 
@@ -50,8 +51,8 @@ def test_4_what_is_real_is_not_asked_of_a_mask():
     tokens = torch.arange(14.0)
     layout = plan_layout(LENGTHS, format="bshd", tensor_parallel=4)
     for accepted in ({MaskKind.NONE}, {MaskKind.FULL_4D}, {MaskKind.PADDING_2D}):
-        Hooks.of().build_attn_mask(request_for(layout, accepted))
-        assert torch.equal(Hooks.of().postprocess_output(layout.pack(tokens, fill=-1.0), layout), tokens)
+        hooks_of().build_attn_mask(request_for(layout, accepted))
+        assert torch.equal(hooks_of().postprocess_output(layout.pack(tokens, fill=-1.0), layout), tokens)
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -64,7 +65,7 @@ def test_5_a_square_mask_over_the_local_zigzag_is_refused(cp):
     with pytest.raises(HookContractError, match="shape follows from the kind"):
         check_mask(mask, request_for(layout, {MaskKind.FULL_4D}), None, "toy")
     with pytest.raises(HookContractError, match="no exact attention mask") as refusal:
-        Hooks.of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}))
+        hooks_of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}))
     assert f"context parallel {cp}" in refusal.value.where
 
 
@@ -103,7 +104,7 @@ def test_10_a_keep_mask_does_not_reach_a_kernel_that_reads_masked():
     """verl's keep mask went to Megatron, which reads True as forbidden; that nothing broke was Transformer Engine
     not looking at it."""
     layout = plan_layout(LENGTHS, format="bshd")
-    answer = Hooks.of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}))
+    answer = hooks_of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}))
     right = defined_pairs(LENGTHS, ModelTraits())
     as_keep = dataclasses.replace(answer, tensor=~answer.tensor, polarity=Polarity.KEEP)
     assert torch.equal(as_keep.for_model(), answer.for_model())
@@ -116,7 +117,7 @@ def test_14_a_kernel_for_other_value_heads_changes_nothing_but_its_answer():
     """For MLA verl wrote the padded value size into the attention module and never took it back."""
     spec = AttentionSpec(2, 2, 6, 4, 6**-0.5, ModelTraits(latent_attention=True))
     before = dataclasses.asdict(spec)
-    kernel = Hooks.of().attention_kernel(spec)
+    kernel = hooks_of().attention_kernel(spec)
     query, key, value = torch.randn(7, 2, 6), torch.randn(7, 2, 6), torch.randn(7, 2, 4)
     cu_seqlens = torch.tensor([0, 3, 7], dtype=torch.int32)
     call = AttentionCall("thd", True, cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, 4, 4)
@@ -170,8 +171,8 @@ def test_33_every_map_of_one_micro_batch_agrees_on_what_is_padding():
     """The 2-D map was made from lengths after context parallelism's padding, the 4-D mask from those before."""
     layout = plan_layout(LENGTHS, format="bshd", tensor_parallel=4)
     traits = ModelTraits(linear_attention=True, mixture_of_experts=True)
-    full = Hooks.of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}, traits))
-    flat = Hooks.of().build_attn_mask(request_for(layout, {MaskKind.PADDING_2D}, traits))
+    full = hooks_of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}, traits))
+    flat = hooks_of().build_attn_mask(request_for(layout, {MaskKind.PADDING_2D}, traits))
     assert torch.equal(flat.tensor, layout.valid)
     assert torch.equal(~full.tensor[:, 0].diagonal(dim1=-2, dim2=-1), layout.valid)
     assert torch.equal(full.linear_attn_mask, layout.valid)
@@ -199,7 +200,7 @@ def test_34_no_square_mask_is_built_to_be_thrown_away(format):
     traits = ModelTraits(linear_attention=True, mixture_of_experts=True)
     for accepted in (set(MaskKind), {MaskKind.PADDING_2D}):
         with LargestTensor() as largest:
-            Hooks.of().build_attn_mask(request_for(layout, accepted, traits))
+            hooks_of().build_attn_mask(request_for(layout, accepted, traits))
         assert largest.numel <= 2 * 500
 
 
@@ -209,7 +210,7 @@ def test_35_routing_knows_padding_where_there_is_no_mask(format, cp):
     """MoE routing negated the attention mask, which was None with flash attention, and with context parallelism
     longer than the hidden states."""
     for layout in shards(cp, format=format, tensor_parallel=4):
-        mask = Hooks.of().build_attn_mask(request_for(layout, {MaskKind.NONE}, ModelTraits(mixture_of_experts=True)))
+        mask = hooks_of().build_attn_mask(request_for(layout, {MaskKind.NONE}, ModelTraits(mixture_of_experts=True)))
         assert mask.tensor is None
         assert tuple(mask.padding_mask.shape) == layout.shape
         assert torch.equal(mask.padding_mask, layout.pack(torch.zeros(14, dtype=torch.bool), fill=True))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytron.hooks.facade import Hooks
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.masks import MaskKind, MaskRequest
+from anytron.plugins import hooks_of
 from anytron.sequences import ContextShard, plan_layout
+from anytron.traits import ModelTraits, ParallelSizes
 
 LENGTHS = torch.tensor([3, 1, 6])
 TRAITS = ModelTraits(linear_attention=True, mixture_of_experts=True)
@@ -50,7 +51,7 @@ class CountHostCopies(TorchDispatchMode):
 def test_one_micro_batch(format, cp, where, copies):
     lengths, tokens = LENGTHS.to(where), torch.empty(10, dtype=torch.int64, device="meta")
     output = torch.empty(10, 2, device="meta")
-    hooks = Hooks.of()
+    hooks = hooks_of()
     request = MaskRequest(format, TRAITS, ParallelSizes(context=cp), frozenset({MaskKind.NONE, MaskKind.PADDING_2D}))
     with CountHostCopies(LENGTHS) as counted:
         layout = plan_layout(

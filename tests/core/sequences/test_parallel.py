@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from anytron.hooks.facade import Hooks
+from anytron.plugins import hooks_of
 from anytron.sequences import ContextShard, plan_layout
 from anytron.sequences.parallel import gather_slots
 
@@ -26,7 +26,7 @@ def _rank(rank: int, size: int, store: str, format: str, partition: str) -> None
         layout = plan_layout(LENGTHS, format=format, shard=shard)
         flat = torch.randn(sum(LENGTHS), 2, generator=torch.Generator().manual_seed(0))
         local = layout.pack(flat).requires_grad_()
-        whole = Hooks.of().postprocess_output(local, layout)
+        whole = hooks_of().postprocess_output(local, layout)
         assert torch.equal(whole, flat)
         whole.sum().backward()
         assert torch.equal(local.grad, layout.valid[..., None].expand_as(local).float())

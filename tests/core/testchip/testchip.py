@@ -3,7 +3,8 @@
 import sys
 
 from anytron import Platform, hookimpl
-from anytron.hooks.types import ConfigEdit, Diagnostic
+from anytron.config.diagnostics import Diagnostic
+from anytron.hooks.types import ConfigEdit
 from anytron.patches import Patch
 from anytron.platform import Availability, Probe
 

@@ -15,14 +15,15 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
+from anytron.batch import TokenScores
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
+from anytron.engines.protocol import EngineContext, Response, Topology
+from anytron.engines.weights import WeightManifest
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
-from anytron.trainer.batch import TokenScores, Topology
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.loop import train
-from anytron.trainer.roles import EngineContext, Response, WeightManifest
 from anytron_cpu import CpuPlatform
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anytron.batch import RaggedBatch
 from anytron.errors import ConfigError
-from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.batching import karmarkar_karp, micro_batches
 from anytron.trainer.updates import UpdatePlan
 

@@ -11,9 +11,9 @@ from anytron.config.imports import resolve
 from anytron.config.schema import AlgorithmSection
 from anytron.data.images import ImagePatches
 from anytron.data.prompts import TokenizedPrompt
+from anytron.engines.protocol import Response
 from anytron.errors import EngineError
 from anytron.executor.channel import Result, decode, encode
-from anytron.trainer.roles import Response
 from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from anytron.algorithms.losses import PolicyLoss, ValueLoss
-from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
+from anytron.batch import RaggedBatch, TokenScores
+from anytron.engines.protocol import Topology
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
 

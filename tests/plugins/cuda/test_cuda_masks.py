@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from anytron.hooks.facade import Hooks
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
+from anytron.masks import MaskKind, MaskRequest
+from anytron.plugins import hooks_of
+from anytron.reference.masks import defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, plan_layout
-from anytron.testing.masks import defined_pairs, read_transformer_engine
+from anytron.traits import ModelTraits, ParallelSizes
 
 PLUGIN = Path(__file__).parents[3] / "plugins" / "cuda"
 LENGTHS = [3, 1, 6]
@@ -21,7 +22,7 @@ def hooks(monkeypatch):
     monkeypatch.syspath_prepend(PLUGIN)
     from anytron_cuda import CudaPlatform
 
-    yield Hooks.of(CudaPlatform())
+    yield hooks_of(CudaPlatform())
     for name in [name for name in sys.modules if name.partition(".")[0] == "anytron_cuda"]:
         del sys.modules[name]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD as FusedSGD  # noqa: N811 - Transformer Engine's name; same arguments and state
 
-from anytron.hooks.types import KernelName
+from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.refusals import refuse_settings
 

@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import (
-        AttentionKernel,
-        AttentionSpec,
-        Diagnostic,
-        KernelName,
-        PatchContext,
-        Requirement,
-    )
+    from anytron.hooks.types import PatchContext, Requirement
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, HookContractError
-from anytron.hooks.defaults import NeutralDefaults
-from anytron.hooks.types import Diagnostic, Requirement
+from anytron.hooks.types import Requirement
 from anytron.masks import AttnMask, MaskKind, Polarity
 from anytron.patches import Patch, Phase
+from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.mindspeed.installation import find_installation
 from anytron_ascend.mindspeed.triton_imports import triton_imports
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import AttentionKernel, AttentionSpec, KernelName, PatchContext
+    from anytron.hooks.types import PatchContext
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import MaskRequest
     from anytron.patches import Ledger
     from anytron.sequences import ModelInputs

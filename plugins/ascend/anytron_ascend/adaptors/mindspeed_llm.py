@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, ConfigError
-from anytron.hooks.defaults import NeutralDefaults
-from anytron.hooks.types import Diagnostic, Requirement
+from anytron.hooks.types import Requirement
+from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
 from anytron_ascend.mindspeed_llm.installation import ENGINE, MEGATRON, PACKAGES, find_installation
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
-from anytron_megatron.expert_checks import expert_diagnostics
-from anytron_megatron.optimizer_checks import optimizer_diagnostics
-from anytron_megatron.size_checks import size_diagnostics
+from anytron_megatron.checks.experts import expert_diagnostics
+from anytron_megatron.checks.optimizer import optimizer_diagnostics
+from anytron_megatron.checks.sizes import size_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import AttentionKernel, AttentionSpec, KernelName, PatchContext
+    from anytron.hooks.types import PatchContext
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs

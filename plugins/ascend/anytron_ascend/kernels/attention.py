@@ -24,7 +24,7 @@ from anytron.masks import COMPRESSED
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.hooks.types import AttentionCall, AttentionKernel, AttentionSpec
+    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
 
 UNLIMITED = 2147483647
 """``pre_tockens`` and ``next_tockens`` that hide nothing (their default)."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.hooks.types import KernelName
 from anytron.kernels import fused as neutral
+from anytron.kernels.contract import KernelName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

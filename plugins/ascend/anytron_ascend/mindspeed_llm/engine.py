@@ -10,27 +10,28 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from transformers import AutoConfig
 
+from anytron.engines.weights import write_weights
 from anytron.errors import EngineError
-from anytron.hooks.types import LogProbSpec
-from anytron.masks import MaskKind, ModelTraits
+from anytron.kernels.contract import LogProbSpec
+from anytron.masks import MaskKind
 from anytron.patches import Phase
 from anytron.trainer.initial_model import model_directory
+from anytron.traits import ModelTraits
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.installation import ENGINE
 from anytron_ascend.mindspeed_llm.models import build_model
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.process_state import put_in_force, release
 from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
-from anytron_megatron import parallel
-from anytron_megatron.critic import Critic
-from anytron_megatron.dismantling import dismantle
-from anytron_megatron.exchange import write_weights
-from anytron_megatron.head import TokenScoreHead
-from anytron_megatron.microbatch import BatchPreparer
-from anytron_megatron.passes import ModelChunk
-from anytron_megatron.phases import reach
-from anytron_megatron.scoring import token_scores, whole_logits
-from anytron_megatron.trained_model import TrainedModel
+from anytron_megatron.critic.critic import Critic
+from anytron_megatron.patches.phases import reach
+from anytron_megatron.training import parallel
+from anytron_megatron.training.memory import dismantle
+from anytron_megatron.training.micro_batch import BatchPreparer
+from anytron_megatron.training.schedule import ModelChunk
+from anytron_megatron.training.scoring import token_scores, whole_logits
+from anytron_megatron.training.token_score_head import TokenScoreHead
+from anytron_megatron.training.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,15 +39,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.losses import PolicyLoss, ValueLoss
-    from anytron.trainer.batch import RaggedBatch, TokenScores, Topology
-    from anytron.trainer.roles import Conformance, EngineContext, TrainedRole, WeightManifest
+    from anytron.batch import RaggedBatch, TokenScores
+    from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
+    from anytron.engines.weights import WeightManifest
 
 
 class MindSpeedLlmEngine:
     """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens.
 
     Put together of the Megatron backend's parts; the models, their arguments and their weights are its own.
-    Implements :class:`anytron.trainer.roles.TrainingEngine`.
+    Implements :class:`anytron.engines.protocol.TrainingEngine`.
 
     Args:
         context: Configuration, hooks, platform, ledger and rank.

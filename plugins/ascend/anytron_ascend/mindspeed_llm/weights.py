@@ -10,7 +10,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from anytron.errors import EngineError
-from anytron_megatron.weight_files import listed
+from anytron_megatron.models.weight_files import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, S
 """What mbridge raises, from wherever it stumbles, when a tensor is missing or has another shape."""
 
 VALUE_HEAD = "value_head."
-"""Beginning of the names of a critic's head (:class:`anytron_megatron.value_head.ValueHead`)."""
+"""Beginning of the names of a critic's head (:class:`anytron_megatron.critic.value_head.ValueHead`)."""
 _ONE_BY_ONE = re.compile(r"\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 

@@ -9,10 +9,10 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, HookContractError, PlatformError
-from anytron.hooks.facade import Hooks
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes, Polarity
-from anytron.plugins import open_session
+from anytron.masks import MaskKind, MaskRequest, Polarity
+from anytron.plugins import hooks_of, open_session
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
+from anytron.traits import ModelTraits, ParallelSizes
 from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.mindspeed import installation, sequence_lengths
@@ -20,7 +20,7 @@ from anytron_ascend.mindspeed.arguments import engine_arguments
 from anytron_ascend.mindspeed.attention import as_documented
 from anytron_ascend.mindspeed.installation import INSTALL, Installation, check_pair, find_installation
 from anytron_ascend.options import AscendOptions, MindSpeedOptions
-from anytron_megatron import current_mask
+from anytron_megatron.training import current_mask
 
 NONE, ROWS_2D, FULL, TRIANGLE = MaskKind.NONE, MaskKind.PADDING_2D, MaskKind.FULL_4D, MaskKind.COMPRESSED_CAUSAL
 LENGTHS = [3, 5]
@@ -278,4 +278,4 @@ def test_the_platform_asks_the_adaptor():
     platform = AscendPlatform()
     platform.configure_options(AscendOptions(adaptor="mindspeed"))
     request = MaskRequest("thd", ModelTraits(), ParallelSizes(), frozenset({NONE}))
-    assert Hooks.of(platform).build_attn_mask(request).kernel_mode == "sparse_mode=2"
+    assert hooks_of(platform).build_attn_mask(request).kernel_mode == "sparse_mode=2"

@@ -7,9 +7,9 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, PlatformError
-from anytron.hooks.facade import Hooks
-from anytron.masks import MaskKind, MaskRequest, ModelTraits, ParallelSizes
-from anytron.plugins import check_requirements, open_session
+from anytron.masks import MaskKind, MaskRequest
+from anytron.plugins import check_requirements, hooks_of, open_session
+from anytron.traits import ModelTraits, ParallelSizes
 from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
 from anytron_ascend.mindspeed_llm import installation
@@ -146,7 +146,7 @@ def test_a_critic_of_another_shape_is_refused(tmp_path):
 
 def test_it_needs_other_packages_than_the_engine_megatron():
     platform = platform_of("mindspeed_llm")
-    hooks = Hooks.of(platform, {"megatron": MegatronBackend()})
+    hooks = hooks_of(platform, {"megatron": MegatronBackend()})
     needed = {need.package: need.specifier for _, need in hooks.requirements("mindspeed_llm")}
     assert needed["megatron-core"] == "==0.12.1"
     assert "mcore-bridge" not in needed

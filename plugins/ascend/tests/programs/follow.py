@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.algorithms.losses import PolicyLoss, ValueLoss
+from anytron.batch import RaggedBatch
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
-from anytron.trainer.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
 from tests.backends.megatron.ranks import engine_config

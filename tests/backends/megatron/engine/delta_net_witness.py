@@ -18,8 +18,8 @@ class DeltaNetWitness:
 
     @hookimpl
     def fused_kernel(self, name):
-        from anytron.hooks.types import KernelName
         from anytron.kernels.causal_convolution import causal_conv1d
+        from anytron.kernels.contract import KernelName
 
         if name is not KernelName.CAUSAL_CONV1D:
             return None
@@ -36,7 +36,7 @@ class DeltaNetWitness:
 
     @hookimpl
     def build_attn_mask(self, request):
-        from anytron.hooks.defaults import NeutralDefaults
+        from anytron.plugins.neutral import NeutralDefaults
 
         if os.environ.get("DELTA_NET_WITNESS") != "lie":
             return None

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from anytron.trainer.batch import RaggedBatch
+from anytron.batch import RaggedBatch
 from tests.tiny_models import write_tiny_model
 
 LENGTHS = [5, 150, 33]

@@ -14,7 +14,7 @@ from anytron.algorithms.losses import PolicyLoss
 if TYPE_CHECKING:
     import torch
 
-    from anytron.trainer.batch import RaggedBatch
+    from anytron.batch import RaggedBatch
 
 ONE_SEQUENCE = 1
 """Tokens of a micro-batch in updates: each sequence gets its own, so that every division of the work has the same

@@ -14,7 +14,7 @@ from tests.backends.megatron.families.table import rows, write_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anytron.trainer.batch import RaggedBatch
+    from anytron.batch import RaggedBatch
     from tests.backends.megatron.families.layouts import Family, Layout
 
 OPTION = "--families-table"

@@ -24,7 +24,7 @@ warnings.filterwarnings("error", module=r"(megatron|mcore_bridge|anytron|__main_
 from types import SimpleNamespace
 import torch
 torch.set_num_threads(1)
-from anytron.hooks.facade import Hooks
+from anytron.plugins import hooks_of
 from anytron.patches import Ledger, Phase
 from anytron.platform import DeviceRuntime, MemoryStats
 from anytron_megatron.patches import trainer_patches
@@ -44,7 +44,7 @@ class Host(DeviceRuntime):
 
 host = Host()
 platform = SimpleNamespace(runtime=lambda: host, redirects_torch_cuda=True, portable_modules=True)
-context = SimpleNamespace(platform=platform, role="trainer", hooks=Hooks.of(), engine="megatron")
+context = SimpleNamespace(platform=platform, role="trainer", hooks=hooks_of(), engine="megatron")
 ledger = Ledger()
 
 def apply(*phases):

@@ -3,16 +3,15 @@
 import pytest
 
 from anytron.errors import PluginError
-from anytron.hooks.facade import Hooks
 from anytron.patches.versions import in_range
-from anytron.plugins import check_requirements
+from anytron.plugins import check_requirements, hooks_of
 from anytron_megatron.plugin import MegatronBackend
 
 
 def test_another_megatron_is_refused_with_the_range(megatron_version):
     backend = MegatronBackend()
     (needed,) = [one for one in backend.requirements(None) if one.package == "megatron-core"]
-    hooks = Hooks.of(extensions={"megatron": backend})
+    hooks = hooks_of(extensions={"megatron": backend})
     if in_range(megatron_version, needed.specifier):
         check_requirements(hooks)
     else:

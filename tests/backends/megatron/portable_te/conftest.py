@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anytron.executor.address import ADDRESS, free_port
-from anytron.hooks.facade import Hooks
+from anytron.plugins import hooks_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -20,7 +20,7 @@ def bound():
     """The neutral defaults, bound for the time of a test."""
     from anytron_megatron.portable_te.binding import bind
 
-    hooks = Hooks.of()
+    hooks = hooks_of()
     undo = bind(hooks, "cpu")
     yield hooks
     undo()

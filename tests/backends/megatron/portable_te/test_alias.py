@@ -9,9 +9,9 @@ import textwrap
 import pytest
 
 INSTALL = """
-from anytron.hooks.facade import Hooks
+from anytron.plugins import hooks_of
 from anytron_megatron.portable_te.alias import install
-undo = install(Hooks.of(), "cpu")
+undo = install(hooks_of(), "cpu")
 """
 
 

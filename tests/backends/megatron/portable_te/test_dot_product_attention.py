@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from anytron import hookimpl
 from anytron.errors import EngineError
-from anytron.hooks.facade import Hooks
-from anytron.testing.attention import reference_attention
+from anytron.plugins import hooks_of
+from anytron.reference.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 
@@ -259,7 +259,7 @@ def test_the_kernel_is_told_about_sinks_when_it_is_chosen():
         def attention_kernel(self, spec):
             asked.append(spec.sinks)
 
-    undo = bind(Hooks.of(extensions={"chip": Chip()}), "cpu")
+    undo = bind(hooks_of(extensions={"chip": Chip()}), "cpu")
     for softmax_type in ("vanilla", "off-by-one", "learnable"):
         module(softmax_type=softmax_type)
     undo()

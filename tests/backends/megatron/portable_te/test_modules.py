@@ -7,7 +7,7 @@ import torch
 
 from anytron import hookimpl
 from anytron.errors import EngineError
-from anytron.hooks.facade import Hooks
+from anytron.plugins import hooks_of
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 
@@ -280,7 +280,7 @@ def test_kernels_are_asked_for_once_per_module_and_called_directly():
             asked.append((name.value, spec.device_type, spec.options["eps"]))
             return lambda x, weight, eps, zero_centered: x * 0 + eps
 
-    undo = bind(Hooks.of(extensions={"chip": Chip()}), "chip")
+    undo = bind(hooks_of(extensions={"chip": Chip()}), "chip")
     try:
         norm = te.RMSNorm(4, eps=0.5)
         assert norm(torch.ones(2, 4)).eq(0.5).all()

@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from anytron import hookimpl
+from anytron.batch import RaggedBatch
 from anytron.data.images import ImagePatches
 from anytron.errors import DataError
-from anytron.hooks.facade import Hooks
-from anytron.masks import MaskKind, ModelTraits, ParallelSizes
+from anytron.masks import MaskKind
+from anytron.plugins import hooks_of
 from anytron.sequences import ContextShard, LayoutConstraints, scopes
-from anytron.trainer.batch import RaggedBatch
-from anytron_megatron.microbatch import BatchPreparer
-from anytron_megatron.vision import VisionInputs
+from anytron.traits import ModelTraits, ParallelSizes
+from anytron_megatron.training.micro_batch import BatchPreparer
+from anytron_megatron.training.vision import VisionInputs
 
 LENGTHS = [5, 2, 7]
 
@@ -61,7 +62,7 @@ def recorder():
 @pytest.fixture
 def preparer(recorder):
     return BatchPreparer(
-        Hooks.of(extensions={"recorder": recorder}),
+        hooks_of(extensions={"recorder": recorder}),
         sequence_format="thd",
         traits=ModelTraits(),
         accepted=frozenset({MaskKind.NONE}),
@@ -87,7 +88,7 @@ def batch_with_an_image():
 
 def vision_preparer(recorder, sequence_format, shard):
     return BatchPreparer(
-        Hooks.of(extensions={"recorder": recorder}),
+        hooks_of(extensions={"recorder": recorder}),
         sequence_format=sequence_format,
         traits=ModelTraits(vision=True),
         accepted=frozenset({MaskKind.NONE}),

@@ -11,7 +11,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from anytron.hooks.types import AttentionCall, AttentionSpec
+    from anytron.kernels.contract import AttentionCall, AttentionSpec
 
 
 class LoopedAttention:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from anytron import Platform, hookimpl
-from anytron.hooks.types import ConfigEdit, Diagnostic, KernelName, Requirement
+from anytron.config.diagnostics import Diagnostic
+from anytron.hooks.types import ConfigEdit, Requirement
+from anytron.kernels.contract import KernelName
 from anytron.masks import AttnMask, MaskKind
 from anytron.platform import Availability, Probe
 
@@ -20,15 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import (
-        AttentionKernel,
-        AttentionSpec,
-        LayoutRequest,
-        LogProbKernel,
-        LogProbSpec,
-        PatchContext,
-        ProcessInfo,
-    )
+    from anytron.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, LogProbKernel, LogProbSpec
     from anytron.masks import MaskRequest
     from anytron.patches import Patch, Phase
     from anytron.platform import DeviceRuntime

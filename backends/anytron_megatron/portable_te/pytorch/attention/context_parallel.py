@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from anytron.hooks.types import AttentionCall
+from anytron.kernels.contract import AttentionCall
 from anytron_megatron.portable_te.pytorch.collectives import gather_first
 from anytron_megatron.portable_te.refusals import refuse
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from anytron.hooks.types import AttentionKernel
+    from anytron.kernels.contract import AttentionKernel
 
 
 def attend_sharded(

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anytron.errors import EngineError
-from anytron.hooks.types import AttentionCall
-from anytron.masks import ModelTraits
+from anytron.kernels.contract import AttentionCall
+from anytron.traits import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
 from anytron_megatron.portable_te.pytorch.module.base import default_init
@@ -185,7 +185,7 @@ class DotProductAttention(torch.nn.Module):
                 (broadcastable to ``[B, H, Sq, Sk]``) or a kind of padding (``[B, 1, 1, Sk]``: which
                 tokens are not real).
             qkv_format: See ``query_layer``.
-            cu_seqlens_q: thd: int32 ``[B + 1]`` real lengths, as in :class:`~anytron.hooks.types.AttentionCall`.
+            cu_seqlens_q: thd: int32 ``[B + 1]`` real lengths, as in :class:`~anytron.kernels.contract.AttentionCall`.
             cu_seqlens_kv: thd: the same of keys.
             cu_seqlens_q_padded: thd: where sequences start.
             cu_seqlens_kv_padded: thd: the same of keys.

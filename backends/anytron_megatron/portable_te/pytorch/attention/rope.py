@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.errors import EngineError
-from anytron.hooks.types import KernelName
+from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import zigzag_positions
 from anytron_megatron.portable_te.refusals import refuse_settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.hooks.types import KernelName
+from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.module.base import InitMethod, TransformerEngineBaseModule, default_init
 from anytron_megatron.portable_te.refusals import refuse, refuse_settings

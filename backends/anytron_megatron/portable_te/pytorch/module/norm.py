@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anytron.errors import EngineError
-from anytron.hooks.types import KernelName
+from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.refusals import refuse_settings
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from anytron.config.schema import LoraSection, OptimizerSection
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
-from anytron.masks import ParallelSizes
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
+from anytron.traits import ParallelSizes
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
@@ -24,7 +24,7 @@ FAMILIES = sorted(path.name for path in Path(os.environ["TINY_MODELS"]).iterdir(
 def megatron():
     torch.set_num_threads(1)
     platform = CpuPlatform()
-    context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+    context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, trainer_patches(phase, context))
@@ -40,8 +40,8 @@ def megatron():
 @pytest.fixture(params=[(family, dtype) for family in FAMILIES for dtype in ("float32", "bfloat16")], ids="-".join)
 def adapted(request, megatron):
     """A model with adapters whose ``B`` is not zero: (bridge, model, adapters)."""
-    from anytron_megatron.lora import Adapters
-    from anytron_megatron.weights import WeightBridge
+    from anytron_megatron.lora.adapters import Adapters
+    from anytron_megatron.models.bridge import WeightBridge
 
     family, dtype = request.param
     bridge = WeightBridge(
@@ -68,7 +68,7 @@ def bits(model):
 
 
 def test_an_update_moves_adapters_and_nothing_else(adapted):
-    from anytron_megatron.optimizer import build_optimizer, wrap_for_training
+    from anytron_megatron.training.optimizer import build_optimizer, wrap_for_training
 
     _, model, _ = adapted
     before = bits(model)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
-from anytron.masks import ParallelSizes
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
+from anytron.traits import ParallelSizes
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 torch.set_num_threads(1)
 directory = Path(sys.argv[1])
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
 ledger = Ledger()
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))
@@ -43,7 +43,7 @@ config = DeepseekV3Config(
 )  # fmt: skip
 DeepseekV3ForCausalLM(config).float().save_pretrained(directory)
 
-from anytron_megatron.weights import WeightBridge  # noqa: E402
+from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
 
 bridge = WeightBridge(
     directory, dtype=torch.float32, sizes=ParallelSizes(), recompute="none", deterministic=False, options={}

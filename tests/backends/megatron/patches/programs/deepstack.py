@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
-from anytron.masks import ParallelSizes
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
+from anytron.traits import ParallelSizes
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 rank, world, store, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 torch.set_num_threads(1)
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
 ledger = Ledger()
 PATCH = "megatron.mcore-bridge-deepstack"
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
@@ -36,7 +36,7 @@ torch.distributed.init_process_group(
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
-from anytron_megatron.weights import WeightBridge  # noqa: E402
+from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
 
 # Two rows of 16 tokens, an image of 4 tokens in each, at different places.
 GRID = torch.tensor([[1, 4, 4], [1, 4, 4]])

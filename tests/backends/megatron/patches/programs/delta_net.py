@@ -15,17 +15,18 @@ import torch
 import torch.distributed as dist
 
 from anytron.errors import EngineError
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
-from anytron.masks import AttnMask, MaskKind, ParallelSizes
+from anytron.masks import AttnMask, MaskKind
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
+from anytron.traits import ParallelSizes
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 torch.set_num_threads(1)
 rank, world, store, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
 ledger = Ledger()
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))
@@ -43,8 +44,8 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region  
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from anytron_megatron.current_mask import scope_of  # noqa: E402
-from anytron_megatron.weights import WeightBridge  # noqa: E402
+from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
+from anytron_megatron.training.current_mask import scope_of  # noqa: E402
 
 parallel_state.initialize_model_parallel(world, expert_model_parallel_size=world, expert_tensor_parallel_size=1)
 model_parallel_cuda_manual_seed(1)

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 import torch
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 from anytron_megatron.patches.bridge_import import PATCHED_MODULES
@@ -42,7 +42,7 @@ def snapshot():
 
 
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
 ledger = Ledger()
 host = snapshot()
 

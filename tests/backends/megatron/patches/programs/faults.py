@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
@@ -88,7 +88,7 @@ def mtp():
 
 def main():
     torch.set_num_threads(1)
-    context = PatchContext(Host(), "trainer", Hooks.of(), "megatron")
+    context = PatchContext(Host(), "trainer", hooks_of(), "megatron")
     ledger = Ledger()
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, patches(phase, context))

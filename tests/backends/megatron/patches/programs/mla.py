@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Outcome, Phase
+from anytron.plugins import hooks_of
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
@@ -25,7 +25,7 @@ class Host(CpuPlatform):
     portable_modules = modules == "portable"
 
 
-context = PatchContext(Host(), "trainer", Hooks.of(), "megatron")
+context = PatchContext(Host(), "trainer", hooks_of(), "megatron")
 ledger = Ledger()
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
@@ -83,7 +83,7 @@ def main():
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     platform = CpuPlatform()
-    context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+    context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
     ledger = Ledger()
     ledger.apply(Phase.BEFORE_IMPORT, trainer_patches(Phase.BEFORE_IMPORT, context))
     facts = {}

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 import torch
 
-from anytron.hooks.facade import Hooks
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Phase
+from anytron.plugins import hooks_of
 from anytron.sequences import scopes
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 torch.set_num_threads(1)
 platform = CpuPlatform()
-context = PatchContext(platform, "trainer", Hooks.of(platform), "megatron")
+context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
 ledger = Ledger()
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))

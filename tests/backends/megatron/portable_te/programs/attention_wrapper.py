@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from anytron.hooks.types import PatchContext
-from anytron.masks import ParallelSizes
 from anytron.patches import Ledger, Phase
 from anytron.plugins import open_session
-from anytron.testing.attention import reference_attention
+from anytron.reference.attention import reference_attention
+from anytron.traits import ParallelSizes
 
 HEADS, GROUPS, DIM = 4, 2, 8
 LENGTHS = [8, 5, 11, 1]
@@ -31,7 +31,7 @@ def prepare():
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))
     torch.set_num_threads(1)
-    from anytron_megatron.parallel import initialize
+    from anytron_megatron.training.parallel import initialize
 
     initialize(session.platform.runtime(), ParallelSizes(data=2), seed=1, timeout_s=60)
 

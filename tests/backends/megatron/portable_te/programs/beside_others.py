@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from anytron.hooks.types import PatchContext
-from anytron.masks import ParallelSizes
 from anytron.patches import Ledger, Phase
 from anytron.plugins import open_session
+from anytron.traits import ParallelSizes
 
 NEIGHBOURS = ("transformers", "accelerate", "peft")
 
@@ -31,8 +31,8 @@ def build(folder):
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))
     torch.set_num_threads(1)
-    from anytron_megatron.parallel import initialize
-    from anytron_megatron.weights import WeightBridge
+    from anytron_megatron.models.bridge import WeightBridge
+    from anytron_megatron.training.parallel import initialize
 
     initialize(session.platform.runtime(), ParallelSizes(), seed=1, timeout_s=60)
     bridge = WeightBridge(

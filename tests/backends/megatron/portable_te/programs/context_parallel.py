@@ -6,8 +6,8 @@ import os
 import torch
 import torch.distributed as dist
 
-from anytron.hooks.facade import Hooks
-from anytron.testing.attention import reference_attention
+from anytron.plugins import hooks_of
+from anytron.reference.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 
@@ -16,7 +16,7 @@ HEADS, KV_HEADS, DIM, V_DIM = 4, 2, 8, 5
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-bind(Hooks.of(), "cpu")
+bind(hooks_of(), "cpu")
 
 
 def zigzag(start, width):

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from anytron.hooks.types import PatchContext
-from anytron.masks import ParallelSizes
 from anytron.patches import Ledger, Phase
 from anytron.plugins import open_session
+from anytron.traits import ParallelSizes
 
 
 def main(folder, tensor_parallel):
@@ -24,8 +24,8 @@ def main(folder, tensor_parallel):
     from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    from anytron_megatron.parallel import initialize
-    from anytron_megatron.weights import WeightBridge
+    from anytron_megatron.models.bridge import WeightBridge
+    from anytron_megatron.training.parallel import initialize
 
     assert HAVE_TE
     assert "portable_te" in transformer_engine.__file__

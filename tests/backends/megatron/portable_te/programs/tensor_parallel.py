@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from anytron.hooks.facade import Hooks
+from anytron.plugins import hooks_of
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 
@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 sequence_parallel = sys.argv[1] == "sequence_parallel"
 dist.init_process_group("gloo")
 rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-bind(Hooks.of(), "cpu")
+bind(hooks_of(), "cpu")
 
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(8, 2, 6, generator=generator, dtype=torch.float64)

@@ -1,0 +1,98 @@
+"""What can be said of ``model.lora`` before Megatron is imported: the names of layers, and the adapter to go on from.
+
+Light to import.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE, scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import LoraSection, RunConfig
+
+
+_PLAIN: Mapping[str, Any] = {
+    "use_dora": False,
+    "bias": "none",
+    "lora_bias": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "fan_in_fan_out": False,
+    "layer_replication": None,
+    "trainable_token_indices": None,
+}
+"""Settings of PEFT that must have these values (or be absent): adapters here are plain ones, all of one rank."""
+
+
+def lora_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find layers that no model has, adapters that cannot be gone on from, and what makes no sense beside them."""
+    section = config.model.lora
+    if section is None:
+        return
+    if config.model.freeze:
+        why = "with model.lora the whole model is frozen, and adapters of the language model are trained"
+        yield Diagnostic("error", "model.freeze", why, "leave it out")
+    if config.engine.mtp_loss_coefficient > 0:
+        why = "with model.lora the modules of multi-token prediction are frozen, and have no adapters"
+        yield Diagnostic("error", "engine.mtp_loss_coefficient", why, "leave it out")
+    for target in section.targets:
+        layer = target.rpartition(".")[2]
+        if target != ALL_LINEAR and layer not in LAYERS:
+            yield Diagnostic("error", "model.lora.targets", f"there is no layer {target!r}", _near(layer))
+    if section.path is not None:
+        yield from _adapter_diagnostics(section, Path(section.path))
+
+
+def _near(layer: str) -> str:
+    """Say which layer was meant: the one that holds a Hugging Face layer, or the one spelled nearly so."""
+    holders = [name for name, inside in LAYERS.items() if layer in inside]
+    if holders:
+        inside = ", ".join(LAYERS[holders[0]])
+        return f"did you mean {' or '.join(holders)}? Megatron keeps {inside} in one layer"
+    near = difflib.get_close_matches(layer, [*LAYERS, ALL_LINEAR], n=1)
+    return f"did you mean {near[0]}?" if near else f"use {ALL_LINEAR}, or some of {', '.join(LAYERS)}"
+
+
+def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diagnostic]:
+    key = "model.lora.path"
+    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (directory / name).is_file()]
+    if missing:
+        why = f"{directory} has no {' and no '.join(missing)}"
+        yield Diagnostic("error", key, why, "give a directory that PEFT's save_pretrained has written")
+        return
+    try:
+        found = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        yield Diagnostic("error", key, f"{directory / CONFIG_FILE} is not JSON: {error}", "copy the directory again")
+        return
+    if found.get("peft_type") != "LORA":
+        why = f"{directory} holds an adapter of type {found.get('peft_type')}"
+        yield Diagnostic("error", key, why, "give a LoRA adapter")
+        return
+    for name, wanted in _PLAIN.items():
+        if found.get(name, wanted) not in (wanted, None):
+            why = f"the adapter has {name}={found[name]!r}, which cannot be trained here"
+            yield Diagnostic("error", key, why, "merge it into the model, and start a new adapter")
+    if found.get("r", section.rank) != section.rank:
+        why = f"{section.rank} is not the adapter's r={found['r']}"
+        yield Diagnostic("error", "model.lora.rank", why, f"set it to {found['r']}")
+    elif not math.isclose(theirs := _scaling(found, section), ours := scaling(section)):
+        why = f"the adapter's output is multiplied by {theirs:g}, and would be by {ours:g}"
+        terms = ", ".join(f"{name}={found[name]}" for name in ("lora_alpha", "use_rslora") if name in found)
+        yield Diagnostic("error", "model.lora.alpha", why, f"set alpha and rank_stabilized as the adapter has {terms}")
+
+
+def _scaling(found: Mapping[str, Any], section: LoraSection) -> float:
+    """The same of an adapter on disk, of the same rank; PEFT's defaults where it is silent."""
+    alpha = float(found.get("lora_alpha", 8))
+    return alpha / (math.sqrt(section.rank) if found.get("use_rslora") else section.rank)

@@ -1,0 +1,186 @@
+"""What of a model Megatron, or mcore-bridge, would refuse in the workers, or compute wrongly. Light to import."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+from anytron_megatron.checks.options import option_names
+from anytron_megatron.models.weight_files import weight_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+
+BRIDGE_FAMILIES = frozenset({
+    "bailing_hybrid", "bailing_moe", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4",
+    "dots1", "ernie4_5", "ernie4_5_moe", "gemma4", "gemma4_unified", "glm4", "glm4_moe",
+    "glm4_moe_lite", "glm4v", "glm4v_moe", "glm5_next", "glm_moe_dsa", "gpt_oss", "hy_v3", "internlm3", "internvl",
+    "internvl_chat", "kimi_k2", "kimi_k25", "kimi_vl", "llama", "llama4", "llava_onevision1_5", "mimo", "minicpmv4_6",
+    "minimax_m2", "muse_glimmer", "olmoe", "ovis2_5", "qwen2", "qwen2_5_omni", "qwen2_5_vl",
+    "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_moe", "qwen3_next",
+    "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp",
+})  # fmt: skip
+"""Every ``model_type`` that mcore-bridge 1.6.5 registers beside megatron-core 0.16; a test compares. To ask the
+bridge itself would import Megatron."""
+
+_SPARSE_ATTENTION = {"deepseek_v32", "glm_moe_dsa"}
+_PREDICTION_FAMILIES = {"deepseek_v3"}
+"""Families whose multi-token prediction is held against the paper by a test."""
+
+_JUDGED_EXPERTS = 2
+"""Experts by which DeepSeek-V3 judges a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
+
+_WHOLE_ROTATION = {"deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe"}
+"""Families whose code in transformers rotates all of a head, whatever ``partial_rotary_factor`` says."""
+_ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
+"""Kinds of rotary embedding that are held against Hugging Face by a test."""
+
+
+def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Judge a model by its config, and the files of its weights by their headers.
+
+    Args:
+        config: The run.
+        model: The Hugging Face config, whole; empty if there is none.
+    """
+    yield from _options(config, model)
+    if not model:
+        return
+    where = "model.config.model_type" if config.model.path is None else "model.path"
+    family, text = str(model.get("model_type")), model.get("text_config", model)
+    if family not in BRIDGE_FAMILIES:
+        near = difflib.get_close_matches(family, BRIDGE_FAMILIES, n=1)
+        yield Diagnostic(
+            "error",
+            where,
+            f"mcore-bridge does not know the model type {family}, so it cannot be trained",
+            f"did you mean {near[0]}?" if near else f"it knows {', '.join(sorted(BRIDGE_FAMILIES))}",
+        )
+        return
+    if family in _SPARSE_ATTENTION or config.engine.options.get("experimental_attention_variant") == "dsa":
+        yield Diagnostic(
+            "error",
+            where,
+            "DeepSeek sparse attention does not run: mcore-bridge's indexer imports fused_qk_topk_naive, which "
+            "megatron-core has from 0.17 on, and refuses packed sequences and context parallelism; its rotation is "
+            "the CUDA extension fast_hadamard_transform",
+            "train a model without it, for example DeepSeek-V3",
+        )
+    yield from _routing(config, where, family, text)
+    yield from _rotary(where, family, text)
+    yield from _prediction(config, family, text)
+    if config.model.path is not None:
+        faults = weight_faults(Path(config.model.path), model)
+        yield from (Diagnostic("error", "model.path", fault.why, fault.fix) for fault in faults)
+
+
+def _options(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    given = config.engine.options
+    if not given:
+        return
+    known = option_names(latent_attention=bool(model.get("text_config", model).get("kv_lora_rank")))
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            yield Diagnostic(
+                "error",
+                f"engine.options.{name}",
+                "Megatron's transformer config has no field of that name",
+                f"did you mean {near[0]}?" if near else "remove it",
+            )
+
+
+def _routing(config: RunConfig, where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Refuse DeepSeek-V3 without the name of its routing: Megatron reads it, and transformers has it built in."""
+    if family != "deepseek_v3" or not text.get("n_routed_experts", 1):
+        return
+    scoring = config.engine.options.get("moe_router_score_function", text.get("scoring_func"))
+    if scoring != "sigmoid":
+        found = "lacks scoring_func" if scoring is None else f"says scoring_func {scoring}"
+        yield Diagnostic(
+            "error",
+            where,
+            f"the model's config {found}: Megatron would route by softmax, and DeepSeek-V3 routes by sigmoid",
+            'add "scoring_func": "sigmoid" and "topk_method": "noaux_tc", as the published config.json has them',
+        )
+    if text.get("topk_method", "noaux_tc") != "noaux_tc":
+        yield Diagnostic(
+            "error",
+            where,
+            f"the model's config says topk_method {text['topk_method']}, which Megatron does not read: it would choose "
+            "experts as noaux_tc does",
+            'DeepSeek-V3 has "topk_method": "noaux_tc"',
+        )
+    chosen, groups = text.get("num_experts_per_tok", 8), text.get("topk_group", 4)
+    # megatron/core/transformer/moe/moe_utils.py, group_limited_topk; transformers' DeepseekV3TopkRouter
+    if text.get("n_group", 8) > 1 and chosen // groups != _JUDGED_EXPERTS:
+        yield Diagnostic(
+            "error",
+            where,
+            f"Megatron judges a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
+            f"and DeepSeek-V3 by its best {_JUDGED_EXPERTS}: tokens would go to other experts",
+            "such a model cannot be trained; DeepSeek-V3 itself has 8 // 4",
+        )
+    if chosen == 1 or not text.get("norm_topk_prob", True):
+        yield Diagnostic(
+            "error",
+            where,
+            f"num_experts_per_tok {chosen}, norm_topk_prob {text.get('norm_topk_prob', True)}: behind a sigmoid, "
+            "Megatron makes the weights of the chosen experts add up to 1 if there are several, and never otherwise",
+            "such a model cannot be trained",
+        )
+
+
+def _rotary(where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
+    if family in _WHOLE_ROTATION and part != 1.0:
+        yield Diagnostic(
+            "error",
+            where,
+            f"partial_rotary_factor {part}: Megatron would rotate that part of a head, and transformers' {family} "
+            "ignores it",
+            "remove it from the model's config",
+        )
+    if kind in ("dynamic", "longrope"):
+        yield Diagnostic(
+            "error",
+            where,
+            f"rotary embeddings of type {kind} depend on the longest sequence of a batch, so that the same tokens have "
+            "other log-probs in the rollout than in training",
+            "give rope_parameters of a fixed type, for example yarn",
+        )
+    elif kind not in _ROPE_TYPES:
+        yield Diagnostic(
+            "error",
+            where,
+            f"rotary embeddings of type {kind} were never compared with Hugging Face's",
+            f"known to agree: {', '.join(sorted(_ROPE_TYPES))}",
+        )
+
+
+def _prediction(config: RunConfig, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    key = "engine.mtp_loss_coefficient"
+    if config.engine.mtp_loss_coefficient == 0.0:
+        return
+    if family not in _PREDICTION_FAMILIES:
+        yield Diagnostic(
+            "error",
+            key,
+            f"multi-token prediction of {family} was never compared with its definition",
+            f"set it to 0 (known to agree: {', '.join(sorted(_PREDICTION_FAMILIES))})",
+        )
+    elif not text.get("num_nextn_predict_layers"):
+        yield Diagnostic("error", key, "the model has no multi-token prediction modules", "set it to 0")
+    elif config.model.config is not None:
+        yield Diagnostic(
+            "error",
+            key,
+            "a model that starts from random weights has no multi-token prediction modules: transformers makes none",
+            "set it to 0, or give a model.path",
+        )

@@ -1,0 +1,1 @@
+"""The critic of PPO: a model with a value head."""

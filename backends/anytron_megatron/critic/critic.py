@@ -1,0 +1,114 @@
+"""The critic of PPO: a value model in training beside the policy. Knows no way of building a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from anytron.errors import EngineError
+from anytron_megatron.critic.value_head import ValueHead
+from anytron_megatron.training import parallel
+from anytron_megatron.training.schedule import ModelChunk
+from anytron_megatron.training.scoring import token_values
+from anytron_megatron.training.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from anytron.algorithms.losses import ValueLoss
+    from anytron.batch import RaggedBatch
+    from anytron.config.schema import RunConfig
+    from anytron_megatron.experts.experts import Experts
+    from anytron_megatron.training.micro_batch import BatchPreparer
+
+HEAD_FILE, HEAD_TENSOR = "value_head.safetensors", "value_head.weight"
+"""Where a critic's directory has its head: one float32 tensor ``[1, H]``."""
+
+
+class Critic:
+    """Give a model a value head and train it.
+
+    Args:
+        modules: The model's chunks on this rank, with their weights, as they were built; the critic owns them.
+        preparer: Makes model inputs of a micro-batch.
+        config: The run, with its ``critic``.
+        save_trunk: Writes chunks as a Hugging Face model directory, without tokenizer. A collective.
+        experts: What a mixture of experts adds to its updates; None for a dense model.
+
+    Raises:
+        EngineError: The value head in ``critic.path`` belongs to another model.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        preparer: BatchPreparer,
+        config: RunConfig,
+        save_trunk: Callable[[list[nn.Module], Path], None],
+        experts: Experts | None = None,
+    ) -> None:
+        assert config.critic is not None
+        self._modules = list(modules)
+        self._save_trunk = save_trunk
+        self._experts = experts
+        self._head = next((ValueHead(module) for module in modules if module.post_process), None)
+        if self._head is not None and config.critic.path is not None:
+            _load(self._head, Path(config.critic.path) / HEAD_FILE)
+        self._preparer = preparer
+        self._trained = TrainedModel(
+            [ModelChunk(module, None) for module in modules],
+            preparer,
+            config.critic.optimizer,
+            key="critic.optimizer",
+            dtype=getattr(torch, config.model.dtype),
+            distributed_optimizer=config.engine.distributed_optimizer,
+            steps=config.trainer.total_steps,
+            updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
+            sizes=config.parallel.sizes(),
+        )
+
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Value states without gradients (:meth:`anytron.engines.protocol.TrainingEngine.values`)."""
+        values = token_values(self._trained.chunks, micro_batches, self._preparer)
+        return values if parallel.topology().reports else None
+
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update (:meth:`anytron.engines.protocol.TrainingEngine.update_critic`)."""
+        around = None if self._experts is None else self._experts.in_update
+        metrics = self._trained.update(micro_batches, loss, around=around, read=self._preparer.state_values)
+        balance = {} if self._experts is None else self._experts.metrics()
+        return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
+
+    def save(self, directory: Path) -> None:
+        """Write trunk and head (:meth:`anytron.engines.protocol.TrainingEngine.save_critic`)."""
+        self._save_trunk(self._modules, directory)
+        topology = parallel.topology()
+        if self._head is not None and topology.reports and topology.data_rank == 0:
+            save_file({HEAD_TENSOR: self._head.weight.detach().cpu()}, directory / HEAD_FILE)
+
+    @property
+    def chunks(self) -> list[ModelChunk]:
+        """The model on this rank, each module in its data-parallel wrapper."""
+        return self._trained.chunks
+
+
+def _load(head: ValueHead, file: Path) -> None:
+    """Read a head that a run has left; without a file it stays as it begins."""
+    if not file.is_file():
+        return
+    found = load_file(file).get(HEAD_TENSOR)
+    if found is None or found.shape != head.weight.shape:
+        why = f"no {HEAD_TENSOR}" if found is None else f"{HEAD_TENSOR} has {tuple(found.shape)}"
+        raise EngineError(
+            "The value head does not fit the critic.",
+            where=str(file),
+            why=f"{why}, the critic {tuple(head.weight.shape)}",
+            fix="give a directory that a run has left, or remove the file to start with a new head",
+        )
+    with torch.no_grad():
+        head.weight.copy_(found)

@@ -1,0 +1,1 @@
+"""Mixtures of experts: auxiliary losses weighed by tokens, and router replay."""

@@ -1,0 +1,72 @@
+"""What a mixture of experts adds to the engine's passes: router replay and weighed auxiliary losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.sequences import scopes
+from anytron_megatron.experts.load_balancing import LoadBalancing
+from anytron_megatron.experts.router_replay import RouterReplays
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from megatron.core.transformer import TransformerConfig
+    from torch import Tensor, nn
+
+    from anytron.sequences.scopes import ScopeFactory
+    from anytron_megatron.training.micro_batch import PreparedBatch
+    from anytron_megatron.training.schedule import Surroundings
+
+
+class Experts:
+    """The experts of the policy; of a dense model there are none, and everything here does nothing.
+
+    Args:
+        chunks: The policy's chunks on this rank, in order.
+        config: Their configuration.
+        sequence_format: ``thd`` or ``bshd``.
+        router_replay: Record routing where old log-probs are computed, replay it in updates.
+
+    Raises:
+        ConfigError: The auxiliary loss would not be what its name says.
+    """
+
+    def __init__(
+        self, chunks: Sequence[nn.Module], config: TransformerConfig, *, sequence_format: str, router_replay: bool
+    ) -> None:
+        mixture = config.num_moe_experts is not None
+        self._balancing = LoadBalancing(chunks, config, sequence_format) if mixture else None
+        self._replays = RouterReplays(chunks, config) if mixture and router_replay else None
+
+    def in_scoring(self) -> Surroundings | None:
+        """Begin a scoring pass of the policy; the answer goes around its forward passes."""
+        if self._replays is None:
+            return None
+        self._replays.start_recording()
+        return self._replays.recording
+
+    def routing(self, micro_batches: int) -> list[Tensor] | list[None]:
+        """Give each micro-batch's routing in the scoring pass that has ended. A collective over pipeline stages."""
+        return [None] * micro_batches if self._replays is None else self._replays.recorded()
+
+    def in_update(self, factor: float) -> Surroundings:
+        """Begin an update; the answer goes around its forward passes.
+
+        Args:
+            factor: Micro-batches of a copy times copies: what Megatron divides gradients by.
+        """
+        if self._balancing is not None:
+            self._balancing.start()
+
+        def around(chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+            return scopes.combine(
+                self._replays and self._replays.replaying(chunk, prepared),
+                self._balancing and self._balancing.weighing(prepared, factor),
+            )
+
+        return around
+
+    def metrics(self) -> dict[str, float]:
+        """Report the update's auxiliary losses, to be added over copies. A collective over the ranks of a copy."""
+        return {} if self._balancing is None else self._balancing.metrics()

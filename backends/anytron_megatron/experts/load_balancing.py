@@ -1,0 +1,158 @@
+"""Auxiliary losses of mixtures of experts, on the scale of a loss that is normalised over the mini-batch.
+
+Megatron computes them for each micro-batch as averages over its tokens, and gives every micro-batch of
+every copy the same weight in the gradient, however few tokens it has. Here a micro-batch weighs as much as
+its share of the update's response tokens: what is added to the loss is::
+
+    coefficient * sum over layers of sum over micro-batches of share * auxiliary loss(layer, micro-batch)
+
+with shares that add up to 1, over all copies. So the coefficient means the same however a mini-batch is
+divided. (The value still depends a little on the division: the loss, ``E * sum_i f_i * P_i`` with the
+fractions ``f_i`` of a micro-batch's tokens, is not linear.)
+
+The weight reaches Megatron as the coefficients of its configuration, which are those of the current
+micro-batch inside of its scope: recomputation, where Megatron computes these losses then, sees the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
+from megatron.core.transformer.moe.router import TopKRouter
+
+from anytron.errors import ConfigError
+from anytron_megatron.checks.experts import balancing_mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from megatron.core.transformer import TransformerConfig
+    from torch import Tensor, nn
+
+    from anytron.sequences.scopes import ScopeFactory
+    from anytron_megatron.training.micro_batch import PreparedBatch
+
+_NAMES = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
+"""Load-balancing type -> name in Megatron's tracker (megatron/core/transformer/moe/router.py)."""
+_Z_LOSS = "z_loss"
+
+
+class LoadBalancing:
+    """Weigh a model's auxiliary losses and report them.
+
+    Args:
+        chunks: The model's chunks on this rank.
+        config: Their configuration.
+        sequence_format: ``thd`` or ``bshd``.
+
+    Raises:
+        ConfigError: The configuration asks for a loss that would not be what its name says.
+    """
+
+    def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, sequence_format: str) -> None:
+        kinds, coefficients = _listed(config.moe_router_load_balancing_type), _listed(config.moe_aux_loss_coeff)
+        wanted = {kind: value for kind, value in zip(kinds, coefficients, strict=False) if value}
+        for kind in wanted:
+            if mistake := balancing_mistake(kind, sequence_format):
+                raise ConfigError(
+                    "This load-balancing loss cannot be used here.",
+                    where="engine.options.moe_router_load_balancing_type",
+                    why=mistake.why,
+                    fix=mistake.fix,
+                )
+        self._names = [_NAMES[kind] for kind in wanted] + [_Z_LOSS] * bool(config.moe_z_loss_coeff)
+        routers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, TopKRouter)]
+        # Megatron and mcore-bridge copy the configuration for some modules.
+        self._configs = list({id(router.config): router.config for router in routers}.values())
+        self._device = next(chunks[0].parameters()).device
+        self._shared_out = config.sequence_parallel
+        self._shards = parallel_state.get_tensor_and_context_parallel_group()
+        self._sums: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        """Begin an update: forget what was summed up."""
+        self._sums = {}
+
+    def weighing(self, prepared: PreparedBatch, factor: float) -> ScopeFactory | None:
+        """Make the scope in which a micro-batch's auxiliary losses have their weight and are noted.
+
+        Args:
+            prepared: The micro-batch, with ``token_shares``.
+            factor: Micro-batches of a copy times copies: what Megatron divides gradients by.
+        """
+        if not self._names or prepared.batch.token_shares is None:
+            return None
+        share = float(prepared.batch.token_shares.sum())
+        part = self._part(prepared)
+
+        @contextlib.contextmanager
+        def scope() -> Iterator[None]:
+            with contextlib.ExitStack() as stack:
+                for config in self._configs:
+                    stack.enter_context(_scaled(config, share * factor, part * self._shards.size()))
+                clear_aux_losses_tracker()
+                yield
+                self._note(share, part)
+
+        return scope
+
+    def metrics(self) -> dict[str, float]:
+        """Report this copy's part of each loss, averaged over layers. A collective over the ranks of a copy.
+
+        A load-balancing loss of 1 is that of perfect balance.
+
+        Returns:
+            ``moe/...``, to be added over copies.
+        """
+        reported = {}
+        for name in self._names:
+            layers = self._sums.get(name)
+            total = torch.zeros(2, device=self._device)
+            if layers is not None:
+                total[0], total[1] = layers.sum(), (layers != 0).sum()
+            torch.distributed.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
+            # Each layer's loss is a sum over the ranks that share a micro-batch's tokens; one may have none.
+            torch.distributed.all_reduce(total[:1], group=self._shards)
+            torch.distributed.all_reduce(total[1:], group=self._shards, op=torch.distributed.ReduceOp.MAX)
+            reported[f"moe/{name}"] = float(total[0] / total[1].clamp(min=1.0))
+        return reported
+
+    def _part(self, prepared: PreparedBatch) -> Tensor:
+        """The part of a micro-batch's real tokens that is routed on this rank, above 0."""
+        valid = prepared.inputs.layout.valid
+        if self._shared_out:
+            group = parallel_state.get_tensor_model_parallel_group()
+            valid = valid.chunk(group.size(), dim=1)[group.rank()]
+        return valid.sum().clamp(min=1e-6) / prepared.batch.num_tokens
+
+    def _note(self, share: float, part: Tensor) -> None:
+        tracker = get_moe_layer_wise_logging_tracker()
+        for name in self._names:
+            if name in tracker:
+                value = share * tracker[name]["values"] * (part if name == _Z_LOSS else 1.0)
+                self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+
+@contextlib.contextmanager
+def _scaled(config: TransformerConfig, weight: float, z_weight: Tensor) -> Iterator[None]:
+    """Multiply a configuration's coefficients for a while; with weight 0 Megatron computes no auxiliary loss.
+
+    Megatron averages the z-loss over each rank's own tokens, and the ranks with equal weights. ``z_weight``
+    is what the rank's tokens should weigh in relation to that.
+    """
+    balance, z_loss = config.moe_aux_loss_coeff, config.moe_z_loss_coeff
+    config.moe_aux_loss_coeff = [value * weight for value in balance] if isinstance(balance, list) else balance * weight
+    # A coefficient of 0 would make Megatron report 0 / 0.
+    config.moe_z_loss_coeff = z_loss * weight * z_weight if z_loss and weight else None
+    try:
+        yield
+    finally:
+        config.moe_aux_loss_coeff, config.moe_z_loss_coeff = balance, z_loss
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

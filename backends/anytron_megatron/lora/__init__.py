@@ -1,0 +1,1 @@
+"""Low-rank adapters of Megatron's layers, in PEFT's format on disk."""

@@ -1,0 +1,251 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) on this rank's part of a model.
+
+``y = W x + scaling * B A x``: ``A`` and ``B`` are trained, ``W`` never changes. mcore-bridge's layers
+compute it (``mcore_bridge/tuners/lora.py``); they exist for every way in which Megatron splits a layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.extensions.transformer_engine import TEGroupedLinear, TELayerNormColumnParallelLinear, TELinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor, nn
+
+from anytron.errors import ConfigError
+from anytron.seeds import derive_seed
+from anytron_megatron.lora.names import ALL_LINEAR
+from anytron_megatron.lora.peft_directory import require_same_tensors, write_adapter
+from anytron_megatron.models.bridge import text_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mcore_bridge.tuners import LoraParallelLinear
+
+    from anytron.config.schema import LoraSection
+    from anytron_megatron.models.bridge import WeightBridge
+
+ADAPTER = "default"
+"""PEFT's name of the one adapter that each layer has."""
+
+_LINEAR = (TELinear, TELayerNormColumnParallelLinear, TEGroupedLinear, ColumnParallelLinear, RowParallelLinear)
+_IN_A_LAYER = re.compile(r"(?:language_model\.)?decoder\.layers\.\d+\.(?P<path>.+)")
+"""Where adapters go: neither vision towers nor multi-token prediction, which Hugging Face does not load."""
+
+
+def find_targets(chunks: Sequence[nn.Module], targets: Sequence[str]) -> list[list[str]]:
+    """Name the modules that get an adapter. A collective: pipeline stages have different layers.
+
+    Args:
+        chunks: The model on this rank, without adapters.
+        targets: ``model.lora.targets``: the last part, or the last parts, of a layer's name.
+
+    Returns:
+        Full names of modules, for each chunk.
+
+    Raises:
+        ConfigError: A target matches nothing on any rank, or experts are split over tensor-parallel ranks.
+    """
+    found = [_linear_layers(chunk) for chunk in chunks]
+    gathered: list[dict[str, bool]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, {path: expert for layers in found for path, expert in layers.values()})
+    present = {path: expert for one in gathered for path, expert in one.items()}
+    for target in targets:
+        if not any(_matches(path, target) for path in present):
+            near = difflib.get_close_matches(target, [path.rpartition(".")[2] for path in present], n=1)
+            raise ConfigError(
+                f"No layer of this model is called {target!r}.",
+                where="model.lora.targets",
+                why=f"it has {', '.join(sorted(present))}",
+                fix=f"did you mean {near[0]}?" if near else f"choose among these, or {ALL_LINEAR}",
+            )
+    chosen = {path for path in present if any(_matches(path, target) for target in targets)}
+    split = sorted(path for path in chosen if present[path])
+    if split and parallel_state.get_expert_tensor_parallel_world_size() > 1:
+        raise ConfigError(
+            "Adapters of experts cannot be split over tensor-parallel ranks.",
+            where="parallel.expert_tensor_parallel_size",
+            why=f"mcore-bridge refuses it for {', '.join(split)}",
+            fix="set parallel.expert_tensor_parallel_size=1 and share the experts out "
+            "(parallel.expert_model_parallel_size), or leave them out of model.lora.targets",
+        )
+    return [[name for name, (path, _) in layers.items() if path in chosen] for layers in found]
+
+
+def _linear_layers(chunk: nn.Module) -> dict[str, tuple[str, bool]]:
+    """Full name of each linear layer -> its name within its transformer layer, and whether it is the experts'.
+
+    Routers are not linear layers of Megatron's. The indexer of sparse attention only chooses positions: no
+    gradient of the loss reaches it.
+    """
+    layers = {}
+    for name, module in chunk.named_modules():
+        place = _IN_A_LAYER.fullmatch(name)
+        if place is not None and isinstance(module, _LINEAR) and "indexer" not in place["path"].split("."):
+            layers[name] = (place["path"], isinstance(module, TEGroupedLinear))
+    return layers
+
+
+def _matches(path: str, target: str) -> bool:
+    return target == ALL_LINEAR or path == target or path.endswith(f".{target}")
+
+
+class Adapters:
+    """The adapters of a model; made, they are attached to it, and nothing else of it requires gradients.
+
+    They begin as the identity: ``B`` is zero, and ``A`` follows from seed and name of the layer alone, so that
+    every parallel layout begins with the same (mcore-bridge's own initialisation depends on the layout).
+
+    Args:
+        bridge: Where the chunks come from.
+        chunks: The model on this rank, with its weights; changed in place.
+        section: ``model.lora``; with ``path``, the adapters begin as those on disk.
+        seed: ``trainer.seed``.
+
+    Raises:
+        ConfigError: As :func:`find_targets`.
+        EngineError: The adapters on disk do not fit the model.
+    """
+
+    def __init__(self, bridge: WeightBridge, chunks: Sequence[nn.Module], section: LoraSection, seed: int) -> None:
+        self._bridge = bridge
+        self._chunks = list(chunks)
+        self._section = section
+
+        for chunk, names in zip(chunks, find_targets(chunks, section.targets), strict=True):
+            chunk.requires_grad_(False)
+            for name in names:
+                _attach(chunk, name, section)
+            for router in (module for module in chunk.modules() if isinstance(module, TopKRouter)):
+                # An expert bias moves with the router's use, without gradients; mcore-bridge's routers ask for this.
+                router.frozen_expert_bias = True
+        self._layers = {name: layer for chunk in chunks for name, layer in _adapted(chunk)}
+        for name, layer in self._layers.items():
+            _initialise(name, layer, seed)
+        if section.path is not None:
+            self._load(Path(section.path))
+        self._beginning = {
+            factor: factor.detach().clone()
+            for layer in self._layers.values()
+            for _, *factors in _factors(layer)
+            for factor in factors
+        }
+
+    def as_in_the_beginning(self) -> contextlib.AbstractContextManager[None]:
+        """Within, the model is what it was at the beginning of the run: the reference model of a KL penalty."""
+        return _substituted(self._beginning)
+
+    @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within, the model's own weights are ``W + scaling * B A``, computed in float32 and rounded once.
+
+        The weights themselves are not touched: their parameters hold other tensors for a while, which takes
+        as much memory as the layers that have adapters.
+        """
+        with torch.no_grad():
+            merged = {
+                weight: (weight.float() + layer.scaling[ADAPTER] * (b.float() @ a.float())).to(weight.dtype)
+                for layer in self._layers.values()
+                for weight, a, b in _factors(layer)
+            }
+        with _substituted(merged):
+            yield
+
+    def save(self, directory: Path) -> None:
+        """Write the adapters in PEFT's format. A collective."""
+        tensors = dict(self._bridge.export_adapters(self._chunks))
+        if dist.get_rank() == 0:
+            write_adapter(
+                directory,
+                tensors,
+                self._section,
+                base=self._bridge.model_dir,
+                experts=self._bridge.traits.mixture_of_experts,
+                vision=self._bridge.traits.vision,
+            )
+
+    def _load(self, directory: Path) -> None:
+        expected = [{name: tuple(tensor.shape) for name, tensor in self._bridge.export_adapters(self._chunks)}]
+        dist.broadcast_object_list(expected)
+        require_same_tensors(directory, expected[0])
+        self._bridge.load_adapters(self._chunks, directory)
+
+
+def _attach(chunk: nn.Module, name: str, section: LoraSection) -> None:
+    """Put a layer with an adapter in the place of a linear layer, which it holds.
+
+    Not through ``peft.inject_adapter_in_model``: since 0.19 PEFT hands its settings over as one object, of which
+    mcore-bridge 1.6.5 takes no notice, so that dropout, rsLoRA and the kind of initialisation are lost silently
+    (``mcore_bridge/tuners/lora.py``, ``LoraParallelLinear.__init__``, ``**kwargs``).
+    """
+    from mcore_bridge.tuners import LoraParallelLinear
+
+    parent, _, leaf = name.rpartition(".")
+    layer = LoraParallelLinear(
+        chunk.get_submodule(name),
+        ADAPTER,
+        r=section.rank,
+        lora_alpha=section.alpha,
+        lora_dropout=section.dropout,
+        use_rslora=section.rank_stabilized,
+        init_lora_weights=False,
+    )
+    setattr(chunk.get_submodule(parent), leaf, layer)
+
+
+def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
+    """Give the layers with adapters, under names that do not depend on how the model is split into stages."""
+    from mcore_bridge.tuners import LoraParallelLinear
+
+    for transformer_layer in text_model(chunk).decoder.layers:
+        for name, module in transformer_layer.named_modules():
+            if isinstance(module, LoraParallelLinear):
+                yield f"{transformer_layer.layer_number - 1}.{name}", module
+
+
+def _factors(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
+    """Give this rank's ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]``, for each expert if any."""
+    parts = (layer.get_base_layer(), layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])
+    if not layer.is_grouped:
+        yield tuple(part.weight for part in parts)
+        return
+    for index in range(parts[0].num_gemms):
+        yield tuple(getattr(part, f"weight{index}") for part in parts)
+
+
+@torch.no_grad()
+def _initialise(name: str, layer: LoraParallelLinear, seed: int) -> None:
+    """Start a layer's adapters as PEFT does: ``A`` uniform within ``1 / sqrt(in)``, ``B`` zero."""
+    shards = layer.tp_size if layer.is_parallel_a else 1
+    shard = parallel_state.get_tensor_model_parallel_rank() if shards > 1 else 0
+    first = parallel_state.get_expert_model_parallel_rank() * layer.base_layer.num_gemms if layer.is_grouped else 0
+    for index, (_, a, b) in enumerate(_factors(layer), start=first):
+        generator = torch.Generator().manual_seed(derive_seed(seed, f"lora {name}", index))
+        whole = torch.empty(a.shape[0], a.shape[1] * shards)
+        bound = 1.0 / math.sqrt(whole.shape[1])
+        whole.uniform_(-bound, bound, generator=generator)
+        a.copy_(whole.chunk(shards, dim=1)[shard])
+        b.zero_()
+
+
+@contextlib.contextmanager
+def _substituted(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Let parameters hold other tensors; their own are not written to, and come back bit for bit."""
+    own = {parameter: parameter.data for parameter in values}
+    try:
+        for parameter, value in values.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, value in own.items():
+            parameter.data = value

@@ -1,0 +1,114 @@
+"""An adapter as PEFT keeps it: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from anytron.errors import EngineError
+from anytron_megatron.lora.names import WEIGHTS_FILE, scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from anytron.config.schema import LoraSection
+
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
+_OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
+_RENAMED = ("gate_proj", "up_proj", "down_proj")
+"""In mixtures of experts PEFT takes a target of these names for the experts' and for nobody else's
+(peft 0.20.0, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
+
+
+def write_adapter(
+    directory: Path, tensors: Mapping[str, Tensor], section: LoraSection, *, base: Path, experts: bool, vision: bool
+) -> None:
+    """Write an adapter so that ``peft.PeftModel.from_pretrained`` loads it.
+
+    Args:
+        directory: Made if it is not there.
+        tensors: ``lora_A`` and ``lora_B`` under PEFT's names.
+        section: ``model.lora``.
+        base: The model that the adapter belongs to.
+        experts: The model has experts.
+        vision: The model has a vision tower, in which the last parts of names may be the same.
+    """
+    from peft import LoraConfig
+
+    modules, parameters = peft_targets(tensors, experts=experts, vision=vision)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / WEIGHTS_FILE)
+    LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base),
+        inference_mode=True,
+        r=section.rank,
+        # With rsLoRA PEFT multiplies the outputs of experts by sqrt(2) too much: it keeps gate_proj and up_proj in
+        # one adapter of twice the rank and twice the alpha. So the same factor is written as alpha / rank.
+        lora_alpha=scaling(section) * section.rank if experts else section.alpha,
+        use_rslora=section.rank_stabilized and not experts,
+        # PEFT refuses dropout where it adapts parameters instead of modules.
+        lora_dropout=0.0 if experts else section.dropout,
+        target_modules=modules,
+        target_parameters=parameters or None,
+    ).save_pretrained(directory)
+
+
+def peft_targets(names: Iterable[str], *, experts: bool, vision: bool) -> tuple[list[str], list[str]]:
+    """Say in PEFT's words which layers an adapter's tensors belong to.
+
+    Args:
+        names: Of the tensors.
+        experts: As in :func:`write_adapter`.
+        vision: As in :func:`write_adapter`.
+
+    Returns:
+        ``target_modules`` and ``target_parameters``.
+    """
+    modules, parameters = set(), set()
+    for name in names:
+        tensor = _TENSOR.fullmatch(name)
+        assert tensor is not None, name
+        module = tensor["module"]
+        leaf = module.rpartition(".")[2]
+        if experts and leaf in _RENAMED and not _OF_AN_EXPERT.search(module):
+            parameters.add(f"{module}.weight")
+        else:
+            modules.add(module if vision else leaf)
+    return sorted(modules), sorted(parameters)
+
+
+def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Make sure that an adapter on disk is one of this model, with these targets and this rank.
+
+    Args:
+        directory: Of the adapter.
+        expected: Names and shapes of the tensors of the adapters in the model.
+
+    Raises:
+        EngineError: A tensor is missing, unknown, or of another shape, or the file cannot be read.
+    """
+    path = directory / WEIGHTS_FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise EngineError("The adapter cannot be read.", where=str(path), why=str(error)) from error
+    if missing := sorted(expected.keys() - found.keys()):
+        _refuse(path, f"{missing[0]} is missing, with {len(missing) - 1} others", "name fewer model.lora.targets")
+    if unknown := sorted(found.keys() - expected.keys()):
+        why = f"{unknown[0]} is unknown to the model and its targets, with {len(unknown) - 1} others"
+        _refuse(path, why, "name more model.lora.targets, or give the adapter of this model")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            _refuse(path, f"{name} is {found[name]}, and must be {shape}", "give the adapter of this model")
+
+
+def _refuse(path: Path, why: str, fix: str) -> None:
+    raise EngineError("The adapter does not fit the model.", where=str(path), why=why, fix=fix)

@@ -1,0 +1,1 @@
+"""Models: from a Hugging Face directory to Megatron modules and back."""

@@ -1,0 +1,311 @@
+"""Hugging Face on one side, Megatron on the other: a small adapter over mcore-bridge.
+
+mcore-bridge patches Megatron, transformers and peft when it is imported, so it is imported only
+inside the patch phase that records this (see :mod:`anytron_megatron.patches`); the imports below
+find it loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.errors import ConfigError, EngineError
+from anytron.masks import MaskKind
+from anytron.traits import AttentionHeads, ModelTraits
+from anytron_megatron.models.loading import load_weights
+from anytron_megatron.models.precision import refuse_missing_quantisation
+from anytron_megatron.models.weight_names import prediction_tensors
+from anytron_megatron.training.vision import VisionInputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from anytron.config.schema import ModelPart
+    from anytron.traits import ParallelSizes
+
+_RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Copies of the embedding and the output layer in multi-token prediction modules, which share them with the model."""
+
+
+_OLD_STACK, _STACK = "base_model.model.model.layers.", "base_model.model.model.language_model.layers."
+"""Layers of a vision-language model in files of the older form (Qwen2.5-VL), and in transformers 5, as PEFT sees them;
+mcore-bridge exports adapters in the former and reads both."""
+
+
+class WeightBridge:
+    """One Hugging Face model directory, seen as a Megatron model.
+
+    Args:
+        model_dir: Directory with ``config.json`` and safetensors.
+        dtype: Element type of parameters and activations.
+        sizes: The parallel sizes; process groups must exist.
+        recompute: ``none``, ``selective`` or ``full``.
+        deterministic: Sets Megatron's ``deterministic_mode``.
+        router_replay: Give each router what records and replays its choices.
+        predicts_ahead: Build the model's multi-token prediction modules.
+        options: Fields of Megatron's transformer config to override.
+
+    Raises:
+        EngineError: mcore-bridge does not know the model type.
+        ConfigError: ``options`` names a field that does not exist, or a number format that the device lacks.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        dtype: torch.dtype,
+        sizes: ParallelSizes,
+        recompute: str,
+        deterministic: bool,
+        router_replay: bool = False,
+        predicts_ahead: bool = False,
+        options: Mapping[str, Any],
+    ) -> None:
+        from mcore_bridge import MLAModelConfig, hf_to_mcore_config
+        from mcore_bridge.model import get_mcore_model_type, get_model_meta
+        from transformers import AutoConfig
+
+        self.model_dir = model_dir
+        self.hf_config = AutoConfig.from_pretrained(model_dir)
+        family = get_mcore_model_type(self.hf_config.model_type)
+        if family is None:
+            raise EngineError(
+                "This model family cannot be trained.",
+                where=str(model_dir / "config.json"),
+                why=f"mcore-bridge does not know model_type '{self.hf_config.model_type}'",
+                fix="use a model of a family that mcore-bridge has, for example qwen3 or llama",
+            )
+        text_config = self.hf_config.get_text_config()
+        modules = getattr(text_config, "num_nextn_predict_layers", None) if predicts_ahead else None
+        converted = hf_to_mcore_config(self.hf_config)
+        config_class = get_model_meta(family).config_cls
+        if converted.get("multi_latent_attention"):
+            config_class = MLAModelConfig
+        fields = {
+            **converted,
+            **_RECOMPUTE[recompute],
+            "params_dtype": dtype,
+            "bf16": dtype is torch.bfloat16,
+            "tensor_model_parallel_size": sizes.tensor,
+            "pipeline_model_parallel_size": sizes.pipeline,
+            "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
+            "context_parallel_size": sizes.context,
+            "expert_model_parallel_size": sizes.expert,
+            "expert_tensor_parallel_size": sizes.expert_tensor,
+            "sequence_parallel": sizes.sequence_parallel,
+            "deterministic_mode": deterministic,
+            "moe_enable_routing_replay": router_replay,
+            "mtp_num_layers": modules,
+            # Without it embedding and output weights lack tensor_model_parallel, the gradient norm of
+            # TP > 1 comes out too small (1.757 for 2.032) and clipping differs.
+            "perform_initialization": True,
+            # Megatron requires True for interleaved pipelines and False otherwise.
+            "overlap_p2p_comm": sizes.virtual_pipeline > 1,
+            # Needs Apex or Transformer Engine's fused weight gradient.
+            "gradient_accumulation_fusion": False,
+        }
+        known = {field.name for field in dataclasses.fields(config_class)}
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(
+                    "Unknown field of Megatron's transformer config.",
+                    where=f"engine.options.{name}",
+                    why=f"{config_class.__name__} has no field of that name",
+                    fix=f"did you mean {near[0]}?" if near else "remove it",
+                )
+        self.config = config_class(**{**fields, **options})
+        refuse_missing_quantisation(self.config)
+        self._bridge = self.config.bridge
+
+    @property
+    def vocab_size(self) -> int:
+        """Real entries of the vocabulary; Megatron pads it to a multiple of the tensor-parallel size."""
+        return int(self.config.padded_vocab_size)
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that the model can take, in tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def attention_heads(self) -> AttentionHeads:
+        """The model's full attention."""
+        config = self.config
+        heads = config.num_attention_heads
+        if config.multi_latent_attention:
+            return AttentionHeads(heads, heads, config.qk_head_dim + config.qk_pos_emb_head_dim, config.v_head_dim)
+        return AttentionHeads(heads, config.num_query_groups or heads, config.kv_channels, config.kv_channels)
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What about the model decides the mask it needs."""
+        window = getattr(self.config, "window_size", None)
+        return ModelTraits(
+            causal=True,
+            vision=bool(self.config.is_multimodal),
+            latent_attention=bool(self.config.multi_latent_attention),
+            linear_attention=self.config.experimental_attention_variant == "gated_delta_net"
+            or self.config.linear_num_value_heads is not None,
+            mixture_of_experts=bool(self.config.num_moe_experts),
+            window=None if window is None else (int(window[0]), int(window[1])),
+        )
+
+    @property
+    def vision(self) -> VisionInputs | None:
+        """How the model takes images; None if it takes none."""
+        return None if self.config.language_model_only else VisionInputs.from_config(self.hf_config)
+
+    @property
+    def parts(self) -> Mapping[ModelPart, Sequence[str]]:
+        """Prefixes of parameters' names by part of a vision-language model, as mcore-bridge declares them."""
+        vision = self.config.model_meta.visual_cls
+        if vision is None:
+            return {}
+        return {
+            "vision_tower": [f"visual.{prefix}." for prefix in vision._vision_tower],
+            "aligner": [f"visual.{prefix}." for prefix in vision._aligner],
+            "language_model": ["language_model."],
+        }
+
+    def accepted_masks(self, sequence_format: str) -> frozenset[MaskKind]:
+        """The forms of mask that the model's forward takes.
+
+        mcore-bridge's GPT asserts that packed sequences come without a mask, and reads a given mask
+        as ``[B, 1, S, S]``, True = masked (``mcore_bridge/model/gpt_model.py``, forward). Vision-language
+        models are called without one in both formats (verl #5904): causality hides padding on the right, and
+        the map of real tokens stays with the layout.
+        """
+        if sequence_format == "thd" or self.traits.vision:
+            return frozenset({MaskKind.NONE})
+        return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
+
+    def build(
+        self, check: Callable[[list[torch.nn.Module]], object] | None = None, device: torch.device | None = None
+    ) -> list[torch.nn.Module]:
+        """Build this rank's model chunks and load their weights.
+
+        Args:
+            check: Called with the chunks before their weights are read, to refuse early.
+            device: Where they belong; not all modules are made there (MindSpeed's norms are made on the host).
+                None = where they are made.
+
+        Raises:
+            EngineError: A tensor is missing from the directory or has another shape, or a file is damaged.
+        """
+        from mcore_bridge import get_mcore_model
+
+        chunks: list[torch.nn.Module] = get_mcore_model(self.config)
+        if check is not None:
+            check(chunks)
+        if device is not None:
+            for chunk in chunks:
+                chunk.to(device)
+        load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
+        return chunks
+
+    def export(self, chunks: list[torch.nn.Module], *, saving: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights under their Hugging Face names, on the host, on rank 0.
+
+        A collective: every rank must exhaust the iterator; the others yield nothing. Copies of the
+        embedding and the output layer that multi-token prediction modules have in files are left out.
+
+        Args:
+            chunks: The model on this rank.
+            saving: For a model directory, where some families' tensors are arranged otherwise.
+        """
+        weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, _is_saving=saving)
+        for name, tensor in weights:
+            if tensor is not None and not (name.endswith(SHARED_COPIES) and self.prediction_names([name])):
+                yield name, tensor
+
+    def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
+        """Which of the exported tensors belong to multi-token prediction modules."""
+        return prediction_tensors(names, self.config.num_layers)
+
+    def export_adapters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the adapters' weights under PEFT's names, on the host, on rank 0. A collective, as :meth:`export`."""
+        weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, peft_format=True)
+        for name, tensor in weights:
+            if tensor is not None:
+                yield name.replace(_OLD_STACK, _STACK, 1) if self.traits.vision else name, tensor
+
+    def close(self) -> None:
+        """Make mcore-bridge forget its process group, which it would use after the group has ended.
+
+        It keeps the group over expert- and pipeline-parallel ranks that it first needed for all bridges to
+        come, whatever their parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
+        """
+        from mcore_bridge.bridge import gpt_bridge
+
+        gpt_bridge.EP_PP_GROUP = None
+
+    def load_adapters(self, chunks: list[torch.nn.Module], directory: Path) -> None:
+        """Read adapters in PEFT's format into those of the model.
+
+        Raises:
+            EngineError: Layers that Megatron keeps in one have different ``A`` on disk.
+        """
+        try:
+            self._bridge.load_weights(chunks, str(directory), peft_format=True)
+        except AssertionError as error:  # mcore_bridge/bridge/gpt_bridge.py, _set_qkv and its like
+            raise EngineError(
+                "The adapter cannot be trained here.",
+                where=str(directory),
+                why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and so "
+                "gate_proj and up_proj; in this adapter each has its own",
+                fix="merge the adapter into the model, and start a new one",
+            ) from error
+
+    def save(self, chunks: list[torch.nn.Module], path: Path) -> None:
+        """Write a Hugging Face model directory: sharded safetensors and config. A collective.
+
+        Multi-token prediction modules that were not built are copied from where the weights came from.
+        """
+        from mcore_bridge.utils import StreamingSafetensorSaver
+
+        saver = StreamingSafetensorSaver(save_dir=str(path))
+        embedding: torch.Tensor | None = None
+        head: torch.Tensor | None = None
+        written = set()
+        for name, tensor in self.export(chunks, saving=True):
+            saver.add_tensor(name, tensor)
+            written.add(name)
+            embedding = tensor if name == self._bridge.hf_embed_key else embedding
+            head = tensor if name == self._bridge.hf_lm_head_key else head
+        if torch.distributed.get_rank() == 0:
+            now = dict(zip(SHARED_COPIES, (embedding, embedding if head is None else head), strict=True))
+            for name, stored in self._left_out(written):
+                copied = next((tensor for copy, tensor in now.items() if name.endswith(copy)), None)
+                saver.add_tensor(name, stored if copied is None else copied.clone())
+            self.hf_config.save_pretrained(path)
+        saver.finalize()
+        torch.distributed.barrier()
+
+    def _left_out(self, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors of multi-token prediction modules that the files have and an export has not."""
+        from mcore_bridge.utils import SafetensorLazyLoader
+
+        with SafetensorLazyLoader(str(self.model_dir)) as files:
+            tensors = files.get_state_dict()
+            for name in sorted(self.prediction_names(tensors) - written):
+                yield name, tensors[name].load()
+
+
+def text_model(chunk: torch.nn.Module) -> torch.nn.Module:
+    """The language model of a chunk: a vision-language model holds it, any other is it."""
+    language_model: torch.nn.Module = getattr(chunk, "language_model", chunk)
+    return language_model

@@ -1,0 +1,134 @@
+"""Load a model's weights, and know that each tensor was read and each parameter filled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+from anytron.errors import EngineError
+from anytron_megatron.models.weight_files import listed
+from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import nn
+
+_LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
+"""What mcore-bridge raises, from wherever it stumbles, when a tensor is missing or has another shape."""
+
+
+def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: int) -> None:
+    """Read a Hugging Face directory into Megatron's parameters. A collective.
+
+    mcore-bridge leaves tensors that it has no place for unread, and keeps random values in an output layer
+    and in multi-token prediction modules that the files lack. So every parameter is NaN before, and
+    what was read is noted.
+
+    Args:
+        bridge: mcore-bridge's, of the model.
+        chunks: The model on this rank.
+        directory: With safetensors.
+        layers: Layers of the model without its multi-token prediction modules.
+
+    Raises:
+        EngineError: On all ranks, if a tensor is missing, unknown or of another shape anywhere, or a file
+            is damaged.
+    """
+    with torch.no_grad():
+        for parameter in _parameters(chunks):
+            parameter.fill_(torch.nan)
+    read = _Reading()
+    failure = ""
+    try:
+        bridge.load_weights(chunks, str(directory), converter=read.note)
+    except _LOADING_FAILS as error:
+        failure = f"{type(error).__name__}: {error}"
+    failures: list[str] = _everywhere(failure)
+    if any(failures):
+        _refuse(directory, next(filter(None, failures)), *_differences(bridge, chunks, read))
+    if unfilled := {name for names in _everywhere(_unfilled(chunks)) for name in names}:
+        why = f"{len(unfilled)} of Megatron's parameters got no finite values: {listed(sorted(unfilled))}"
+        _refuse(directory, why, *_differences(bridge, chunks, read))
+    unread = read.offered.keys() - set[str]().union(*_everywhere(read.taken))
+    unread -= prediction_tensors(unread, layers)
+    unknown = sorted(name for name in unread if not may_stay_unread(name) and not _tied_copy(bridge, name))
+    if unknown:
+        _refuse(directory, f"{len(unknown)} of {len(read.offered)} tensors are none of the model's: {listed(unknown)}")
+
+
+class _Reading:
+    """Which tensors the bridge was offered, and which it took."""
+
+    def __init__(self) -> None:
+        self.offered: dict[str, Any] = {}
+        self.taken: set[str] = set()
+
+    def note(self, name: str, tensor: Any) -> tuple[str, Any]:
+        """Stand between the bridge and the files (``load_weights(converter=...)``)."""
+        self.offered[name] = tensor
+        load, load_slice = tensor.load, tensor.load_slice
+
+        def loading() -> Any:
+            self.taken.add(name)
+            return load()
+
+        def slicing(slices: Any) -> Any:
+            self.taken.add(name)
+            return load_slice(slices)
+
+        tensor.load, tensor.load_slice = loading, slicing
+        return name, tensor
+
+
+def _parameters(chunks: list[nn.Module]) -> Iterator[nn.Parameter]:
+    for chunk in chunks:
+        yield from (parameter for parameter in chunk.parameters() if parameter.is_floating_point())
+
+
+def _unfilled(chunks: list[nn.Module]) -> list[str]:
+    named = (pair for chunk in chunks for pair in chunk.named_parameters())
+    return [name for name, value in named if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+
+
+def _everywhere(value: Any) -> list[Any]:
+    """Gather a value of each rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _tied_copy(bridge: Any, name: str) -> bool:
+    return name == bridge.hf_lm_head_key and not bridge.config.untie_embeddings_and_output_weights
+
+
+def _differences(bridge: Any, chunks: list[nn.Module], read: _Reading) -> Iterator[str]:
+    """Compare the files with what the model would export. A collective, and only made after a failure."""
+    exported = bridge.export_weights(chunks, target_device="cpu", only_master_rank=False)
+    shapes = {name: tuple(tensor.shape) for name, tensor in exported if tensor is not None}
+    absent = sorted(shapes.keys() - read.offered.keys())
+    if absent:
+        yield f"{len(absent)} of the model's {len(shapes)} tensors are missing: {listed(absent)}"
+    differing = []
+    for name in sorted(shapes.keys() & read.offered.keys()):
+        try:
+            found = tuple(read.offered[name].load().shape)
+        except (OSError, SafetensorError):
+            continue
+        if found != shapes[name]:
+            differing.append(f"{name} has {found}, the model {shapes[name]}")
+    if differing:
+        yield f"{len(differing)} tensors have another shape: {listed(differing)}"
+
+
+def _refuse(directory: Path, *reasons: str) -> None:
+    raise EngineError(
+        "The weights do not fit the model.",
+        where=str(directory),
+        why="; ".join(reasons),
+        fix="use the weights that belong to this config.json, or complete the download",
+    )

@@ -1,0 +1,135 @@
+"""Judge the files of a model's weights by their headers, in milliseconds. Light to import.
+
+The format is read here and not through the safetensors library: it is a length of eight bytes, a JSON
+header and the data (https://github.com/huggingface/safetensors#format), and the driver needs no torch for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron_megatron.models.weight_names import expected_tensors, may_stay_unread, prediction_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""What mcore-bridge looks for (mcore_bridge/utils/safetensors.py); the index wins."""
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+"""The format's own limit, in bytes."""
+_DOWNLOAD = "complete the download"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with the weights, and what helps."""
+
+    why: str
+    fix: str
+
+
+def weight_faults(directory: Path, config: Mapping[str, Any]) -> Iterator[Fault]:
+    """Hold the headers of safetensors files against each other and against the model's config.
+
+    Args:
+        directory: A Hugging Face model directory with one file or an index.
+        config: Contents of its ``config.json``.
+
+    Yields:
+        Files that are missing, damaged or cut short; tensors that are missing, unknown or of another
+        shape, all of them counted and the first ones named. Names and shapes are judged for the families
+        in :mod:`anytron_megatron.models.weight_names`; the training ranks judge those of others.
+    """
+    files, faults = _files(directory)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, wanted in files.items():
+        try:
+            found = read_header(directory / name)
+        except DamagedFileError as error:
+            faults.append(Fault(f"{name}: {error}", _DOWNLOAD))
+            continue
+        if absent := sorted(wanted - found.keys()):
+            faults.append(Fault(f"{name} lacks {listed(absent)}, which {INDEX} says it has", _DOWNLOAD))
+        shapes |= found
+    yield from faults
+    expected = expected_tensors(config)
+    # Without all headers every tensor of a damaged file would be called missing.
+    if faults or expected is None:
+        return
+    modules = prediction_tensors(shapes, config["num_hidden_layers"])
+    own = "use the weights that belong to this config.json"
+    if absent := sorted(expected.keys() - shapes.keys()):
+        yield Fault(f"{len(absent)} of the model's {len(expected)} tensors are missing: {listed(absent)}", own)
+    if unknown := sorted(name for name in shapes.keys() - expected.keys() - modules if not _allowed(name, config)):
+        yield Fault(f"{len(unknown)} of {len(shapes)} tensors are none of the model's: {listed(unknown)}", own)
+    differing = sorted(name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name])
+    if differing:
+        first = differing[0]
+        yield Fault(
+            f"{len(differing)} of {len(shapes)} tensors have another shape: {listed(differing)} "
+            f"({first} has {shapes[first]}, the config says {expected[first]})",
+            own,
+        )
+
+
+class DamagedFileError(Exception):
+    """A file is not what safetensors writes."""
+
+
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read names and shapes, and check that the data is all there.
+
+    Raises:
+        DamagedFileError: The file is no safetensors file, or has another size than its header says.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if not 0 < length <= min(_LONGEST_HEADER, size - _LENGTH_BYTES):
+                raise DamagedFileError(
+                    f"{size} bytes, and a header of {length} at its start: cut short or no safetensors"
+                )
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DamagedFileError(f"its header cannot be read: {type(error).__name__}: {error}") from error
+    if (whole := _LENGTH_BYTES + length + end) != size:
+        raise DamagedFileError(f"{size} bytes, and its header speaks of {whole}")
+    return shapes
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Name the first few."""
+    names = list(names)
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _files(directory: Path) -> tuple[dict[str, set[str]], list[Fault]]:
+    """File names with the tensors that the index expects in each, and what is wrong with the index."""
+    if not (directory / INDEX).is_file():
+        return ({SINGLE: set()} if (directory / SINGLE).is_file() else {}), []
+    try:
+        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        files: dict[str, set[str]] = {name: set() for name in sorted(set(index.values()))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {}, [Fault(f"{INDEX} cannot be read: {type(error).__name__}: {error}", _DOWNLOAD)]
+    for tensor, name in index.items():
+        files[name].add(tensor)
+    absent = [name for name in files if not (directory / name).is_file()]
+    if not absent:
+        return files, []
+    fault = Fault(f"{len(absent)} of {len(files)} files in {INDEX} are missing: {listed(absent)}", _DOWNLOAD)
+    return {name: tensors for name, tensors in files.items() if name not in absent}, [fault]
+
+
+def _allowed(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor may stand beside the expected ones."""
+    tied_copy = config.get("tie_word_embeddings") and name == "lm_head.weight"
+    return bool(tied_copy) or may_stay_unread(name)

@@ -1,0 +1,1 @@
+"""Run micro-batches through a Megatron model: score, update."""

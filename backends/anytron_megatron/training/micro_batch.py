@@ -1,0 +1,210 @@
+"""From a ragged micro-batch to what the model is called with, through the hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from anytron.hooks.types import LayoutRequest
+from anytron.masks import AttnMask, MaskKind, MaskRequest
+from anytron.sequences import ModelInputs, plan_layout
+from anytron_megatron.training.vision import refuse_images
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.batch import RaggedBatch
+    from anytron.hooks.facade import Hooks
+    from anytron.sequences import ContextShard, SequenceLayout
+    from anytron.sequences.layout import Format, TakenAs
+    from anytron.traits import ModelTraits, ParallelSizes
+    from anytron_megatron.training.vision import VisionInputs
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """One micro-batch, ready for a model.
+
+    Attributes:
+        inputs: What the model is called with.
+        mask: The platform's answer; kind and mode as at engine build. Routing takes the tokens of a
+            micro-batch that only fills up for padding.
+        packed: Megatron's description of packed sequences; None in bshd.
+        batch: Where it came from (host tensors).
+        tokens: int64 ``[T]``, its tokens on the device.
+    """
+
+    inputs: ModelInputs
+    mask: AttnMask
+    packed: PackedSeqParams | None
+    batch: RaggedBatch
+    tokens: Tensor
+
+    def following(self, ahead: int) -> Tensor:
+        """Give the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
+        return self.inputs.layout.next_tokens(self.tokens, ahead)
+
+
+class BatchPreparer:
+    """Plan, pack and mask micro-batches for one model.
+
+    Args:
+        hooks: The facade over all plugins.
+        sequence_format: ``thd`` or ``bshd``.
+        traits: What about the model matters.
+        accepted: Mask kinds that its forward takes.
+        sizes: The parallel sizes.
+        shard: This rank's context-parallel shard.
+        device: Where the tensors go.
+        context_length: Longest sequence that the model can take.
+        vision: How the model takes images; None if it takes none.
+    """
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        *,
+        sequence_format: Format,
+        traits: ModelTraits,
+        accepted: frozenset[MaskKind],
+        sizes: ParallelSizes,
+        shard: ContextShard,
+        device: torch.device,
+        context_length: int,
+        vision: VisionInputs | None = None,
+    ) -> None:
+        self._hooks = hooks
+        self._vision = vision
+        self._format = sequence_format
+        self._sizes = sizes
+        self._shard = shard
+        self._device = device
+        self._context_length = context_length
+        self._taken_as = _taken_as(sequence_format, traits, accepted)
+        self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
+        self._request = MaskRequest(sequence_format, traits, sizes, accepted)
+        self.mask_kind = hooks.build_attn_mask(self._request)
+
+    def prepare(self, batch: RaggedBatch) -> PreparedBatch:
+        """Turn a micro-batch into model inputs. Called once for each forward pass."""
+        layout = self.plan(batch.lengths, self._shard)
+        tokens = batch.tokens.to(self._device, non_blocking=True)
+        inputs = self._hooks.preprocess_sequences(
+            ModelInputs(
+                layout=layout,
+                input_ids=layout.taken.pack(tokens),
+                position_ids=self._position_ids(batch, layout),
+                labels=layout.next_tokens(tokens),
+                extra=self._vision.arguments(batch, layout, self._device) if self._vision else {},
+            )
+        )
+        mask = self.mask_of(layout)
+        if mask.padding_mask is not None and batch.only_fills_up:
+            mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
+        return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch, tokens)
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What about the model decides the mask it needs."""
+        return self._request.traits
+
+    def plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:
+        """Plan how sequences of these lengths, int64 ``[B]``, are arranged on a shard."""
+        return plan_layout(
+            lengths,
+            format=self._format,
+            tensor_parallel=self._sizes.tensor,
+            shard=shard,
+            constraints=self._constraints,
+            context_length=self._context_length,
+            taken_as=self._taken_as,
+            device=self._device,
+        )
+
+    def mask_of(self, layout: SequenceLayout) -> AttnMask:
+        """Ask the platform for the mask of a layout."""
+        return self._hooks.build_attn_mask(replace(self._request, layout=layout), self.mask_kind)
+
+    def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, ...]:
+        """Bring a model's scores back to the micro-batch's tokens.
+
+        Args:
+            output: float32 ``[R, C, 2 + D]``; each position scores the token after it, and with D depths of
+                multi-token prediction those after that.
+            prepared: The micro-batch it belongs to.
+
+        Returns:
+            Log-probs and entropies, float32 ``[T]``, in token coordinates: 0 for the first token of
+            each sequence. For each depth d its log-probs: 0 for the first 1 + d tokens.
+        """
+        layout = prepared.inputs.layout
+        log_probs, entropy, *predicted = self._hooks.postprocess_output(output, layout).unbind(-1)
+        # A sequence's last positions score nothing and hold 0 (their labels are ignored), so that a plain
+        # roll gives every sequence's first tokens a 0 and every other one the score made before it.
+        ahead = [1, 1, *range(2, 2 + len(predicted))]
+        return tuple(
+            torch.roll(score, places) for score, places in zip([log_probs, entropy, *predicted], ahead, strict=True)
+        )
+
+    def state_values(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor]:
+        """Bring the answers of a value head back to the micro-batch's tokens.
+
+        Args:
+            output: float32 ``[R, C, 1]``; each position values the state behind its token.
+            prepared: The micro-batch it belongs to.
+
+        Returns:
+            float32 ``[T]``, entry t of the state before token t: 0 for the first token of each sequence.
+        """
+        layout = prepared.inputs.layout
+        behind = self._hooks.postprocess_output(output, layout).squeeze(-1)
+        return (torch.roll(behind, 1).index_fill(0, layout.cu_seqlens[:-1].long(), 0.0),)
+
+    def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
+        """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
+
+        mcore-bridge's vision models shard ids and images themselves and take positions sharded
+        (``mcore_bridge/model/mm_gpt_model.py``, ``needs_split``).
+        """
+        if self._vision is not None:
+            return layout.pack_axes(self._vision.position_ids(batch).to(self._device, non_blocking=True))
+        refuse_images(batch)
+        return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
+
+    def unpack(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor]:
+        """Bring a model's values back to the micro-batch's tokens, each to the token at its position.
+
+        Args:
+            output: ``[R, C, ...]``.
+            prepared: The micro-batch it belongs to.
+
+        Returns:
+            ``[T, ...]``.
+        """
+        return (self._hooks.postprocess_output(output, prepared.inputs.layout),)
+
+    @staticmethod
+    def _packed(layout: SequenceLayout) -> PackedSeqParams:
+        # A model that shards inside cuts at cu_seqlens_q, which must be where the padded sequences
+        # lie. Its attention then sees the padding, behind all real tokens of each sequence: for them
+        # nothing changes.
+        real = layout.cu_seqlens if layout.whole is None else layout.cu_seqlens_padded
+        return PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=real,
+            cu_seqlens_kv=real,
+            cu_seqlens_q_padded=layout.cu_seqlens_padded,
+            cu_seqlens_kv_padded=layout.cu_seqlens_padded,
+            max_seqlen_q=layout.max_seqlen,
+            max_seqlen_kv=layout.max_seqlen,
+        )
+
+
+def _taken_as(sequence_format: Format, traits: ModelTraits, accepted: frozenset[MaskKind]) -> TakenAs:
+    """Who packs and shards. Vision models shard inside, because images go into whole sequences."""
+    if sequence_format == "thd" and MaskKind.NONE not in accepted:
+        return "rows"
+    return "whole" if traits.vision else "shard"

@@ -1,0 +1,120 @@
+"""Train a model's multi-token prediction modules beside the policy.
+
+DeepSeek-V3 (https://arxiv.org/abs/2412.19437, section 2.2) has modules behind its last layer that
+predict tokens further ahead, for speculative decoding: depth d joins the hidden state of depth d - 1
+at position i with the embedding of token i + d, runs both through a layer of its own, and the shared
+output layer predicts token i + d + 1. A policy that learns leaves them behind; trained on its
+responses, they follow it.
+
+The loss of a depth is the cross entropy (equation 24), its tokens weighed as in the policy's loss,
+whatever their advantages; depths are averaged (equation 25). Logits are divided by the sampling
+temperature: that distribution is the one that tokens were drawn from.
+
+Megatron's own loop (``megatron/core/transformer/multi_token_prediction.py``) shifts tokens inside the
+model. It cuts packed sequences at their real lengths, where ours lie at padded ones, and mcore-bridge's
+rotates positions across the shards of context parallelism. Here the layout gives each depth its
+tokens, and positions stay: attention with rotary embeddings sees only their differences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from anytron.algorithms.losses import LossOutputs
+    from anytron.batch import RaggedBatch
+    from anytron_megatron.training.schedule import ModelChunk
+    from anytron_megatron.training.token_score_head import TokenScoreHead
+
+_OF_THE_DECODER = ("attention_mask", "rotary_pos_emb", "packed_seq_params", "padding_mask")
+"""Arguments of the decoder that the modules' layers take as well."""
+
+
+class MultiTokenPrediction:
+    """Compute the modules' log-probs in updates, and their loss.
+
+    Args:
+        chunks: The policy on this rank, its modules at the end of the last pipeline stage.
+        coefficient: Weight of the loss; 0 = the model was built without modules.
+        detach: Gradients reach the modules only, and neither the rest of the model nor the embedding
+            and the output layer that they share with it.
+    """
+
+    def __init__(self, chunks: Sequence[ModelChunk], *, coefficient: float, detach: bool) -> None:
+        self._coefficient = coefficient
+        self._detach = detach
+        self._computes = False
+        for chunk in chunks:
+            if coefficient > 0.0 and chunk.head is not None:
+                hook = partial(self._predict, chunk.module, chunk.head)
+                chunk.module.decoder.register_forward_hook(hook, with_kwargs=True)
+
+    @contextlib.contextmanager
+    def computed(self) -> Iterator[None]:
+        """Let the forward passes within answer with a log-prob for each depth behind their scores."""
+        self._computes = True
+        try:
+            yield
+        finally:
+            self._computes = False
+
+    def add(self, outputs: LossOutputs, predicted: Sequence[Tensor], batch: RaggedBatch) -> LossOutputs:
+        """Add the loss to the policy's.
+
+        Args:
+            outputs: The policy's loss and metrics.
+            predicted: Log-probs of each depth, float32 ``[T]``; none without modules.
+            batch: The micro-batch, on their device.
+
+        Returns:
+            Both losses, and the metric ``mtp/loss``: this micro-batch's part of the modules' loss.
+        """
+        if not predicted:
+            return outputs
+        assert batch.loss_weights is not None
+        loss = -torch.stack([torch.sum(batch.loss_weights * log_probs) for log_probs in predicted]).mean()
+        return replace(
+            outputs,
+            loss=outputs.loss + self._coefficient * loss,
+            metrics={**outputs.metrics, "mtp/loss": loss.detach()},
+        )
+
+    def _predict(
+        self,
+        model: nn.Module,
+        head: TokenScoreHead,
+        decoder: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        hidden: Tensor,
+    ) -> None:
+        """Run behind the decoder, ``hidden`` ``[S, B, H]`` being what it gave, and give the head what comes of it."""
+        del decoder, args
+        if not self._computes:
+            return
+        tied = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        if self._detach:
+            weight, hidden = weight.detach(), hidden.detach().requires_grad_()  # recomputation needs an input with one
+        for depth, layer in enumerate(model.mtp.layers, start=1):
+            tokens = head.following(depth).clamp(min=0)  # where there is none, nothing is predicted either
+            embedded = model.embedding(input_ids=tokens, position_ids=None)
+            hidden = _run(layer, hidden, embedded.detach() if self._detach else embedded, kwargs)
+            head.add(hidden, head.following(depth + 1), weight)
+
+
+def _run(layer: nn.Module, hidden: Tensor, embedded: Tensor, of_the_decoder: Mapping[str, Any]) -> Tensor:
+    """One module: norms, projection, transformer layer and final norm, recomputed if layers are."""
+    recomputes = layer.config.recompute_granularity == "full" and layer.training
+    compute = layer._checkpointed_forward if recomputes else layer._proj_and_transformer_layer
+    given = {name: of_the_decoder[name] for name in _OF_THE_DECODER if of_the_decoder.get(name) is not None}
+    return compute(hidden_states=hidden, decoder_input=embedded, **given)

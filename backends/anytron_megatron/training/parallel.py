@@ -1,0 +1,93 @@
+"""Bring up torch.distributed and Megatron's process groups for this rank."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from anytron.engines.protocol import Topology
+from anytron.errors import EngineError
+from anytron.sequences import ContextShard
+
+if TYPE_CHECKING:
+    from anytron.platform import DeviceRuntime
+    from anytron.traits import ParallelSizes
+
+
+def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeout_s: float) -> None:
+    """Join the process group and split it as ``sizes`` says.
+
+    Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Args:
+        runtime: The device; its communication backend carries all collectives.
+        sizes: Must multiply to the world size.
+        seed: Seeds dropout and initialisation; pipeline stages get seeds of their own.
+        timeout_s: Seconds after which a collective that does not complete is an error.
+
+    Raises:
+        EngineError: The sizes do not fit the world size.
+    """
+    world_size = int(os.environ["WORLD_SIZE"])
+    if sizes.model * sizes.data != world_size:
+        raise EngineError(
+            "The parallel sizes do not fit the number of training ranks.",
+            where="parallel",
+            why=f"tensor {sizes.tensor} x pipeline {sizes.pipeline} x context {sizes.context} x data {sizes.data} "
+            f"is not {world_size}",
+        )
+    runtime.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(
+        runtime.communication_backend,
+        rank=int(os.environ["RANK"]),
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tensor,
+        pipeline_model_parallel_size=sizes.pipeline,
+        virtual_pipeline_model_parallel_size=sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
+        context_parallel_size=sizes.context,
+        expert_model_parallel_size=sizes.expert,
+        expert_tensor_parallel_size=sizes.expert_tensor,
+        create_gloo_process_groups=False,  # only optimizer checkpoints on the host would use them
+    )
+    # The offset per stage is Megatron's own (megatron/training/initialize.py, _set_random_seed).
+    stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(stage_seed)
+    model_parallel_cuda_manual_seed(stage_seed)
+
+
+def context_shard() -> ContextShard:
+    """The part of each sequence that this rank holds (Megatron's zigzag)."""
+    return ContextShard(
+        size=parallel_state.get_context_parallel_world_size(),
+        rank=parallel_state.get_context_parallel_rank(),
+        group=parallel_state.get_context_parallel_group(),
+    )
+
+
+def topology() -> Topology:
+    """Where this rank stands among the copies of the model."""
+    return Topology(
+        data_rank=parallel_state.get_data_parallel_rank(),
+        data_size=parallel_state.get_data_parallel_world_size(),
+        reports=parallel_state.is_pipeline_last_stage()
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0,
+    )
+
+
+def destroy() -> None:
+    """Leave all process groups."""
+    parallel_state.destroy_model_parallel()
+    # megatron-core 0.12.1 leaves this behind: the next engine would take this rank for a member of a group that it
+    # does not have (is_rank_in_position_embedding_group in finalize_model_grads.py). 0.16.1 resets it.
+    parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None
+    dist.destroy_process_group()

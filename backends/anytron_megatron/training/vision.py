@@ -1,0 +1,174 @@
+"""What images add to a model's call: checks, the three position axes of mrope, patches.
+
+For the vision-language models of the Qwen family, which mcore-bridge calls with ``pixel_values`` and
+``image_grid_thw`` as Hugging Face does, and with finished positions, which Hugging Face's models make
+themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.batch import RaggedBatch
+    from anytron.data.images import ImagePatches
+    from anytron.sequences import SequenceLayout
+
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Hugging Face model types whose images these rules are for."""
+
+
+@dataclass(frozen=True)
+class VisionInputs:
+    """How one model takes images.
+
+    An image token that the model itself has drawn (one in a response) is text, as it is to
+    Hugging Face's ``generate``: it stands for no image.
+
+    Attributes:
+        image_token: Stands in the text once for each image patch that leaves the vision tower.
+        video_token: The same for videos, which are refused.
+        merge: The vision tower merges ``merge * merge`` patches into one.
+        patch_values: Values of one patch, D of ``pixel_values``.
+    """
+
+    image_token: int
+    video_token: int
+    merge: int
+    patch_values: int
+
+    @classmethod
+    def from_config(cls, hf_config: Any) -> VisionInputs | None:
+        """Take the rules from a Hugging Face config; None for models whose images are not supported."""
+        if hf_config.model_type not in MODEL_TYPES:
+            return None
+        vision = hf_config.vision_config
+        # mcore_bridge/model/mm_gpts/utils.py says in_channels where Qwen2-VL's own config has both names.
+        return cls(
+            image_token=hf_config.image_token_id,
+            video_token=hf_config.video_token_id,
+            merge=vision.spatial_merge_size,
+            patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        )
+
+    def image_map(self, batch: RaggedBatch) -> Tensor:
+        """Mark the tokens that stand for images: bool ``[T]``, on the host."""
+        return (batch.tokens == self.image_token) & ~batch.response_mask
+
+    def position_ids(self, batch: RaggedBatch) -> Tensor:
+        """Give each token its temporal, vertical and horizontal position (mrope).
+
+        Text counts on all three axes alike. An image of ``t x h x w`` merged patches that begins at
+        position p takes ``p + (0..t-1, 0..h-1, 0..w-1)``, and the text behind it goes on at
+        ``p + max(h, w)`` (Qwen2-VL, arXiv 2409.12191, section 2.1; ``get_rope_index`` of transformers'
+        qwen2_5_vl and qwen3_vl, which differ for videos only).
+
+        Returns:
+            int64 ``[3, T]``, on the host.
+
+        Raises:
+            DataError: Image tokens and patches do not belong together, or there are video tokens.
+        """
+        lengths = batch.lengths.tolist()
+        images = batch.images or (None,) * len(lengths)
+        sequences = zip(images, batch.tokens.split(lengths), batch.response_mask.split(lengths), strict=True)
+        return torch.cat([self._positions(*sequence, index) for index, sequence in enumerate(sequences)], 1)
+
+    def arguments(self, batch: RaggedBatch, layout: SequenceLayout, device: torch.device) -> dict[str, Tensor]:
+        """Give the model its images: arguments of its forward.
+
+        A micro-batch without images has none; the model then sends an image of zeros through its vision
+        tower and adds 0 times the result, so that the same parameters take part on every rank.
+
+        Args:
+            batch: The micro-batch, checked by :meth:`position_ids`.
+            layout: Its layout.
+            device: Where the tensors go; the model casts them to its own dtype.
+
+        Returns:
+            ``pixel_values`` ``[N, D]`` and ``image_grid_thw`` ``[I, 3]`` of all images in order, and
+            ``mm_token_type_ids`` ``[R, C]`` of ``layout.taken``: 1 for image tokens, 0 for others.
+        """
+        images = [patches for patches in batch.images or () if patches is not None]
+        if not images:
+            return {}
+        return {
+            "pixel_values": torch.cat([patches.pixel_values for patches in images]).to(device, non_blocking=True),
+            "image_grid_thw": torch.cat([patches.grid_thw for patches in images]).to(device, non_blocking=True),
+            "mm_token_type_ids": layout.taken.pack(self.image_map(batch).to(device, non_blocking=True).long()),
+        }
+
+    def _positions(self, images: ImagePatches | None, tokens: Tensor, response: Tensor, sequence: int) -> Tensor:
+        prompt = ~response
+        if bool(((tokens == self.video_token) & prompt).any()):
+            raise DataError(
+                "Videos are not supported.",
+                where=f"sequence {sequence} of the micro-batch",
+                why=f"its prompt has the video token {self.video_token}",
+                fix="use images",
+            )
+        places = ((tokens == self.image_token) & prompt).nonzero().flatten()
+        grids = [] if images is None else self._checked_grids(images, sequence)
+        sizes = [t * h * w for t, h, w in grids]
+        if sum(sizes) != places.numel():
+            raise _misfit(sequence, f"{places.numel()} image tokens, and patches for {sum(sizes)}")
+        axes, next_position, done = [], 0, 0
+        for (t, h, w), own in zip(grids, places.split(sizes), strict=True):
+            begin, size = int(own[0]), own.numel()
+            if int(own[-1]) - begin != size - 1:
+                raise _misfit(sequence, f"the {size} tokens of an image do not stand together")
+            axes.append(_count_on(next_position, begin - done))
+            next_position += begin - done
+            axes.append(torch.cartesian_prod(*map(torch.arange, (t, h, w))).view(size, 3).t() + next_position)
+            next_position += max(h, w)
+            done = begin + size
+        axes.append(_count_on(next_position, tokens.numel() - done))
+        return torch.cat(axes, 1)
+
+    def _checked_grids(self, images: ImagePatches, sequence: int) -> list[tuple[int, int, int]]:
+        """The images' sizes after merging."""
+        patches, values = images.pixel_values.shape
+        grids = images.grid_thw.tolist()
+        if values != self.patch_values:
+            raise _misfit(sequence, f"patches of {values} values, and the model reads {self.patch_values}")
+        if any(h % self.merge or w % self.merge or min(t, h, w) < 1 for t, h, w in grids):
+            raise _misfit(sequence, f"grids {grids} are not multiples of the {self.merge} merged patches")
+        counted = sum(t * h * w for t, h, w in grids)
+        if counted != patches:
+            raise _misfit(sequence, f"{patches} patches, and grids {grids} for {counted}")
+        return [(t, h // self.merge, w // self.merge) for t, h, w in grids]
+
+
+def refuse_images(batch: RaggedBatch) -> None:
+    """Refuse images for a model that takes none.
+
+    Raises:
+        DataError: The micro-batch has images.
+    """
+    if any(images is not None for images in batch.images or ()):
+        raise DataError(
+            "This model takes no images.",
+            where="a micro-batch with images",
+            why=f"images are supported for the model types {', '.join(MODEL_TYPES)}, and this is another",
+            fix="use a model of one of them, or data without images",
+        )
+
+
+def _count_on(first: int, count: int) -> Tensor:
+    return torch.arange(first, first + count).expand(3, -1)
+
+
+def _misfit(sequence: int, why: str) -> DataError:
+    return DataError(
+        "Images and image tokens do not fit.",
+        where=f"sequence {sequence} of the micro-batch",
+        why=why,
+        fix="prepare prompts with the model's own processor, and cut none",
+    )

@@ -1,0 +1,127 @@
+"""What travels between rollout, rewards and training: ragged batches of tokens, never padded.
+
+All per-token values are flat ``[T]`` and in *token* coordinates: entry t belongs to token t. The
+log-prob of a token is that of drawing it after the tokens before it; the first token of a sequence
+has none and holds 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from anytron.data.images import ImagePatches
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """``B`` sequences (prompt and response), concatenated.
+
+    Attributes:
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included, at least 1.
+        tokens: int64 ``[T]``.
+        response_mask: bool ``[T]``, True = the token was generated.
+        temperature: Sampling temperature; log-probs are those of logits divided by it.
+        rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
+        old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
+            batch is used for a single update, where they are the current ones.
+        reference_log_probs: float32 ``[T]``, the reference model's; None without one.
+        advantages: float32 ``[T]``; None before they are estimated.
+        values: float32 ``[T]``, the critic's before this step's updates, entry t of the state before token t;
+            None without one.
+        returns: float32 ``[T]``, what those values should have been; None without a critic.
+        loss_weights: float32 ``[T]``, each token's weight in the loss; they add up to 1 over one
+            optimizer update, over all micro-batches and ranks. None before they are known.
+        token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
+            elsewhere, adding up to 1: what metrics are averaged with.
+        routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
+            a token when the old log-probs were computed; None if updates do not replay it.
+        images: B entries, each sequence's images, None for a sequence without; None if no sequence has
+            any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
+    """
+
+    lengths: Tensor
+    tokens: Tensor
+    response_mask: Tensor
+    temperature: float = 1.0
+    rollout_log_probs: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    advantages: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    loss_weights: Tensor | None = None
+    token_shares: Tensor | None = None
+    routing: Tensor | None = None
+    images: tuple[ImagePatches | None, ...] | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return self.lengths.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.tokens.numel()
+
+    @property
+    def only_fills_up(self) -> bool:
+        """True if no token has a weight: copies need equally many micro-batches, and there was none left."""
+        return self.token_shares is not None and not self.token_shares.any()
+
+    def select(self, sequences: Tensor) -> RaggedBatch:
+        """Take some sequences, in the given order.
+
+        Args:
+            sequences: int64 ``[K]`` indices.
+        """
+        index = token_index(self.lengths, sequences)
+        per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
+        images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
+        return replace(self, lengths=self.lengths[sequences], images=images, **per_token)
+
+    def to(self, device: torch.device) -> RaggedBatch:
+        """Copy the per-token values to ``device``; lengths and images stay on the host."""
+        per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
+        return replace(self, **per_token)
+
+    def _per_token(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor) and name != "lengths"}
+
+
+def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
+    """Flat indices of the tokens of some sequences.
+
+    Args:
+        lengths: int64 ``[B]``.
+        sequences: int64 ``[K]``.
+
+    Returns:
+        int64, as long as those sequences together.
+    """
+    starts = torch.cumsum(lengths, 0) - lengths
+    chosen = lengths[sequences]
+    begin = torch.cumsum(chosen, 0) - chosen
+    return torch.arange(int(chosen.sum())) + torch.repeat_interleave(starts[sequences] - begin, chosen)
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What a model says of a batch's tokens.
+
+    Attributes:
+        log_probs: float32 ``[T]``, token coordinates.
+        entropy: float32 ``[T]``, of the distribution that each token was drawn from.
+        routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
+            a token; None unless the engine records it (``engine.router_replay``).
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+    routing: Tensor | None = None

@@ -1,0 +1,1 @@
+"""What engines are to the loop: their protocols, and how weights travel between them."""

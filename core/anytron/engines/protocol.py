@@ -1,0 +1,219 @@
+"""The protocols that the loop is written against: training engine, rollout engine.
+
+Implementations are found by entry point (groups ``anytron.training_engines`` and
+``anytron.rollout_engines``; the value is a class) and live in worker processes; the loop calls them
+through an executor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.algorithms.losses import PolicyLoss, ValueLoss
+    from anytron.batch import RaggedBatch, TokenScores
+    from anytron.config.schema import RunConfig
+    from anytron.data.images import ImagePatches
+    from anytron.engines.weights import WeightManifest
+    from anytron.hooks.facade import Hooks
+    from anytron.hooks.types import ProcessInfo
+    from anytron.patches import Ledger
+    from anytron.platform import Platform
+
+TrainedRole = Literal["policy", "reference"]
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """What every engine is constructed with, in its worker process, after the bootstrap.
+
+    Attributes:
+        config: The run's configuration.
+        hooks: The facade over all plugins.
+        platform: The active platform.
+        ledger: The patches of this process; ``before_import`` has been applied.
+        process: Role and rank of this process.
+    """
+
+    config: RunConfig
+    hooks: Hooks
+    platform: Platform
+    ledger: Ledger
+    process: ProcessInfo
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a training rank stands.
+
+    Attributes:
+        data_rank: Which copy of the model it belongs to; ranks of one copy get the same micro-batches.
+        data_size: Copies.
+        reports: True on the one rank of each copy whose results count (last pipeline stage, first
+            tensor- and context-parallel rank).
+    """
+
+    data_rank: int
+    data_size: int
+    reports: bool
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """How far a platform's answers are from the definition.
+
+    Attributes:
+        difference: The largest: of a kernel's values and gradients, or 1 for each pair of tokens that a mask
+            lets through or hides wrongly.
+        tolerance: What it may be.
+        detail: What was compared.
+    """
+
+    difference: float
+    tolerance: float
+    detail: str
+
+
+class TrainingEngine(Protocol):
+    """One rank of the training engine. All ranks receive the same calls in the same order."""
+
+    def topology(self) -> Topology:
+        """Where this rank stands."""
+
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+        """Compute log-probs and entropies without gradients.
+
+        Returns:
+            One entry per micro-batch on reporting ranks (host tensors), None elsewhere. The policy's
+            have their ``routing`` with ``engine.router_replay``.
+        """
+
+    def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
+        """Compute the policy's whole logits, without gradients, to hold them against another computation.
+
+        For small micro-batches: no pass of a training step ever makes them.
+
+        Args:
+            micro_batch: The same on every rank.
+
+        Returns:
+            float32 ``[T, V]`` on reporting ranks (a host tensor), None elsewhere. Row t holds the logits
+            *after* token t, untouched by the temperature; V is the real vocabulary.
+        """
+
+    def attention_conformance(self) -> Conformance | None:
+        """Hold the platform's masks and attention kernels for this model against their definition, in float64.
+
+        Returns:
+            What was found on this rank; None if the engine has nothing to check.
+        """
+
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update.
+
+        Args:
+            micro_batches: This copy's share; every copy gets equally many.
+            loss: Computes each micro-batch's part of the loss.
+
+        Returns:
+            On reporting ranks: metrics of this copy's share (sums over its tokens, to be added over
+            copies), and ``grad_norm``, ``lr`` (the same everywhere). None elsewhere.
+        """
+
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Ask the critic for its values, without gradients; not called without one.
+
+        Returns:
+            float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
+            value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
+        """
+
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update of the critic; not called without one. Arguments and results as in :meth:`update`."""
+
+    def export_weights(self, path: str) -> WeightManifest | None:
+        """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
+
+    def save_hf(self, path: str) -> None:
+        """Write a complete Hugging Face model directory (without tokenizer and processor)."""
+
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters of ``model.lora`` in PEFT's format; not called without them."""
+
+    def save_critic(self, path: str) -> None:
+        """Write the critic, so that ``critic.path`` can name the directory; not called without one."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: device, patches of this process, versions."""
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """What responses are generated for.
+
+    Attributes:
+        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
+        images: The prompt's images; None without.
+    """
+
+    tokens: tuple[int, ...]
+    images: ImagePatches | None = None
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample; fields as in ``rollout`` of the configuration, token ids resolved."""
+
+    samples_per_prompt: int
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+
+
+@dataclass(frozen=True)
+class Response:
+    """One generated response.
+
+    Attributes:
+        tokens: Generated ids, the end token included if there is one; may be empty.
+        log_probs: Log-prob of each under the model at the sampling temperature (before top-p/top-k).
+        finished: True if an end token or a stop string ended it, False if the length limit did.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finished: bool
+
+
+class RolloutEngine(Protocol):
+    """Generates responses, in a process of its own."""
+
+    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
+        """Sample ``samples_per_prompt`` responses for each prompt, in order."""
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits of given sequences, each by itself and without padding.
+
+        Returns:
+            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature.
+        """
+
+    def load_weights(self, manifest: WeightManifest) -> int:
+        """Take new weights, verify every checksum, and return the version now in use.
+
+        Raises:
+            EngineError: A tensor is missing, unknown, of another shape, or fails its checksum.
+        """
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: device, patches of this process, versions."""

@@ -1,0 +1,164 @@
+"""The contract of kernels: what each is told, what it is called with, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from anytron.traits import ModelTraits
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One attention layer, as far as a kernel's choice may depend on it.
+
+    Attributes:
+        num_heads: Query heads on this rank.
+        num_kv_heads: Key and value heads on this rank (grouped-query attention).
+        qk_dim: Query and key head size.
+        v_dim: Value head size.
+        scale: Factor of the scores before softmax.
+        traits: Causal, window, and the other properties of the model.
+        dropout: Attention dropout while training.
+        sinks: A learnt logit per head joins the softmax's denominator.
+        device_type: ``torch.device`` type of the operands.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    qk_dim: int
+    v_dim: int
+    scale: float
+    traits: ModelTraits
+    dropout: float = 0.0
+    sinks: bool = False
+    device_type: str = "cpu"
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What changes from call to call of an attention kernel.
+
+    Attributes:
+        format: ``thd`` (cumulative lengths given) or ``bshd``.
+        causal: Whether this call is causal.
+        cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
+        cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
+        cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer.
+        cu_seqlens_kv_padded: thd: the same for keys.
+        max_seqlen_q: thd: longest query sequence.
+        max_seqlen_kv: thd: longest key sequence.
+        mask: bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; only with an explicit mask.
+        sinks: float ``[H]`` logits, if the layer has them.
+        dropout: Probability in force now (0 in evaluation).
+    """
+
+    format: Literal["thd", "bshd"]
+    causal: bool
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_kv: Tensor | None = None
+    cu_seqlens_q_padded: Tensor | None = None
+    cu_seqlens_kv_padded: Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_kv: int | None = None
+    mask: Tensor | None = None
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+
+
+class AttentionKernel(Protocol):
+    """Compute scaled dot-product attention.
+
+    ``query`` is ``[T, H, D]`` in thd and ``[B, S, H, D]`` in bshd, ``key`` and ``value`` alike with
+    ``num_kv_heads`` heads; the answer has the query's leading shape and ``[H, Dv]``. Padding rows
+    and fully masked rows give zeros and no gradient, never NaN.
+    """
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Attend."""
+
+
+class KernelName(str, Enum):
+    """The fused kernels that a platform may supply.
+
+    Each has the signature of its neutral default in :mod:`anytron.kernels`.
+    """
+
+    RMS_NORM = "rms_norm"
+    LAYER_NORM = "layer_norm"
+    SWIGLU = "swiglu"
+    ROPE = "rope"
+    GROUPED_MM = "grouped_mm"
+    CAUSAL_CONV1D = "causal_conv1d"
+    GATED_DELTA_RULE = "gated_delta_rule"
+    ADAM = "adam"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What a fused kernel's choice may depend on: device, element type, and named extras."""
+
+    device_type: str
+    dtype: torch.dtype | None = None
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class LogProbSpec:
+    """What the log-prob kernel's choice may depend on.
+
+    Attributes:
+        vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
+        tensor_parallel: Ranks that share the vocabulary.
+        chunk_tokens: Tokens whose logits may exist at one time on a rank.
+        device_type: ``torch.device`` type of the operands.
+    """
+
+    vocab_size: int
+    tensor_parallel: int
+    chunk_tokens: int
+    device_type: str = "cpu"
+
+
+class LogProbKernel(Protocol):
+    """Compute token log-probabilities and entropies from hidden states.
+
+    Args:
+        hidden: ``[N, H]``, the same on all tensor-parallel ranks.
+        weight: ``[V / tp, H]``, this rank's rows of the output layer.
+        labels: int64 ``[N]`` global token ids; negative = ignored (result 0, no gradient).
+        temperature: Logits are divided by it.
+        group: Tensor-parallel group; None = not parallel.
+
+    Returns:
+        log-probs float32 ``[N]`` and entropies float32 ``[N]``, both differentiable, both complete
+        on every rank. The gradient of ``hidden`` is this rank's part only (to be summed over the
+        group, as Megatron's copy-to-region does in its backward pass).
+    """
+
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
+    ) -> tuple[Tensor, Tensor]:
+        """Give (log-probs, entropies)."""
+
+
+class KernelSource(Protocol):
+    """Where layers ask for their kernels: the facade over all plugins, or anything that answers as it does."""
+
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        """Supply the attention kernel of a layer."""
+
+    def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
+        """Supply a fused kernel; its signature is that of the reference kernel in :mod:`anytron.kernels.fused`."""
+
+    def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel:
+        """Supply the kernel that computes token log-probs and entropies."""

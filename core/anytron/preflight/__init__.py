@@ -1,0 +1,1 @@
+"""From a YAML file to a run that may start: everything that can be wrong is found here."""

@@ -1,0 +1,183 @@
+"""Hold a valid configuration against this machine, before any model is built or process started."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.components import load_component, require_component
+from anytron.config.diagnostics import Mistake, refuse
+from anytron.data.pretrained import directory_mistakes, weight_mistakes
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.schema import RunConfig
+    from anytron.platform import Platform, Probe
+
+
+def check_config(config: RunConfig, platform: Platform, probe: Probe) -> list[str]:
+    """Find what cannot work on this machine.
+
+    Args:
+        config: The configuration, its paths absolute, with the edits of plugins.
+        platform: The active platform.
+        probe: What it found.
+
+    Returns:
+        Warnings: what works, but hardly as it was meant.
+
+    Raises:
+        ConfigError: All mistakes at once: components that nothing offers, impossible parallel sizes,
+            more ranks than devices, a model directory without config or weights, files and modules
+            that do not exist, an output directory that cannot be written.
+    """
+    refuse(
+        [
+            *_components(config),
+            *_sizes(config),
+            *_devices(config, platform, probe),
+            *directory_mistakes(config.model),
+            *_critic(config),
+            *_references(config),
+            *_output(config),
+        ]
+    )
+    return list(_warnings(config, platform))
+
+
+def _components(config: RunConfig) -> Iterator[Mistake]:
+    for group, name, key in (
+        ("anytron.executors", config.executor.kind, "executor.kind"),
+        ("anytron.training_engines", config.engine.name, "engine.name"),
+        ("anytron.rollout_engines", config.rollout.engine, "rollout.engine"),
+    ):
+        try:
+            require_component(group, name, key)
+        except ConfigError as error:  # noqa: PERF203 - collected with the other mistakes
+            yield Mistake(key, f"{error.what}; {error.why}", error.fix)
+
+
+def _sizes(config: RunConfig) -> Iterator[Mistake]:
+    prompts, copies = config.data.prompts_per_step, config.parallel.data_parallel_size
+    updates = config.algorithm.mini_batches
+    if updates > prompts:
+        yield Mistake(
+            "algorithm.mini_batches",
+            f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
+            f"at most {prompts}, or raise data.prompts_per_step",
+        )
+    elif (smallest := prompts // updates * config.rollout.samples_per_prompt) < copies:
+        yield Mistake(
+            "parallel.data_parallel_size",
+            f"a mini-batch has {smallest} sequences for {copies} copies of the model",
+            "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
+        )
+    if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
+        yield Mistake(
+            "parallel.sequence_parallel",
+            "there is nothing to share: parallel.tensor_model_parallel_size is 1",
+            "leave it out: the default follows the tensor-parallel size",
+        )
+    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
+        yield Mistake(
+            "rollout.min_new_tokens",
+            f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
+        )
+    optimizers = {"optimizer": config.optimizer}
+    if config.critic is not None:
+        optimizers["critic.optimizer"] = config.critic.optimizer
+    for key, optimizer in optimizers.items():
+        if optimizer.min_lr > optimizer.lr:
+            yield Mistake(f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+
+
+def _critic(config: RunConfig) -> Iterator[Mistake]:
+    critic = config.critic
+    if critic is None:
+        return
+    if config.policy_steps < 1:
+        yield Mistake(
+            "critic.warmup_steps",
+            f"in all of trainer.total_steps, {config.trainer.total_steps}, the policy would not be trained",
+            f"at most {config.trainer.total_steps - 1}",
+        )
+    if critic.path is not None:
+        yield from weight_mistakes("critic.path", Path(critic.path), "leave it out to start from the policy's model")
+
+
+def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mistake]:
+    ranks = config.parallel.world_size
+    if platform.accelerator and ranks > probe.devices and _runs_here(config):
+        sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
+        product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
+        yield Mistake(
+            "parallel",
+            f"{product} = {ranks} ranks, but {platform.name} has {probe.devices} devices here ({probe.reason})",
+            "lower one of the sizes",
+        )
+
+
+def _runs_here(config: RunConfig) -> bool:
+    """Whether ranks are on this machine alone: its devices and processors are theirs."""
+    try:
+        return bool(load_component("anytron.executors", config.executor.kind, "executor.kind").on_this_machine)
+    except ConfigError:
+        return True  # there is no such executor, which is a mistake of its own
+
+
+def _references(config: RunConfig) -> Iterator[Mistake]:
+    named = {"data.source": config.data.source}
+    named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
+        if reference is not None and ":" in reference:
+            named[key] = reference
+        elif reference is not None and not Path(reference).is_dir():
+            yield Mistake(
+                key,
+                f"there is no directory {reference}",
+                "give a local directory, relative to the YAML file, or 'file.py:function'",
+            )
+    for key, reference in named.items():
+        location, colon, _ = reference.rpartition(":")
+        if not colon:
+            continue  # a registered name: whoever keeps the registry knows
+        if location.endswith(".py"):
+            if not Path(location).is_file():
+                yield Mistake(key, f"there is no file {location}", "paths are relative to the YAML file")
+        elif not location or find_spec(location.partition(".")[0]) is None:
+            yield Mistake(key, f"there is no module {location!r}", "write module:function or path/to/file.py:function")
+
+
+def _output(config: RunConfig) -> Iterator[Mistake]:
+    path = Path(config.trainer.output_dir).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        yield Mistake("trainer.output_dir", f"{existing} is not a directory", "choose another directory")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Mistake("trainer.output_dir", f"{existing} may not be written to", "choose another directory")
+    lora = config.model.lora
+    needed = {
+        "model.path": config.model.path,
+        "model.tokenizer": config.model.tokenizer,
+        "model.processor": config.model.processor,
+        "model.lora.path": None if lora is None else lora.path,
+        "critic.path": None if config.critic is None else config.critic.path,
+    }
+    for key, value in needed.items():
+        if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:
+            yield Mistake(
+                "trainer.overwrite",
+                f"it would delete {key}, {value}, which lies in trainer.output_dir",
+                "choose another trainer.output_dir",
+            )
+
+
+def _warnings(config: RunConfig, platform: Platform) -> Iterator[str]:
+    processors = len(os.sched_getaffinity(0))
+    ranks = config.parallel.world_size
+    if not platform.accelerator and ranks > processors and _runs_here(config):
+        yield f"{ranks} training ranks share {processors} processors: the run works and is slow"

@@ -1,0 +1,119 @@
+"""Prepare a run: find everything that can be wrong before a worker starts."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.algorithms.advantages import ADVANTAGES
+from anytron.algorithms.gae import GAE
+from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
+from anytron.data.prompts import TokenizedPrompt, tokenize
+from anytron.data.sampler import EpochSampler
+from anytron.data.sources import load_prompts
+from anytron.data.vision import VisionProcessor, load_vision
+from anytron.engines.protocol import SamplingParams
+from anytron.errors import ConfigError
+from anytron.rewards.scoring import RewardSum
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the driver holds of a run.
+
+    Attributes:
+        tokenizer: A Hugging Face tokenizer.
+        vision: Prepares images; None for a model that takes none.
+        sampler: Draws prompts.
+        rewards: Scores samples.
+        sampling: How responses are sampled.
+    """
+
+    tokenizer: Any
+    vision: VisionProcessor | None
+    sampler: EpochSampler[TokenizedPrompt]
+    rewards: RewardSum
+    sampling: SamplingParams
+
+    def draw(self, count: int) -> list[TokenizedPrompt]:
+        """Take the next prompts, their images prepared: only now, because patches are large."""
+        prompts = self.sampler.draw(count)
+        if self.vision is None:
+            return prompts
+        return [
+            replace(prompt, patches=self.vision.patches(prompt.images, f"prompt {prompt.id}"))
+            if prompt.images
+            else prompt
+            for prompt in prompts
+        ]
+
+
+def prepare(config: RunConfig) -> Task:
+    """Load tokenizer, prompts and rewards, and check them against the model.
+
+    Args:
+        config: The run.
+
+    Raises:
+        ConfigError: Something named in the configuration is missing or impossible.
+        DataError: Prompts are not usable.
+    """
+    _check_algorithm(config)
+    rewards = RewardSum.from_config(config.rewards)
+    prompts = load_prompts(config.data)
+    hf_config = load_hf_config(config.model)
+    text_config = hf_config.get_text_config()
+    tokenizer = load_tokenizer(config.model)
+    vision = load_vision(config.model, hf_config, tokenizer)
+    tokenized = tokenize(
+        prompts,
+        tokenizer,
+        vision,
+        context_length=getattr(text_config, "max_position_embeddings", None),
+        vocab_size=text_config.vocab_size,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+    ends = end_token_ids(config.model, tokenizer)
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    if vision is not None:
+        vision.check_padding(padding)
+    return Task(
+        tokenizer=tokenizer,
+        vision=vision,
+        sampler=EpochSampler(tokenized, seed=config.trainer.seed, shuffle=config.data.shuffle),
+        rewards=rewards,
+        sampling=SamplingParams(
+            samples_per_prompt=config.rollout.samples_per_prompt,
+            max_new_tokens=config.rollout.max_new_tokens,
+            min_new_tokens=config.rollout.min_new_tokens,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            stop=tuple(config.rollout.stop),
+            end_token_ids=ends,
+            pad_token_id=padding,
+        ),
+    )
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    name, known = config.algorithm.advantage, (*ADVANTAGES, GAE)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(
+            f"There is no advantage estimator {name!r}.",
+            where="algorithm.advantage",
+            why=f"known: {', '.join(known)}",
+            fix=f"did you mean {near[0]!r}?" if near else "",
+        )
+    if name in ADVANTAGES and config.rollout.samples_per_prompt < 2:
+        raise ConfigError(
+            "GRPO compares the responses to one prompt with each other: it needs at least two.",
+            where="rollout.samples_per_prompt",
+            why="with one, every advantage is 0 and nothing is learnt",
+            fix="set rollout.samples_per_prompt to 2 or more; 8 to 16 is usual",
+        )

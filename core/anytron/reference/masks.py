@@ -1,0 +1,242 @@
+"""Read a mask as its kernel would: which token may attend to which.
+
+A mask is right if the pairs that its kernel lets through are those of the definition. Each reader
+here is written from one kernel's documentation and knows nothing of how the mask was made; it takes
+the layouts of *all* context-parallel shards, puts the sequences together again as that kernel's ring
+does, and answers with pairs of flat tokens. A real token that would attend to padding shows as a
+pair with :data:`PADDING`, so that equality with :func:`defined_pairs` also says that it does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.masks import COMPRESSED, AttnMask, MaskKind, Polarity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anytron.sequences import SequenceLayout
+    from anytron.traits import ModelTraits
+
+PADDING = -1
+"""Stands for every padding slot in a pair."""
+
+Pair = tuple[int, int]
+"""(query token, key token), flat."""
+
+
+def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
+    """The pairs of the definition: same sequence, both real, not later if causal, within the window.
+
+    Args:
+        lengths: Real lengths.
+        traits: ``causal`` and ``window`` count.
+    """
+    pairs: set[Pair] = set()
+    start = 0
+    for length in lengths:
+        for query in range(length):
+            for key in range(length):
+                if not (traits.causal and key > query) and _in_window(query, key, traits.window):
+                    pairs.add((start + query, start + key))
+        start += length
+    return pairs
+
+
+def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
+    """Read ``attn_mask_type`` as ``transformer_engine.pytorch.DotProductAttention`` documents it.
+
+    ``no_mask``, ``causal`` (top left, rows know no padding), ``padding`` and ``padding_causal`` (real
+    keys by ``cu_seqlens`` or by the 2-D map), ``arbitrary`` (True = masked). The window is a setting of
+    the module. Where the model packs by the 2-D map itself, attention runs on what it packed.
+
+    Args:
+        mask: The answer of ``build_attn_mask``.
+        layouts: All shards, in rank order.
+        traits: The window in force.
+
+    Raises:
+        ValueError: Transformer Engine refuses this combination.
+    """
+    layout, mode = layouts[0], mask.kernel_mode
+    packed = layout.format == "thd"
+    causal, padded = mode in ("causal", "padding_causal"), mode in ("padding", "padding_causal")
+    if mode not in ("no_mask", "causal", "padding", "padding_causal", "arbitrary"):
+        raise ValueError(f"Transformer Engine has no attn_mask_type {mode!r}")
+    if packed and not padded:
+        raise ValueError(f"packed sequences need a padding type of attn_mask_type, not {mode!r}")
+    if len(layouts) > 1 and (mode == "arbitrary" or (padded and not packed)):
+        raise ValueError(f"context parallelism does not take {mode!r} in {layout.format}")
+
+    def in_sight(query: int, key: int) -> bool:
+        return not (causal and key > query) and _in_window(query, key, traits.window)
+
+    if packed and mask.kind is MaskKind.PADDING_2D:
+        return _pairs(_packed_by_map(mask, layout), lambda _, query, key: in_sight(query, key))
+    rows = _ring_rows(layouts)
+    if mode == "arbitrary":
+        forbidden = _required(mask, Polarity.MASKED)
+        return _pairs(rows, lambda row, query, key: not bool(forbidden[row, 0, query, key]))
+    if not padded:
+        return _pairs(rows, lambda _, query, key: in_sight(query, key))
+    if packed:
+        lengths = layout.cu_seqlens.diff().tolist()
+        real = [[position < length for position in range(len(row))] for row, length in zip(rows, lengths, strict=True)]
+    else:
+        real = _required(mask, Polarity.KEEP).tolist()
+    return _pairs(rows, lambda row, query, key: real[row][query] and real[row][key] and in_sight(query, key))
+
+
+def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
+    """Read as ``flash_attn_varlen_func`` (thd) and ``flash_attn_func`` (bshd): causal is bottom right.
+
+    Neither takes a mask or knows padding: sequences are what ``cu_seqlens_padded`` says.
+
+    Args:
+        mask: Of kind ``none``; the mode says whether ``causal`` is passed.
+        layouts: One shard.
+        traits: The window in force.
+
+    Raises:
+        ValueError: A mask tensor, or several shards.
+    """
+    if mask.tensor is not None or len(layouts) > 1:
+        raise ValueError("flash-attn takes neither masks nor context-parallel shards")
+    causal = "causal" in mask.kernel_mode
+    return _pairs(
+        _ring_rows(layouts),
+        lambda _, query, key: not (causal and key > query) and _in_window(query, key, traits.window),
+    )
+
+
+def read_npu_fusion_attention(mask: AttnMask, layouts: Sequence[SequenceLayout]) -> set[Pair]:
+    """Read ``sparse_mode`` as ``torch_npu.npu_fusion_attention`` documents it.
+
+    The mode is written ``sparse_mode=4,pre_tokens=128,next_tokens=0``. 0: the given mask and the
+    window of ``pre_tokens`` and ``next_tokens``; 1: the given mask; 2: left-up causal; 3: right-down
+    causal; 4: band, from the right-down corner; 2 to 4 need the compressed mask. True = masked.
+    Without a mask, mode and windows are ignored. thd is TND: sequences end where
+    ``cu_seqlens_padded[1:]`` says; several shards are MindSpeed's ring, whose blocks lie in zigzag.
+
+    Args:
+        mask: The answer of ``build_attn_mask``.
+        layouts: All shards, in rank order.
+
+    Raises:
+        ValueError: The operator's contract is broken.
+    """
+    modes = re.fullmatch(r"sparse_mode=(\d)(?:,pre_tokens=(-?\d+))?(?:,next_tokens=(-?\d+))?", mask.kernel_mode)
+    if modes is None or int(modes[1]) > 4:
+        raise ValueError(f"no sparse_mode from 0 to 4: {mask.kernel_mode!r}")
+    sparse, before, after = int(modes[1]), int(modes[2] or 2**31 - 1), int(modes[3] or 2**31 - 1)
+    rows = _ring_rows(layouts)
+    forbidden = mask.read_as(Polarity.MASKED)
+    if forbidden is None:
+        return _pairs(rows, lambda _row, _query, _key: True)
+    if sparse >= 2:
+        triangle = torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
+        if forbidden.shape != triangle.shape or not torch.equal(forbidden.cpu(), triangle):
+            raise ValueError(f"sparse_mode {sparse} needs the compressed upper triangle, got {tuple(forbidden.shape)}")
+        # Queries and keys of a training sequence are as many: both corners give the same causal rule.
+        if sparse in (2, 3):
+            return _pairs(rows, lambda _, query, key: key <= query)
+        return _pairs(rows, lambda _, query, key: query - before <= key <= query + after)
+    if layouts[0].format == "thd" or len(layouts) > 1:
+        raise ValueError("a mask [B, 1, S, S] is for rows on one rank")
+
+    def allowed(row: int, query: int, key: int) -> bool:
+        inside = sparse == 1 or query - before <= key <= query + after
+        return inside and not bool(forbidden[row, 0, query, key])
+
+    return _pairs(rows, allowed)
+
+
+def read_sdpa(mask: AttnMask, layouts: Sequence[SequenceLayout]) -> set[Pair]:
+    """Read as ``torch.nn.functional.scaled_dot_product_attention``: bool masks say True = takes part.
+
+    Args:
+        mask: ``causal`` and ``no_mask`` without a tensor, ``arbitrary`` with one.
+        layouts: One shard, bshd.
+
+    Raises:
+        ValueError: Packed sequences, several shards, another mode.
+    """
+    rows = _ring_rows(layouts)
+    if layouts[0].format == "thd" or len(layouts) > 1:
+        raise ValueError("scaled_dot_product_attention reads rows on one rank")
+    if mask.kernel_mode == "arbitrary":
+        takes_part = _required(mask, Polarity.KEEP)
+        return _pairs(rows, lambda row, query, key: bool(takes_part[row, 0, query, key]))
+    if mask.kernel_mode not in ("causal", "no_mask"):
+        raise ValueError(f"scaled_dot_product_attention has no mode {mask.kernel_mode!r}")
+    causal = mask.kernel_mode == "causal"
+    return _pairs(rows, lambda _, query, key: not causal or key <= query)
+
+
+def _pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
+    """Collect the pairs that ``allowed(row, query position, key position)`` lets through, for real queries."""
+    return {
+        (query_token, key_token)
+        for number, row in enumerate(rows)
+        for query, query_token in enumerate(row)
+        if query_token != PADDING
+        for key, key_token in enumerate(row)
+        if allowed(number, query, key)
+    }
+
+
+def _ring_rows(layouts: Sequence[SequenceLayout]) -> list[list[int]]:
+    """The token in each position of each padded sequence, as a zigzag ring of ``len(layouts)`` ranks sees it.
+
+    The ring knows the number of rows, or ``cu_seqlens_padded``, and that rank r holds the chunks r
+    and 2 * ranks - 1 - r of each sequence. It does not know the layouts' position ids.
+    """
+    ranks = len(layouts)
+    first = layouts[0]
+    if first.format == "thd":
+        ends = (first.cu_seqlens_padded // ranks).tolist()
+    else:
+        ends = [row * first.shape[1] for row in range(first.shape[0] + 1)]
+    rows: list[list[int]] = []
+    for begin, end in itertools.pairwise(ends):
+        local = [_tokens(layout)[begin:end] for layout in layouts]
+        half = (end - begin) // 2
+        if ranks == 1:
+            rows.append(local[0])
+        else:
+            early = [token for part in local for token in part[:half]]
+            late = [token for part in reversed(local) for token in part[half:]]
+            rows.append(early + late)
+    return rows
+
+
+def _packed_by_map(mask: AttnMask, layout: SequenceLayout) -> list[list[int]]:
+    """What a model that packs inside makes of its rows ``[B, S]`` and the 2-D map."""
+    taken = layout.taken
+    if taken.format != "bshd":
+        raise ValueError("a model that packs by the map takes rows: plan the layout with taken_as='rows'")
+    keep = _required(mask, Polarity.KEEP)
+    shown = torch.tensor(_tokens(taken)).view(taken.shape)
+    return [row[kept].tolist() for row, kept in zip(shown, keep.cpu(), strict=True)]
+
+
+def _tokens(layout: SequenceLayout) -> list[int]:
+    tokens: list[int] = layout.token_index.tolist()
+    return [PADDING if token == layout.num_tokens else token for token in tokens]
+
+
+def _required(mask: AttnMask, polarity: Polarity) -> torch.Tensor:
+    tensor = mask.read_as(polarity)
+    if tensor is None:
+        raise ValueError(f"{mask.kernel_mode} needs a mask")
+    return tensor
+
+
+def _in_window(query: int, key: int, window: tuple[int, int] | None) -> bool:
+    left, right = window or (-1, -1)
+    return (left < 0 or key >= query - left) and (right < 0 or key <= query + right)

@@ -1,0 +1,66 @@
+"""What about a model, and about how it is split, decides what its layers need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What about a model decides the mask it needs.
+
+    Attributes:
+        causal: A token sees only itself and earlier ones.
+        vision: The model merges image tokens itself.
+        latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
+        linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
+        mixture_of_experts: Some layers route tokens to experts; padding must not be routed.
+        window: Sliding window ``(left, right)`` in tokens, -1 = unlimited; None = no window.
+    """
+
+    causal: bool = True
+    vision: bool = False
+    latent_attention: bool = False
+    linear_attention: bool = False
+    mixture_of_experts: bool = False
+    window: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class ParallelSizes:
+    """How many ranks share each dimension of the work. Names as in Megatron-Core.
+
+    ``sequence_parallel`` splits activations between the tensor-parallel ranks outside of attention
+    and the MLP.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    virtual_pipeline: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def model(self) -> int:
+        """Ranks that together hold one copy of the model and one micro-batch."""
+        return self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True)
+class AttentionHeads:
+    """Full attention as a model has it, over all tensor-parallel ranks.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        qk_dim: Query and key head size.
+        v_dim: Value head size.
+    """
+
+    heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int

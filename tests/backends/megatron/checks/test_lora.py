@@ -1,0 +1,151 @@
+"""What is found before a process starts: names of layers, adapters on disk, and what PEFT must be told."""
+
+import json
+import shutil
+
+import pytest
+
+from anytron.config.schema import RunConfig
+from anytron.errors import EngineError
+from anytron_megatron.checks.lora import lora_diagnostics
+from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
+from anytron_megatron.lora.peft_directory import peft_targets, require_same_tensors
+from tests.backends.megatron.lora.conftest import LORA
+
+
+def complaints(*, frozen=(), engine=None, **settings):
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "unused", "lora": settings, "freeze": list(frozen)},
+            "data": {"source": "unused"},
+            "rewards": [{"function": "unused"}],
+            "engine": engine or {},
+        }
+    )
+    return [(found.key, found.message, found.fix) for found in lora_diagnostics(config)]
+
+
+def test_layers_are_called_as_megatron_calls_them():
+    assert complaints(targets=[ALL_LINEAR, *LAYERS, "mlp.experts.linear_fc1"]) == []
+
+
+def test_parts_need_not_be_frozen_one_by_one():
+    ((key, message, remedy),) = complaints(frozen=["vision_tower"])
+
+    assert (key, remedy) == ("model.freeze", "leave it out")
+    assert "whole model is frozen" in message
+
+
+def test_modules_that_predict_ahead_are_not_trained():
+    ((key, message, _),) = complaints(engine={"mtp_loss_coefficient": 0.1})
+
+    assert key == "engine.mtp_loss_coefficient"
+    assert "are frozen" in message
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        ("linear_qvk", "did you mean linear_qkv?"),
+        ("all_linear", "did you mean all-linear?"),
+        ("down_proj", "did you mean linear_fc2? Megatron keeps down_proj in one layer"),
+        ("q_proj", "did you mean linear_qkv or linear_q_proj? Megatron keeps q_proj, k_proj, v_proj in one layer"),
+        ("router", f"use all-linear, or some of {', '.join(LAYERS)}"),
+    ],
+)
+def test_another_name_gets_the_one_that_was_meant(target, remedy):
+    ((key, _, found),) = complaints(targets=["linear_proj", target])
+
+    assert (key, found) == ("model.lora.targets", remedy)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "words"),
+    [
+        ({"r": 8}, "model.lora.rank", "4 is not the adapter's r=8"),
+        ({"lora_alpha": 8}, "model.lora.alpha", "multiplied by 4, and would be by 1.5"),
+        ({"use_rslora": False}, "model.lora.alpha", "multiplied by 0.75, and would be by 1.5"),
+        ({"use_dora": True}, "model.lora.path", "use_dora=True"),
+        ({"rank_pattern": {"q_proj": 2}}, "model.lora.path", "rank_pattern={'q_proj': 2}"),
+        ({"modules_to_save": ["lm_head"]}, "model.lora.path", "modules_to_save=['lm_head']"),
+        ({"peft_type": "IA3"}, "model.lora.path", "type IA3"),
+    ],
+)
+def test_an_adapter_that_is_another_kind_is_named(change, key, words, random_adapter, tmp_path):
+    shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    ((found, message, remedy),) = complaints(**LORA, path=str(tmp_path / "adapter"))
+
+    assert found == key
+    assert words in message
+    assert remedy
+
+
+def test_the_same_factor_may_be_written_in_two_ways(random_adapter, tmp_path):
+    shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "use_rslora": False, "lora_alpha": 6}))
+
+    assert complaints(**LORA, path=str(tmp_path / "adapter")) == []  # 6 / 4 = 3 / sqrt(4)
+
+
+def test_a_directory_without_adapter_is_named(tmp_path, random_adapter):
+    ((_, message, _),) = complaints(path=str(tmp_path))
+    assert message == f"{tmp_path} has no adapter_config.json and no adapter_model.safetensors"
+    assert complaints(**LORA, path=str(random_adapter("qwen3"))) == []
+
+    shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{")
+    ((_, message, _),) = complaints(**LORA, path=str(tmp_path / "adapter"))
+    assert "is not JSON" in message
+
+
+def test_tensors_must_be_those_of_the_model(random_adapter, tmp_path):
+    from safetensors.torch import load_file
+
+    directory = random_adapter("qwen3")
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(directory / "adapter_model.safetensors").items()}
+    first, *others = sorted(shapes)
+    require_same_tensors(directory, shapes)
+
+    with pytest.raises(EngineError, match=rf"{first} is unknown .* 0 others(?s:.)*name more model\.lora\.targets"):
+        require_same_tensors(directory, {name: shapes[name] for name in others})
+    with pytest.raises(EngineError, match=r"another is missing, with 0 others"):
+        require_same_tensors(directory, {**shapes, "another": (1, 1)})
+    with pytest.raises(EngineError, match=rf"{first} is .* and must be \(1, 1\)"):
+        require_same_tensors(directory, {**shapes, first: (1, 1)})
+    shutil.copytree(directory, tmp_path / "damaged")
+    (tmp_path / "damaged" / "adapter_model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(EngineError, match="cannot be read"):
+        require_same_tensors(tmp_path / "damaged", shapes)
+
+
+def names(*modules):
+    return [f"base_model.model.{module}.lora_{factor}.weight" for module in modules for factor in "AB"]
+
+
+def test_peft_is_told_layers_by_the_last_part_of_their_names():
+    given = names("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+
+    assert peft_targets(given, experts=False, vision=False) == (["down_proj", "q_proj"], [])
+
+
+def test_peft_is_told_whole_names_where_a_vision_tower_has_layers_of_the_same_name():
+    given = names("model.language_model.layers.0.mlp.down_proj")
+
+    assert peft_targets(given, experts=False, vision=True) == (["model.language_model.layers.0.mlp.down_proj"], [])
+
+
+def test_peft_is_told_parameters_where_it_would_take_a_name_for_the_experts():
+    given = names(
+        "model.layers.0.mlp.up_proj",
+        "model.layers.1.mlp.experts.0.up_proj",
+        "model.layers.1.mlp.shared_experts.up_proj",
+        "model.layers.1.self_attn.o_proj",
+    )
+
+    assert peft_targets(given, experts=True, vision=False) == (
+        ["o_proj", "up_proj"],
+        ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.shared_experts.up_proj.weight"],
+    )

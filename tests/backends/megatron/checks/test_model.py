@@ -1,0 +1,175 @@
+"""Models that cannot be trained, or would be computed wrongly, are refused when the configuration is read."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from anytron.config.schema import ModelSection, RunConfig
+from anytron_megatron.checks.model import BRIDGE_FAMILIES
+from anytron_megatron.checks.options import option_names
+from anytron_megatron.plugin import MegatronBackend
+from tests.tiny_models import CONFIGS
+
+REGISTRY = """
+import json
+from dataclasses import fields
+from anytron.plugins import hooks_of
+from anytron.hooks.types import PatchContext
+from anytron.patches import Ledger, Phase
+from anytron_cpu import CpuPlatform
+from anytron_megatron.patches import trainer_patches
+
+platform = CpuPlatform()
+context, ledger = PatchContext(platform, "trainer", hooks_of(platform), "megatron"), Ledger()
+for phase in list(Phase)[:2]:
+    ledger.apply(phase, trainer_patches(phase, context))
+from mcore_bridge import MLAModelConfig, ModelConfig
+from mcore_bridge.model.register import MODEL_MAPPING
+print(json.dumps({
+    "families": sorted({name for meta in MODEL_MAPPING.values() for name in meta.model_types}),
+    "options": sorted(field.name for field in fields(ModelConfig)),
+    "latent": sorted(field.name for field in fields(MLAModelConfig)),
+}))
+"""
+
+
+def remarks(model, **sections):
+    run = RunConfig.model_validate(
+        {
+            "model": {"config": model, "tokenizer": "t"},
+            "data": {"source": "s"},
+            "rewards": [{"function": "f"}],
+            "rollout": {"max_new_tokens": 8},
+            **sections,
+        }
+    )
+    return list(MegatronBackend().configure(run))
+
+
+def refusal(model, **sections):
+    (only,) = remarks(model, **sections)
+    assert only.severity == "error"
+    return only
+
+
+@pytest.fixture(scope="module")
+def registry():
+    """What the installed libraries say of themselves; importing them needs the patches."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", REGISTRY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_list_of_families_is_the_bridges(registry):
+    assert sorted(BRIDGE_FAMILIES) == registry["families"]
+
+
+def test_the_options_are_the_fields_of_the_installed_config(registry):
+    assert sorted(option_names(latent_attention=False)) == registry["options"]
+    assert sorted(option_names(latent_attention=True)) == registry["latent"]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_families_of_the_tests_are_not_remarked_on(family):
+    assert remarks(CONFIGS[family]) == []
+
+
+def test_an_unknown_family_gets_the_nearest_one():
+    wrong = refusal({**CONFIGS["qwen3"], "model_type": "qwen33"})
+    assert wrong.key == "model.config.model_type"
+    assert wrong.fix == "did you mean qwen3?"
+    assert "it knows bailing_hybrid" in refusal({"model_type": "t5"}).fix
+
+
+def test_an_unknown_option_gets_the_nearest_one():
+    wrong = refusal(CONFIGS["qwen3"], engine={"options": {"num_layerz": 3}})
+    assert wrong.key == "engine.options.num_layerz"
+    assert wrong.fix == "did you mean num_layers?"
+
+
+def test_fields_of_latent_attention_are_options_of_models_that_have_it():
+    options = {"engine": {"options": {"rotary_scaling_factor": 40}}}
+    assert remarks(CONFIGS["deepseek_v3"], **options) == []
+    assert refusal(CONFIGS["qwen3"], **options).key == "engine.options.rotary_scaling_factor"
+
+
+@pytest.mark.parametrize("scoring", [None, "softmax"])
+def test_deepseek_v3_without_the_name_of_its_routing_is_refused(scoring):
+    model = {**CONFIGS["deepseek_v3"], "scoring_func": scoring}
+    assert "route by softmax" in refusal(model).message
+    assert remarks(model, engine={"options": {"moe_router_score_function": "sigmoid"}}) == []
+
+
+def test_deepseek_v3_with_another_choice_of_experts_is_refused():
+    assert "topk_method greedy" in refusal({**CONFIGS["deepseek_v3"], "topk_method": "greedy"}).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "judges a group of experts by its best"),
+        ({"num_experts_per_tok": 1}, "add up to 1"),
+        ({"norm_topk_prob": False}, "add up to 1"),
+    ],
+)
+def test_deepseek_v3_routed_as_megatron_would_not_is_refused(changes, says):
+    assert says in refusal({**CONFIGS["deepseek_v3"], **changes}).message
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_sparse_attention_is_refused_with_the_reason(family):
+    assert "fused_qk_topk_naive" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
+
+
+def test_the_reason_for_refusing_sparse_attention_still_holds():
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    (root,) = find_spec("megatron").submodule_search_locations
+    module = Path(root) / "core/transformer/experimental_attention_variant/dsa.py"
+    assert "fused_qk_topk_naive" not in module.read_text()
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_rotary_embeddings_that_depend_on_the_batch_are_refused(key):
+    model = {**CONFIGS["llama"], key: {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+    assert "longest sequence of a batch" in refusal(model).message
+    assert "never compared" in refusal({**CONFIGS["llama"], key: {"type": "novel"}}).message
+
+
+def test_a_partial_rotation_that_transformers_ignores_is_refused():
+    assert "ignores it" in refusal({**CONFIGS["llama"], "partial_rotary_factor": 0.5}).message
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    assert "ignores it" in refusal({**CONFIGS["qwen3"], "rope_parameters": parameters}).message
+
+
+def test_prediction_modules_can_only_be_trained_where_there_are_any(tmp_path):
+    trained = {"engine": {"mtp_loss_coefficient": 0.1}}
+    assert "has no multi-token prediction modules" in refusal(CONFIGS["deepseek_v3"], **trained).message
+    model = {**CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 1}
+    assert "random weights" in refusal(model, **trained).message
+    assert "never compared" in refusal({**CONFIGS["qwen3"], "num_nextn_predict_layers": 1}, **trained).message
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    run = RunConfig.model_validate(
+        {"model": {"path": str(tmp_path)}, "data": {"source": "s"}, "rewards": [{"function": "f"}], **trained}
+    )
+    assert [d for d in MegatronBackend().configure(run) if d.key.startswith("engine.")] == []
+
+
+def test_faults_of_the_weights_are_errors_at_the_models_path(tiny_model, tmp_path):
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:3000])
+    run = RunConfig.model_validate(
+        {
+            "model": {"path": "x"},
+            "data": {"source": "s"},
+            "rewards": [{"function": "f"}],
+            "rollout": {"max_new_tokens": 8},
+        }
+    )
+    (only,) = MegatronBackend().configure(run.model_copy(update={"model": ModelSection(path=str(tmp_path))}))
+    assert (only.severity, only.key) == ("error", "model.path")
+    assert "cut short" in only.message
+    assert only.fix == "complete the download"

@@ -1,0 +1,155 @@
+"""What cannot work on this machine is found before anything is built or started."""
+
+import os
+
+import pytest
+
+from anytron.config.anchor import anchor
+from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError
+from anytron.executor.local import LocalExecutor
+from anytron.platform import Availability, Platform, Probe
+from anytron.preflight.machine import check_config
+
+
+class Chip(Platform):
+    """A device of which there are two."""
+
+    name = "chip"
+
+    def probe(self):
+        return Probe(Availability.USABLE, "two of them", devices=2)
+
+    def runtime(self):
+        raise NotImplementedError
+
+
+class Processor(Chip):
+    """The same without a limit."""
+
+    name = "processor"
+    accelerator = False
+
+
+PPO = {"algorithm": {"advantage": "gae"}}
+
+
+@pytest.fixture
+def check(tmp_path):
+    (tmp_path / "functions.py").touch()
+
+    def check(platform=None, model=None, **sections):
+        platform = platform or Processor()
+        values = {
+            "model": model or {"config": {"model_type": "qwen3"}, "tokenizer": "functions.py:tokenizer"},
+            "data": {"source": "functions.py:prompts"},
+            "rewards": [{"function": "functions.py:reward"}],
+            "trainer": {"output_dir": str(tmp_path / "run")},
+        }
+        values |= {
+            name: {**values.get(name, {}), **keys} if isinstance(keys, dict) else keys
+            for name, keys in sections.items()
+        }
+        return check_config(anchor(RunConfig.model_validate(values), tmp_path), platform, platform.probe())
+
+    return check
+
+
+def test_a_sound_configuration_passes_without_a_word(check):
+    assert check() == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "says"),
+    [
+        ({"executor": {"kind": "locale"}}, "executor.kind", "did you mean 'local'?"),
+        ({"engine": {"name": "megatorn"}}, "engine.name", "did you mean 'megatron'?"),
+        ({"rollout": {"engine": "transformer"}}, "rollout.engine", "did you mean 'transformers'?"),
+        ({"algorithm": {"mini_batches": 40}}, "algorithm.mini_batches", "40 mini-batches of only 32 prompts"),
+        (
+            {
+                "data": {"prompts_per_step": 1},
+                "rollout": {"samples_per_prompt": 1},
+                "parallel": {"data_parallel_size": 2},
+            },
+            "parallel.data_parallel_size",
+            "1 sequences for 2 copies",
+        ),
+        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "nothing to share"),
+        ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
+        ({"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}, "optimizer.min_lr", "0.0001 is more than"),
+        ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),
+        ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
+        ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
+        ({"data": {"source": "gone.py:prompts"}}, "data.source", "there is no file"),
+        ({"rewards": [{"function": "no_such_module.x:f"}]}, "rewards.0.function", "no module 'no_such_module.x'"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_key(check, sections, key, says):
+    with pytest.raises(ConfigError) as caught:
+        check(**sections)
+
+    assert caught.value.where == key
+    assert says in f"{caught.value.why} {caught.value.fix}"
+
+
+def test_more_ranks_than_devices_are_refused_on_accelerators_only(check):
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+
+    with pytest.raises(ConfigError, match="4 ranks, but chip has 2 devices"):
+        check(Chip(), parallel=sizes)
+    assert check(Chip(), parallel={"tensor_model_parallel_size": 2}) == []
+
+
+def test_an_executor_of_other_machines_is_not_held_against_this_one(check, monkeypatch):
+    monkeypatch.setattr(LocalExecutor, "on_this_machine", False)
+
+    assert check(Chip(), parallel={"data_parallel_size": 4}) == []
+    assert check(parallel={"data_parallel_size": len(os.sched_getaffinity(0)) + 1}) == []
+
+
+def test_more_ranks_than_processors_are_a_warning(check):
+    processors = len(os.sched_getaffinity(0))
+
+    (warning,) = check(parallel={"data_parallel_size": processors + 1})
+
+    assert f"{processors + 1} training ranks share {processors} processors" in warning
+
+
+def test_a_model_directory_is_looked_into(check, tmp_path):
+    with pytest.raises(ConfigError, match="there is no directory"):
+        check(model={"path": "model"})
+
+    directory = tmp_path / "model"
+    directory.mkdir()
+    with pytest.raises(ConfigError) as caught:
+        check(model={"path": "model"})
+    for missing in ("has no config.json", "has no weights", "has no tokenizer"):
+        assert missing in str(caught.value)
+
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (directory / name).touch()
+    assert check(model={"path": "model"}) == []
+
+
+def test_an_output_directory_below_a_file_is_refused(check, tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match="is not a directory"):
+        check(trainer={"output_dir": str(tmp_path / "file" / "run")})
+
+
+def test_overwriting_the_model_that_a_run_starts_from_is_refused(check, tmp_path):
+    directory = tmp_path / "run" / "hf"
+    directory.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (directory / name).touch()
+
+    assert check(model={"path": "run/hf"}) == []
+    with pytest.raises(ConfigError, match=r"would delete model\.path"):
+        check(model={"path": "run/hf"}, trainer={"overwrite": True})
+
+
+def test_all_mistakes_come_at_once(check):
+    with pytest.raises(ConfigError, match="2 mistakes"):
+        check(executor={"kind": "none"}, data={"source": "gone.py:f"})

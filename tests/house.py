@@ -1,0 +1,211 @@
+"""The plan of the house: which room stands on which floor, and how to measure that the code keeps to it.
+
+A room is a folder or a file directly inside of a package. A file may import what lies in its own room or on a
+lower floor; imports for type checkers count. ``python -m tests.house --json`` measures, ``--draw`` writes the
+picture in docs/explanation/architecture.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DRAWN = ROOT / "docs" / "explanation" / "architecture.md"
+BEGIN, END = "<!-- floors: written by python -m tests.house --draw -->", "<!-- end of floors -->"
+
+PACKAGES = {
+    "anytron": ROOT / "core" / "anytron",
+    "anytron_megatron": ROOT / "backends" / "anytron_megatron",
+    "anytron_rollout": ROOT / "backends" / "anytron_rollout",
+    "anytron_ray": ROOT / "backends" / "anytron_ray",
+    "anytron_cpu": ROOT / "plugins" / "cpu" / "anytron_cpu",
+    "anytron_cuda": ROOT / "plugins" / "cuda" / "anytron_cuda",
+    "anytron_ascend": ROOT / "plugins" / "ascend" / "anytron_ascend",
+}
+
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "anytron": (
+        ("errors", "seeds", "traits"),
+        ("components", "config", "patches", "sequences", "kernels"),
+        ("data", "masks", "platform"),
+        ("batch", "hooks", "reference", "rewards"),
+        ("__init__", "algorithms", "plugins", "tracking"),
+        ("engines",),
+        ("executor", "preflight"),
+        ("trainer",),
+        ("verification",),
+        ("cli",),
+        ("__main__",),
+    ),
+    "anytron_megatron": (
+        ("__init__", "names", "portable_te", "redirect"),
+        ("training",),
+        ("models",),
+        ("lora",),
+        ("checks",),
+        ("experts", "patches"),
+        ("critic", "plugin"),
+        ("engine",),
+    ),
+    "anytron_rollout": (("__init__", "placement", "sampling", "weights"), ("transformers_engine",)),
+    "anytron_ray": (("__init__", "agent"), ("cluster",), ("group",), ("executor",)),
+    "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
+    "anytron_cuda": (("runtime",), ("platform",), ("__init__",)),
+    "anytron_ascend": (
+        ("kernels", "options", "simulation"),
+        ("cann", "environment", "mindspeed", "runtime"),
+        ("mindspeed_llm",),
+        ("adaptors",),
+        ("platform",),
+        ("__init__",),
+    ),
+}
+"""From the ground up. Packages are stacked as well: a backend stands on the core, a plugin on both."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a file of the house by another."""
+
+    importer: str
+    line: int
+    imported: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.imported}"
+
+
+def modules(package: str) -> dict[str, Path]:
+    """The files of a package by dotted name."""
+    folder = PACKAGES[package]
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def room_of(module: str) -> str:
+    """The room of a module: the first name below its package."""
+    return [*module.split("."), "__init__"][1]
+
+
+def imports(package: str) -> list[Import]:
+    """All imports between files of one package, wherever in a file they stand."""
+    own = modules(package)
+    found = []
+    for name, path in own.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets: set[str] = set()
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    targets.add(full if full in own else node.module)
+            elif isinstance(node, ast.Import):
+                targets = {alias.name for alias in node.names}
+            found += [Import(name, node.lineno, target, path) for target in targets if target in own and target != name]
+    return found
+
+
+def unlisted(package: str) -> list[str]:
+    """Rooms that the plan does not name, and names of the plan without a room."""
+    there = {room_of(name) for name in modules(package)}
+    return sorted(there ^ {room for floor in FLOORS[package] for room in floor})
+
+
+def climbing(package: str) -> list[Import]:
+    """Imports of another room that is not on a lower floor."""
+    floor = {room: number for number, rooms in enumerate(FLOORS[package]) for room in rooms}
+    return [
+        one
+        for one in imports(package)
+        if room_of(one.importer) != room_of(one.imported)
+        and floor[room_of(one.imported)] >= floor[room_of(one.importer)]
+    ]
+
+
+def circles(package: str) -> list[tuple[str, ...]]:
+    """Sets of files that import each other, directly or by way of others (Tarjan's strongly connected components)."""
+    graph: dict[str, list[str]] = {name: [] for name in modules(package)}
+    for one in imports(package):
+        graph[one.importer].append(one.imported)
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[tuple[str, ...]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == index[name]:
+            members = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(members) > 1:
+                found.append(tuple(sorted(members)))
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def measure() -> dict[str, int]:
+    """The figures of the whole house."""
+    files = [path for package in PACKAGES for path in modules(package).values()]
+    simulator = sorted((ROOT / "plugins" / "ascend" / "simulator").rglob("*.py"))
+    return {
+        "circles": sum(len(circles(package)) for package in PACKAGES),
+        "climbing": sum(len(climbing(package)) for package in PACKAGES),
+        "rooms": sum(len({room_of(name) for name in modules(package)}) for package in PACKAGES),
+        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in [*files, *simulator]),
+    }
+
+
+def picture() -> str:
+    """The floors as text, the roof first."""
+    drawn = []
+    for package, floors in FLOORS.items():
+        rows = ["  ".join(rooms) for rooms in reversed(floors)]
+        drawn.append("\n".join([f"{package}/", *(f"  {number:>2}  {row}" for number, row in _numbered(rows))]))
+    return "```\n" + "\n\n".join(drawn) + "\n```"
+
+
+def _numbered(rows: list[str]) -> list[tuple[int, str]]:
+    return [(len(rows) - place, row) for place, row in enumerate(rows)]
+
+
+def main() -> None:
+    """Measure or draw, as asked."""
+    parser = argparse.ArgumentParser(prog="python -m tests.house", description="Measure the plan of the house.")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--draw", action="store_true", help=f"write the floors into {DRAWN.relative_to(ROOT)}")
+    asked = parser.parse_args()
+    if asked.draw:
+        text = DRAWN.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        DRAWN.write_text(f"{before}{BEGIN}\n{picture()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        return
+    for package in PACKAGES:
+        for room in unlisted(package):
+            sys.stderr.write(f"{package}: the plan and the code disagree on {room}\n")
+        for climb in climbing(package):
+            sys.stderr.write(f"{climb}\n")
+        for circle in circles(package):
+            sys.stderr.write(f"circle: {' '.join(circle)}\n")
+    figures = measure()
+    sys.stdout.write(f"{json.dumps(figures)}\n" if asked.json else f"{figures}\n")
+
+
+if __name__ == "__main__":
+    main()
