@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib.metadata import entry_points
 from typing import Any
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 
 
 def component_names(group: str) -> list[str]:
@@ -60,10 +59,9 @@ def _find(group: str, name: str, key: str) -> Any:
             fix="uninstall all but one of them",
         )
     known = component_names(group)
-    near = difflib.get_close_matches(name, known, n=1)
     raise ConfigError(
         f"{key}: nothing installed offers {name!r}",
         where=where,
         why=f"installed are: {', '.join(known) or 'none'}",
-        fix=f"did you mean {near[0]!r}?" if near else f"set {key} to one of them, or install the one that offers it",
+        fix=did_you_mean(name, known) or f"set {key} to one of them, or install the one that offers it",
     )

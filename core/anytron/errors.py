@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class AnytronError(Exception):
     """Say what failed, where, why, and how to fix it.
 
     The command line prints these four parts without a traceback; everything else that reaches it
-    is a bug of ours and keeps its traceback.
+    is our bug and keeps its traceback.
 
     Args:
         what: What failed, as a sentence.
@@ -40,6 +46,21 @@ def _rebuild(cls: type[AnytronError], state: dict[str, object]) -> AnytronError:
     error.__dict__.update(state)
     Exception.__init__(error, str(error))
     return error
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Suggest the known name that is spelled most like a wrong one.
+
+    Args:
+        name: What was written.
+        known: What could have been meant.
+        prefix: Stands before the known names, for example the section of a key.
+
+    Returns:
+        ``did you mean PREFIXNAME?``, or nothing if no name is near.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
 class ConfigError(AnytronError):

@@ -5,13 +5,13 @@ Light to import.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.errors import did_you_mean
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE, scaling
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def _near(layer: str) -> str:
     if holders:
         inside = ", ".join(LAYERS[holders[0]])
         return f"did you mean {' or '.join(holders)}? Megatron keeps {inside} in one layer"
-    near = difflib.get_close_matches(layer, [*LAYERS, ALL_LINEAR], n=1)
-    return f"did you mean {near[0]}?" if near else f"use {ALL_LINEAR}, or some of {', '.join(LAYERS)}"
+    return did_you_mean(layer, [*LAYERS, ALL_LINEAR]) or f"use {ALL_LINEAR}, or some of {', '.join(LAYERS)}"
 
 
 def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diagnostic]:

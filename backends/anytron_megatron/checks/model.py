@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.errors import did_you_mean
 from anytron_megatron.checks.options import option_names
 from anytron_megatron.models.weight_files import weight_faults
 
@@ -53,12 +53,11 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
     where = "model.config.model_type" if config.model.path is None else "model.path"
     family, text = str(model.get("model_type")), model.get("text_config", model)
     if family not in BRIDGE_FAMILIES:
-        near = difflib.get_close_matches(family, BRIDGE_FAMILIES, n=1)
         yield Diagnostic(
             "error",
             where,
             f"mcore-bridge does not know the model type {family}, so it cannot be trained",
-            f"did you mean {near[0]}?" if near else f"it knows {', '.join(sorted(BRIDGE_FAMILIES))}",
+            did_you_mean(family, BRIDGE_FAMILIES) or f"it knows {', '.join(sorted(BRIDGE_FAMILIES))}",
         )
         return
     if family in _SPARSE_ATTENTION or config.engine.options.get("experimental_attention_variant") == "dsa":
@@ -85,12 +84,11 @@ def _options(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic
     known = option_names(latent_attention=bool(model.get("text_config", model).get("kv_lora_rank")))
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             yield Diagnostic(
                 "error",
                 f"engine.options.{name}",
                 "Megatron's transformer config has no field of that name",
-                f"did you mean {near[0]}?" if near else "remove it",
+                did_you_mean(name, known) or "remove it",
             )
 
 

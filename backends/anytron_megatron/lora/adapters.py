@@ -7,7 +7,6 @@ compute it (``mcore_bridge/tuners/lora.py``); they exist for every way in which 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 import re
 from pathlib import Path
@@ -21,7 +20,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 from anytron.seeds import derive_seed
 from anytron_megatron.lora.names import ALL_LINEAR
 from anytron_megatron.lora.peft_directory import require_same_tensors, write_adapter
@@ -60,14 +59,14 @@ def find_targets(chunks: Sequence[nn.Module], targets: Sequence[str]) -> list[li
     gathered: list[dict[str, bool]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, {path: expert for layers in found for path, expert in layers.values()})
     present = {path: expert for one in gathered for path, expert in one.items()}
+    names = [path.rpartition(".")[2] for path in present]
     for target in targets:
         if not any(_matches(path, target) for path in present):
-            near = difflib.get_close_matches(target, [path.rpartition(".")[2] for path in present], n=1)
             raise ConfigError(
                 f"No layer of this model is called {target!r}.",
                 where="model.lora.targets",
                 why=f"it has {', '.join(sorted(present))}",
-                fix=f"did you mean {near[0]}?" if near else f"choose among these, or {ALL_LINEAR}",
+                fix=did_you_mean(target, names) or f"choose among these, or {ALL_LINEAR}",
             )
     chosen = {path for path in present if any(_matches(path, target) for target in targets)}
     split = sorted(path for path in chosen if present[path])

@@ -7,13 +7,11 @@ find it loaded.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.errors import ConfigError, EngineError
+from anytron.errors import EngineError
 from anytron.masks import MaskKind
 from anytron.traits import AttentionHeads, ModelTraits
 from anytron_megatron.models.loading import load_weights
@@ -59,7 +57,7 @@ class WeightBridge:
 
     Raises:
         EngineError: mcore-bridge does not know the model type.
-        ConfigError: ``options`` names a field that does not exist, or a number format that the device lacks.
+        ConfigError: ``options`` names a number format that the device lacks.
     """
 
     def __init__(
@@ -117,16 +115,6 @@ class WeightBridge:
             # Needs Apex or Transformer Engine's fused weight gradient.
             "gradient_accumulation_fusion": False,
         }
-        known = {field.name for field in dataclasses.fields(config_class)}
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ConfigError(
-                    "Unknown field of Megatron's transformer config.",
-                    where=f"engine.options.{name}",
-                    why=f"{config_class.__name__} has no field of that name",
-                    fix=f"did you mean {near[0]}?" if near else "remove it",
-                )
         self.config = config_class(**{**fields, **options})
         refuse_missing_quantisation(self.config)
         self._bridge = self.config.bridge

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,25 +40,21 @@ def resolve(
     if not colon:
         if reference in registered:
             return registered[reference]
-        near = difflib.get_close_matches(reference, registered, n=1)
         raise ConfigError(
             f"{reference!r} is not registered.",
             where=key,
             why=f"registered: {', '.join(sorted(registered)) or 'nothing'}",
-            fix=f"did you mean {near[0]!r}?"
-            if near
-            else "use a registered name, 'module:function' or 'file.py:function'",
+            fix=did_you_mean(reference, registered) or "use a registered name, 'module:function' or 'file.py:function'",
         )
     module = _from_file(location, key) if location.endswith(".py") else _from_module(location, key)
     try:
         function = getattr(module, attribute)
     except AttributeError as error:
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
         raise ConfigError(
             f"{location} has no {attribute!r}.",
             where=key,
             why=f"looked in {module.__file__}",
-            fix=f"did you mean {near[0]!r}?" if near else "name a function of that module",
+            fix=did_you_mean(attribute, vars(module)) or "name a function of that module",
         ) from error
     if not callable(function):
         raise ConfigError(f"{reference} is not a function.", where=key, why=f"it is a {type(function).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from anytron.config.anchor import anchor
 from anytron.config.diagnostics import Mistake, refuse
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,12 +67,12 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
+        files = [file.name for file in path.parent.glob("*.y*ml")]
         raise ConfigError(
             f"there is no configuration file {path}",
             where=str(path.parent.resolve()),
             why="no such file" if path.parent.is_dir() else "no such directory",
-            fix=f"did you mean {path.parent / near[0]}?" if near else "give the path of a YAML file",
+            fix=did_you_mean(path.name, files, f"{path.parent}/") or "give the path of a YAML file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read", where=str(path), why=str(error)) from error
@@ -160,9 +159,8 @@ def _mistake(detail: ErrorDetails, places: dict[str, str], path: Path) -> Mistak
     if kind == "extra_forbidden":
         *section, name = (str(part) for part in detail["loc"])
         known = known_keys(section)
-        near = difflib.get_close_matches(str(name), known, n=1)
         prefix = ".".join(section)
-        fix = f"did you mean {'.'.join([*section, near[0]])}?" if near else f"known keys: {', '.join(known)}"
+        fix = did_you_mean(name, known, f"{prefix}." if prefix else "") or f"known keys: {', '.join(known)}"
         return Mistake(where, f"unknown key {name!r}" + (f" in {prefix}" if prefix else ""), fix)
     if kind == "missing":
         return Mistake(where, "this key is required")

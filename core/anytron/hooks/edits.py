@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from anytron.config.diagnostics import Mistake, refuse
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,12 +80,11 @@ def _check_key(config: BaseModel, plugin: str, key: str) -> None:
             return  # free-form options: any key may be set
         fields = type(node).model_fields if isinstance(node, BaseModel) else {}
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
             raise ConfigError(
                 f"Plugin '{plugin}' edits a key that does not exist: {key}.",
                 where=f"hook configure of '{plugin}'",
                 why=f"there is no {name} in {'.'.join(walked) or 'the configuration'}",
-                fix=f"did you mean {'.'.join([*walked, near[0]])}?" if near else "",
+                fix=did_you_mean(name, fields, "".join(f"{section}." for section in walked)),
             )
         node = getattr(node, name)
         walked.append(name)

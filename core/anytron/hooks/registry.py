@@ -8,7 +8,6 @@ and an argument with a default value is never passed.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 import pluggy
 
-from anytron.errors import PluginError
+from anytron.errors import PluginError, did_you_mean
 from anytron.hooks import specs
 from anytron.hooks.markers import PROJECT
 
@@ -83,12 +82,11 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
     where = f"plugin {plugin}, {_location(implementation.function)}"
     known = specifications()
     if hook not in known:
-        near = difflib.get_close_matches(hook, known, n=1)
         raise PluginError(
             f"Plugin '{plugin}' implements a hook that does not exist: {hook}.",
             where=where,
             why="a function marked hookimpl must have the name of a hook",
-            fix=f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}",
+            fix=did_you_mean(hook, known) or f"the hooks are {', '.join(known)}",
         )
     arguments = spec_arguments(hook)
     unknown = [name for name in implementation.argnames if name not in arguments]

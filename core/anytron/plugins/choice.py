@@ -7,12 +7,11 @@ are an error that asks for a choice.
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from anytron.errors import PlatformError
+from anytron.errors import PlatformError, did_you_mean
 from anytron.platform import Availability, Platform, Probe
 from anytron.plugins.known import OFFICIAL_PLATFORMS
 from anytron.plugins.report import PluginReport, State
@@ -115,13 +114,11 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
 
 def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoReturn:
     installed = [one.report.name for one in platforms]
-    near = difflib.get_close_matches(asked.name, [*installed, *OFFICIAL_PLATFORMS], n=1)
-    if asked.name in OFFICIAL_PLATFORMS:
-        fix = OFFICIAL_PLATFORMS[asked.name]
-    elif near:
-        fix = f"did you mean {near[0]}?"
-    else:
-        fix = "install the distribution that offers it, or name one that is installed"
+    fix = (
+        OFFICIAL_PLATFORMS.get(asked.name)
+        or did_you_mean(asked.name, [*installed, *OFFICIAL_PLATFORMS])
+        or "install the distribution that offers it, or name one that is installed"
+    )
     raise PlatformError(
         f"Platform '{asked.name}' is not installed.",
         where=where,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +29,11 @@ def validated_options(platform: Platform, options: Mapping[str, Any]) -> BaseMod
     known = list(model.model_fields) if model is not None else []
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
             raise ConfigError(
                 f"Unknown option of platform '{platform.name}': {key}.",
                 where=f"platform.options.{key}",
                 why=f"its options are {', '.join(known)}" if known else "it has no options",
-                fix=f"did you mean {near[0]}?" if near else "remove it",
+                fix=did_you_mean(key, known) or "remove it",
             )
     if model is None:
         return None

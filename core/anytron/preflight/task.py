@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.protocol import SamplingParams
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
@@ -103,12 +102,11 @@ def prepare(config: RunConfig) -> Task:
 def _check_algorithm(config: RunConfig) -> None:
     name, known = config.algorithm.advantage, (*ADVANTAGES, GAE)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"There is no advantage estimator {name!r}.",
             where="algorithm.advantage",
             why=f"known: {', '.join(known)}",
-            fix=f"did you mean {near[0]!r}?" if near else "",
+            fix=did_you_mean(name, known),
         )
     if name in ADVANTAGES and config.rollout.samples_per_prompt < 2:
         raise ConfigError(

@@ -71,7 +71,7 @@ def test_without_a_platform_it_says_what_to_do():
 def test_an_engine_that_nobody_offers_is_refused():
     done = anytron("patches", "list", "--engine", "megatrom")
     assert done.returncode == 1
-    assert "did you mean 'megatron'" in done.stderr
+    assert "did you mean megatron" in done.stderr
 
 
 def test_listing_imports_no_engine():

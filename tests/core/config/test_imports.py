@@ -50,11 +50,11 @@ def test_a_file_is_run_once(directory):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("lenght", r"(?s)'lenght' is not registered.*rewards\[0\].function.*did you mean 'length'"),
+        ("lenght", r"(?s)'lenght' is not registered.*rewards\[0\].function.*did you mean length"),
         ("zzz", "(?s)'zzz' is not registered.*'file.py:function'"),
         ("no_such_module_here:f", "(?s)no module 'no_such_module_here'.*name a file"),
         ("PATH/elsewhere.py:f", "(?s)no file .*elsewhere.py.*relative to the YAML file"),
-        ("PATH/task.py:mak", "(?s)has no 'mak'.*did you mean 'make'"),
+        ("PATH/task.py:mak", "(?s)has no 'mak'.*did you mean make"),
         ("PATH/task.py:number", "(?s)not a function.*int"),
         ("PATH/broken.py:f", "(?s)fails to run.*a_package_that_is_not_there"),
     ],

@@ -68,7 +68,7 @@ def test_a_source_that_fails_or_gives_something_else(tmp_path):
         load_prompts(DataSection(source=f"{tmp_path}/s.py:strings"))
     with pytest.raises(DataError, match=r"(?s)source of prompts failed.*s\.py:fails.*OSError: disk"):
         load_prompts(DataSection(source=f"{tmp_path}/s.py:fails"))
-    with pytest.raises(ConfigError, match="did you mean 'jsonl'"):
+    with pytest.raises(ConfigError, match="did you mean jsonl"):
         load_prompts(DataSection(source="json"))
 
 

@@ -181,7 +181,7 @@ def test_an_engine_that_takes_too_long_to_start(start):
 
 
 def test_an_unknown_engine_is_found_before_any_process_starts(start):
-    with pytest.raises(ConfigError, match=r"did you mean 'small'"):
+    with pytest.raises(ConfigError, match=r"did you mean small"):
         start(engine="smal")
 
 

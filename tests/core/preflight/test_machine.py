@@ -62,9 +62,9 @@ def test_a_sound_configuration_passes_without_a_word(check):
 @pytest.mark.parametrize(
     ("sections", "key", "says"),
     [
-        ({"executor": {"kind": "locale"}}, "executor.kind", "did you mean 'local'?"),
-        ({"engine": {"name": "megatorn"}}, "engine.name", "did you mean 'megatron'?"),
-        ({"rollout": {"engine": "transformer"}}, "rollout.engine", "did you mean 'transformers'?"),
+        ({"executor": {"kind": "locale"}}, "executor.kind", "did you mean local?"),
+        ({"engine": {"name": "megatorn"}}, "engine.name", "did you mean megatron?"),
+        ({"rollout": {"engine": "transformer"}}, "rollout.engine", "did you mean transformers?"),
         ({"algorithm": {"mini_batches": 40}}, "algorithm.mini_batches", "40 mini-batches of only 32 prompts"),
         (
             {

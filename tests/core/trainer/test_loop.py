@@ -212,10 +212,10 @@ def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):
     [
         ({"data": {"options": {"count": 4, "digits": 40}}}, DataError, "longer than the model's context"),
         ({"data": {"options": {"count": 4, "digits": 29}}}, DataError, "too little room"),
-        ({"algorithm": {"advantage": "grop"}}, ConfigError, "did you mean 'grpo'"),
-        ({"algorithm": {"advantage": "gaee"}}, ConfigError, "did you mean 'gae'"),
+        ({"algorithm": {"advantage": "grop"}}, ConfigError, "did you mean grpo"),
+        ({"algorithm": {"advantage": "gaee"}}, ConfigError, "did you mean gae"),
         ({"rollout": {"samples_per_prompt": 1}}, ConfigError, "at least two"),
-        ({"rewards": [{"function": "exact_mach"}]}, ConfigError, "did you mean 'exact_match'"),
+        ({"rewards": [{"function": "exact_mach"}]}, ConfigError, "did you mean exact_match"),
         ({"model": {"path": "nowhere", "config": None}}, ConfigError, "there is no directory"),
     ],
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,12 +80,11 @@ def check_names(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """
     for name in arguments:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             raise ConfigError(
                 f"MindSpeed-LLM has no argument {name}.",
                 where=f"engine.options.arguments.{name}",
                 why="neither Megatron's, MindSpeed's nor its own parser declares it",
-                fix=f"did you mean {near[0]}?" if near else "remove it",
+                fix=did_you_mean(name, known) or "remove it",
             )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.errors import AnytronError, ConfigError, EngineError
+from anytron.errors import AnytronError, EngineError
 
 
 def test_recomputation_chunks_and_small_micro_batches_change_nothing(follow):
@@ -133,13 +133,5 @@ def test_a_damaged_file_of_weights_is_named(start_engine, tiny_model, tmp_path):
     with (
         pytest.raises(EngineError, match=r"(?s)weights do not fit.*SafetensorError.*complete the download"),
         start_engine(model={"path": str(tmp_path)}),
-    ):
-        pass
-
-
-def test_a_field_that_megatron_does_not_have_gets_the_nearest_one(start_engine):
-    with (
-        pytest.raises(ConfigError, match=r"(?s)engine\.options\.num_layerz.*did you mean num_layers\?"),
-        start_engine(engine={"options": {"num_layerz": 3}}),
     ):
         pass
