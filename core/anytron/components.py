@@ -53,14 +53,14 @@ def _find(group: str, name: str, key: str) -> Any:
     where = f"{key} (entry-point group {group})"
     if found:
         raise ConfigError(
-            f"{key}: several installed distributions offer {name!r}",
+            f"Several installed distributions offer {name!r}.",
             where=where,
             why="they name different classes: " + ", ".join(sorted(found)),
             fix="uninstall all but one of them",
         )
     known = component_names(group)
     raise ConfigError(
-        f"{key}: nothing installed offers {name!r}",
+        f"No installed distribution offers {name!r}.",
         where=where,
         why=f"installed are: {', '.join(known) or 'none'}",
         fix=did_you_mean(name, known) or f"set {key} to one of them, or install the one that offers it",

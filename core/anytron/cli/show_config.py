@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
-from anytron.preflight.open_run import prepare_run
+from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
 
 
 def show_config(path: Path, overrides: Sequence[str]) -> None:
-    """Print the configuration as YAML, and to the error output what plugins did to it and why."""
-    prepared = prepare_run(path, overrides)
-    for line in (prepared.platform_line, *prepared.remarks):
+    """Print the configuration as YAML, and to the error output what plugins changed and why.
+
+    Raises:
+        ConfigError: The run could not start; the configuration is printed all the same.
+    """
+    run = open_run(path, overrides)
+    for line in run.lines:
         typer.echo(line, err=True)
-    typer.echo(to_yaml(prepared.config), nl=False)
+    typer.echo(to_yaml(run.config), nl=False)
+    refuse(run.diagnostics)

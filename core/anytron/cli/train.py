@@ -1,4 +1,4 @@
-"""``anytron train``: everything is checked, then the loop runs."""
+"""``anytron train``: check everything, then run the loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rich.console import Console
 
 from anytron.cli.progress import make_progress
 from anytron.components import load_component
-from anytron.preflight.machine import check_config
-from anytron.preflight.open_run import prepare_run
+from anytron.config.diagnostics import refuse
+from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +23,11 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
         AnytronError: Something is wrong; no process is left.
     """
     console = Console(highlight=False, soft_wrap=True)
-    prepared = prepare_run(path, overrides)
-    config, session = prepared.config, prepared.session
-    console.print(prepared.platform_line, markup=False)
-    for remark in prepared.remarks:
-        console.print(remark, markup=False)
-    for warning in check_config(config, session.platform, session.probe):
-        console.print(f"warning: {warning}", markup=False)
+    run = open_run(path, overrides)
+    for line in run.lines:
+        console.print(line, markup=False)
+    refuse(run.diagnostics)
+    config, session = run.config, run.session
     executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
 
     from anytron.trainer.loop import train  # torch: only when nothing has been found wrong so far

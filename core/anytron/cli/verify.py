@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from anytron.components import load_component
-from anytron.preflight.machine import check_config
-from anytron.preflight.open_run import prepare_run
+from anytron.config.diagnostics import refuse
+from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +37,11 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         AnytronError: The configuration, the data or the machine is not fit for the run.
     """
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
-    prepared = prepare_run(path, overrides)
-    notes.print(prepared.platform_line, markup=False)
-    for remark in prepared.remarks:
-        notes.print(remark, markup=False)
-    config, session = prepared.config, prepared.session
-    check_config(config, session.platform, session.probe)
+    run = open_run(path, overrides)
+    for line in run.lines:
+        notes.print(line, markup=False)
+    refuse(run.diagnostics)
+    config, session = run.config, run.session
     executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
 
     from anytron.verification.checks import verify  # torch: only when nothing has been found wrong so far

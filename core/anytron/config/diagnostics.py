@@ -1,4 +1,4 @@
-"""Mistakes in a configuration, collected so that a person can mend all of them at once."""
+"""What is wrong with a run's configuration, collected so that a person can fix all of it at once."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ from typing import TYPE_CHECKING, Literal
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A remark on the run's configuration; severity ``error`` stops the run before it starts."""
+    """A remark on the run's configuration.
+
+    Attributes:
+        severity: ``error`` stops the run before it starts; a ``warning`` is shown.
+        key: The dotted key concerned; empty = the configuration as a whole.
+        message: What is wrong.
+        fix: What would be right; may be empty.
+        place: Where the key was set: file and line, or the override; empty if that is not known.
+    """
 
     severity: Literal["error", "warning"]
     key: str
     message: str
     fix: str = ""
+    place: str = ""
+
+    @property
+    def where(self) -> str:
+        """Key and place."""
+        return f"{self.key} ({self.place})" if self.key and self.place else self.key or self.place
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" + (f" - {self.fix}" if self.fix else "")
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """One mistake: the key (and file and line, if known), what is wrong with it, and what would be right."""
-
-    where: str
-    why: str
-    fix: str = ""
-
-
-def refuse(mistakes: Sequence[Mistake]) -> None:
-    """Raise one error for all mistakes; do nothing if there are none.
+def refuse(diagnostics: Iterable[Diagnostic]) -> None:
+    """Raise one error for all diagnostics of severity ``error``; do nothing if there are none.
 
     Raises:
         ConfigError: There is at least one.
     """
-    if not mistakes:
+    errors = [diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"]
+    if not errors:
         return
-    if len(mistakes) == 1:
-        only = mistakes[0]
-        raise ConfigError("the configuration has a mistake", where=only.where, why=only.why, fix=only.fix)
-    lines = [f"\n    {m.where}: {m.why}" + (f" - {m.fix}" if m.fix else "") for m in mistakes]
-    raise ConfigError(f"the configuration has {len(mistakes)} mistakes", why="".join(lines))
+    if len(errors) == 1:
+        only = errors[0]
+        raise ConfigError("The configuration has a mistake.", where=only.where, why=only.message, fix=only.fix)
+    lines = "".join(f"\n    {error}" for error in errors)
+    raise ConfigError(f"The configuration has {len(errors)} mistakes.", why=lines)

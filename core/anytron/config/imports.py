@@ -10,10 +10,11 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 NOTHING_REGISTERED: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
@@ -46,6 +47,7 @@ def resolve(
             why=f"registered: {', '.join(sorted(registered)) or 'nothing'}",
             fix=did_you_mean(reference, registered) or "use a registered name, 'module:function' or 'file.py:function'",
         )
+    refuse(missing(reference, key))
     module = _from_file(location, key) if location.endswith(".py") else _from_module(location, key)
     try:
         function = getattr(module, attribute)
@@ -61,18 +63,27 @@ def resolve(
     return function  # type: ignore[no-any-return]
 
 
+def missing(reference: str, key: str) -> Iterator[Diagnostic]:
+    """Say which file or module a reference names in vain; nothing is imported, and registered names are not judged.
+
+    Args:
+        reference: As for :func:`resolve`.
+        key: The configuration key that holds it.
+    """
+    location, colon, _ = reference.rpartition(":")
+    if not colon:
+        return
+    if location.endswith(".py"):
+        if not Path(location).is_file():
+            yield Diagnostic("error", key, f"there is no file {location}", "paths are relative to the YAML file")
+    elif not location or importlib.util.find_spec(location.partition(".")[0]) is None:
+        fix = "install it, or name a file: 'path/to/file.py:function', relative to the YAML file"
+        yield Diagnostic("error", key, f"there is no module {location!r}", fix)
+
+
 def _from_module(name: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(
-                f"There is no module {name!r}.",
-                where=key,
-                why=str(error),
-                fix="install it, or name a file: 'path/to/file.py:function', relative to the configuration file",
-            ) from error
-        raise ConfigError(f"Module {name} fails to import.", where=key, why=str(error)) from error
     except Exception as error:
         raise ConfigError(
             f"Module {name} fails to import.", where=key, why=f"{type(error).__name__}: {error}"
@@ -81,13 +92,6 @@ def _from_module(name: str, key: str) -> ModuleType:
 
 def _from_file(location: str, key: str) -> ModuleType:
     path = Path(location).resolve()
-    if not path.is_file():
-        raise ConfigError(
-            f"There is no file {location}.",
-            where=key,
-            why=f"looked for {path}",
-            fix="paths are relative to the YAML file",
-        )
     # Registered under a name that no package has, so that dataclasses and pickles of the file work
     # and a second reference to it finds the same module.
     name = f"anytron_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"

@@ -1,7 +1,8 @@
-"""Read a run's YAML file, apply overrides, and validate: every mistake at once, each with its place."""
+"""Read a run's YAML file, apply overrides and validate: all mistakes at once, each with its place."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
@@ -10,19 +11,49 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from anytron.config.anchor import anchor
-from anytron.config.diagnostics import Mistake, refuse
+from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the keys of a configuration were set.
+
+    Attributes:
+        path: The YAML file.
+        by_key: Dotted key -> ``file:line``, or the override.
+    """
+
+    path: Path
+    by_key: Mapping[str, str]
+
+    def of(self, key: str) -> str:
+        """Where a key was set; if it was not, where the nearest section around it stands."""
+        while key:
+            if key in self.by_key:
+                return self.by_key[key]
+            key = key.rpartition(".")[0]
+        return str(self.path)
+
+    def locate(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+        """Give diagnostics the places of their keys."""
+        return [replace(diagnostic, place=self.of(diagnostic.key)) for diagnostic in diagnostics]
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a configuration.
+    """Read a configuration (:func:`read_config`), without the places of its keys."""
+    return read_config(path, overrides)[0]
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Places]:
+    """Read a configuration, and where each of its keys was set.
 
     Args:
         path: YAML file. ``${section.key}`` refers to another key (OmegaConf's interpolation).
@@ -30,8 +61,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
             lists, and a later override wins.
 
     Returns:
-        The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`);
-        :mod:`anytron.preflight.machine` holds it against the machine.
+        The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
+        the places of its keys. :mod:`anytron.preflight` checks whether the run can work.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
@@ -40,26 +71,27 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     text = _read(path)
     tree = _parse(path, text)
-    places = _lines(path, text)
+    by_key = _lines(path, text)
     for override in overrides:
         key = _apply(tree, override)
-        places[key] = f"command line: {override}"
+        by_key[key] = f"command line: {override}"
         for end in (index for index, letter in enumerate(key) if letter == "."):
-            places.setdefault(key[:end], places[key])  # a section that the file does not have
+            by_key.setdefault(key[:end], by_key[key])  # a section that the file does not have
+    places = Places(path, by_key)
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = _dotted(str(error.full_key or ""))
         raise ConfigError(
-            f"{key or 'the configuration'} cannot be resolved",
-            where=_place(places, path, key),
+            f"{key or 'The configuration'} cannot be resolved.",
+            where=places.of(key),
             why=str(error.msg or error).splitlines()[0],
             fix="give the key a value, or refer to one that exists: ${section.key}",
         ) from error
     try:
-        return anchor(RunConfig.model_validate(values), path.parent)
+        return anchor(RunConfig.model_validate(values), path.parent), places
     except ValidationError as error:
-        refuse([_mistake(detail, places, path) for detail in error.errors()])
+        refuse(places.locate(_schema_diagnostic(detail) for detail in error.errors()))
         raise  # an invalid configuration without a mistake does not exist
 
 
@@ -69,13 +101,13 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         files = [file.name for file in path.parent.glob("*.y*ml")]
         raise ConfigError(
-            f"there is no configuration file {path}",
+            f"There is no configuration file {path}.",
             where=str(path.parent.resolve()),
             why="no such file" if path.parent.is_dir() else "no such directory",
             fix=did_you_mean(path.name, files, f"{path.parent}/") or "give the path of a YAML file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration {path} cannot be read", where=str(path), why=str(error)) from error
+        raise ConfigError(f"The configuration {path} cannot be read.", where=str(path), why=str(error)) from error
 
 
 def _parse(path: Path, text: str) -> Any:
@@ -84,12 +116,12 @@ def _parse(path: Path, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError("the configuration is not valid YAML", where=where, why=str(error.problem)) from error
+        raise ConfigError("The configuration is not valid YAML.", where=where, why=str(error.problem)) from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError("the configuration is not valid YAML", where=str(path), why=str(error)) from error
+        raise ConfigError("The configuration is not valid YAML.", where=str(path), why=str(error)) from error
     if not OmegaConf.is_dict(tree):
         raise ConfigError(
-            "the configuration is not a mapping of sections",
+            "The configuration is not a mapping of sections.",
             where=str(path),
             why=f"its top level is a {type(OmegaConf.to_container(tree)).__name__}",
             fix="start with sections: " + ", ".join(RunConfig.model_fields),
@@ -101,7 +133,7 @@ def _apply(tree: Any, override: str) -> str:
     key, equals, value = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
-            f"override {override!r} is not key=value",
+            f"Override {override!r} is not key=value.",
             where="command line",
             fix="for example: trainer.total_steps=10",
         )
@@ -110,7 +142,7 @@ def _apply(tree: Any, override: str) -> str:
         OmegaConf.update(tree, key, OmegaConf.to_container(parsed, resolve=False)["value"], merge=False)  # type: ignore[index, call-overload]
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"override {override!r} cannot be applied",
+            f"Override {override!r} cannot be applied.",
             where="command line",
             why=str(error).splitlines()[0],
             fix="the key is section.key, or section.list[0].key, and the value is YAML",
@@ -142,31 +174,20 @@ def _lines(path: Path, text: str) -> dict[str, str]:
     return places
 
 
-def _place(places: dict[str, str], path: Path, key: str) -> str:
-    """Where ``key`` stands, or the nearest section around it that does."""
-    while key:
-        if key in places:
-            return places[key]
-        key = key.rpartition(".")[0]
-    return str(path)
-
-
-def _mistake(detail: ErrorDetails, places: dict[str, str], path: Path) -> Mistake:
+def _schema_diagnostic(detail: ErrorDetails) -> Diagnostic:
     key = ".".join(map(str, detail["loc"]))
-    place = _place(places, path, key)
-    where = f"{key} ({place})" if key else place
     kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         *section, name = (str(part) for part in detail["loc"])
         known = known_keys(section)
         prefix = ".".join(section)
         fix = did_you_mean(name, known, f"{prefix}." if prefix else "") or f"known keys: {', '.join(known)}"
-        return Mistake(where, f"unknown key {name!r}" + (f" in {prefix}" if prefix else ""), fix)
+        return Diagnostic("error", key, f"unknown key {name!r}" + (f" in {prefix}" if prefix else ""), fix)
     if kind == "missing":
-        return Mistake(where, "this key is required")
+        return Diagnostic("error", key, "this key is required")
     if isinstance(detail["input"], dict | list) or kind == "value_error":
-        return Mistake(where, message)
-    return Mistake(where, f"{message}; it is {detail['input']!r}")
+        return Diagnostic("error", key, message)
+    return Diagnostic("error", key, f"{message}; it is {detail['input']!r}")
 
 
 def known_keys(section: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Read what stands in a Hugging Face model directory, without a model and without the network."""
+"""Read config, tokenizer and processor of a Hugging Face model directory, without its weights and the network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.diagnostics import Mistake, refuse
+from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import resolve
 from anytron.errors import ConfigError
 
@@ -20,30 +20,17 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_p
 """Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
 
 
-def directory_mistakes(model: ModelSection) -> Iterator[Mistake]:
-    """Say why ``model.path`` cannot be loaded; nothing if it can, or if the run has none."""
-    if model.path is None:
-        return
-    directory = Path(model.path)
-    yield from weight_mistakes(
-        "model.path",
-        directory,
-        "complete the download, or set model.config instead of model.path to start from random weights",
-    )
-    if directory.is_dir() and model.tokenizer is None and not any(directory.glob("tokenizer*")):
-        yield Mistake("model.path", f"{directory} has no tokenizer", "set model.tokenizer")
-
-
-def weight_mistakes(key: str, directory: Path, without_weights: str) -> Iterator[Mistake]:
-    """Say why a directory is no model with weights.
+def directory_diagnostics(key: str, directory: Path, without_weights: str) -> Iterator[Diagnostic]:
+    """Check that a directory holds a model with weights.
 
     Args:
-        key: What names it in the configuration.
+        key: The configuration key that names it.
         directory: The directory.
-        without_weights: What to do if it has none.
+        without_weights: What to do if it has no weights.
     """
     if not directory.is_dir():
-        yield Mistake(
+        yield Diagnostic(
+            "error",
             key,
             f"there is no directory {directory}",
             "give the local directory of a Hugging Face model, for example made by 'hf download'; "
@@ -51,41 +38,30 @@ def weight_mistakes(key: str, directory: Path, without_weights: str) -> Iterator
         )
         return
     if not (directory / "config.json").is_file():
-        yield Mistake(key, f"{directory} has no config.json", "give the directory of a Hugging Face model")
+        fix = "give the directory of a Hugging Face model"
+        yield Diagnostic("error", key, f"{directory} has no config.json", fix)
     if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
-        yield Mistake(key, f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})", without_weights)
-
-
-def checkpoint_directory(model: ModelSection) -> Path:
-    """Return ``model.path``, after making sure that it can be loaded.
-
-    Raises:
-        ConfigError: There is no such directory, or it lacks ``config.json``, weights or tokenizer.
-    """
-    assert model.path is not None
-    refuse(list(directory_mistakes(model)))
-    return Path(model.path)
+        message = f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})"
+        yield Diagnostic("error", key, message, without_weights)
 
 
 def load_hf_config(model: ModelSection) -> Any:
     """Build the model's ``transformers.PretrainedConfig``.
 
     Raises:
-        ConfigError: The directory is not usable, or transformers does not know the model or refuses
-            its config.
+        ConfigError: The directory has no config, or transformers does not know the model or refuses its config.
     """
     from transformers import AutoConfig
 
-    directory = None if model.path is None else checkpoint_directory(model)
     try:
-        if directory is not None:
-            return AutoConfig.from_pretrained(directory, local_files_only=True)
+        if model.path is not None:
+            return AutoConfig.from_pretrained(Path(model.path), local_files_only=True)
         fields = dict(model.config or {})
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
     except Exception as error:
         raise ConfigError(
             "The model's config is not usable.",
-            where="model.config" if directory is None else str(directory / "config.json"),
+            where="model.config" if model.path is None else str(Path(model.path) / "config.json"),
             why=f"{type(error).__name__}: {error}",
         ) from error
 
@@ -182,9 +158,7 @@ def save_processor(model: ModelSection, directory: Path) -> None:
 def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> Any:
     """Return what the function under a key makes, or the directory to load from (``model.path`` by default)."""
     reference = getattr(model, key)
-    if reference is None:
-        return checkpoint_directory(model)
-    if ":" in reference:
+    if reference is not None and ":" in reference:
         made = resolve(reference, key=f"model.{key}")()
         if not isinstance(made, kind):
             raise ConfigError(
@@ -194,15 +168,9 @@ def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> 
                 fix=f"return a transformers {what}",
             )
         return made
-    directory = Path(reference)
-    if not directory.is_dir():
-        raise ConfigError(
-            f"There is no such {what} directory.",
-            where=f"model.{key}",
-            why=f"looked for {directory}",
-            fix="give a local directory (relative to the YAML file) or 'file.py:function'",
-        )
-    return directory
+    directory = reference or model.path
+    assert directory is not None  # the schema wants a tokenizer where there is no path
+    return Path(directory)
 
 
 def end_token_ids(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
@@ -214,7 +182,7 @@ def end_token_ids(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
 
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if model.path is not None:
-        directory = checkpoint_directory(model)
+        directory = Path(model.path)
         if (directory / "generation_config.json").is_file():
             named = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
             ends.update([named] if isinstance(named, int) else named or [])

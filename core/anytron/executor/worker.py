@@ -47,7 +47,7 @@ def main(descriptor: int) -> int:
     bootstrap = Bootstrap(**receive_json(connection))
     threading.Thread(target=_end_with_driver, args=(descriptor,), name="anytron-driver-watch", daemon=True).start()
     try:
-        build = prepare(bootstrap)
+        build = start(bootstrap)
         engine = build(bootstrap.config)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
         connection.send_bytes(encode(_failure(error)))
@@ -56,7 +56,7 @@ def main(descriptor: int) -> int:
     return _serve(connection, engine, build)
 
 
-def prepare(bootstrap: Bootstrap) -> EngineBuilder:
+def start(bootstrap: Bootstrap) -> EngineBuilder:
     """Do everything that must happen before the first unpickling, up to the import of the engine.
 
     Returns:

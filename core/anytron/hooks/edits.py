@@ -6,30 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from anytron.config.diagnostics import Mistake, refuse
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import ConfigEdit
-
-
-def refuse_errors(diagnostics: Iterable[tuple[str, Diagnostic]]) -> None:
-    """Raise if a plugin found the configuration impossible.
-
-    Raises:
-        ConfigError: With every diagnostic of severity ``error``.
-    """
-    refuse(
-        [
-            Mistake(diagnostic.key, f"{diagnostic.message} (plugin '{plugin}')", diagnostic.fix)
-            for plugin, diagnostic in diagnostics
-            if diagnostic.severity == "error"
-        ]
-    )
 
 
 def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> RunConfig:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from anytron.config.diagnostics import Diagnostic
+from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.errors import HookContractError, PluginError
-from anytron.hooks.edits import apply_edits, refuse_errors
+from anytron.hooks.edits import apply_edits
 from anytron.hooks.registry import Call, Member, Standing, specifications
 from anytron.hooks.trace import traced, tracing
 from anytron.hooks.types import ConfigEdit, Requirement
@@ -95,32 +96,39 @@ class Hooks:
             for requirement in _instances("requirements", plugin, call(engine), Requirement)
         ]
 
-    def configure(
-        self, config: RunConfig
-    ) -> tuple[RunConfig, list[tuple[str, ConfigEdit]], list[tuple[str, Diagnostic]]]:
+    def configure(self, config: RunConfig) -> tuple[RunConfig, list[tuple[str, ConfigEdit]], list[Diagnostic]]:
         """Let the plugins check and adapt the configuration.
 
-        All of them see the configuration as it was read, not each other's edits.
-
         Returns:
-            The configuration with all edits, validated again; the edits and the warnings, each with
-            the plugin it comes from.
+            The configuration with all edits, validated again; the edits, each with the plugin it comes
+            from; the warnings.
 
         Raises:
             ConfigError: A diagnostic of severity ``error`` (all of them in one message), an edit of
                 a key that does not exist, two plugins that set one key to different values, or
                 values that the schema refuses.
         """
+        edits, diagnostics = self.remarks(config)
+        refuse(diagnostics)
+        return apply_edits(config, edits), edits, diagnostics
+
+    def remarks(self, config: RunConfig) -> tuple[list[tuple[str, ConfigEdit]], list[Diagnostic]]:
+        """Ask the plugins what they would change, and what they find wrong.
+
+        All of them see the configuration as it was read, not each other's edits.
+
+        Returns:
+            The edits, each with the plugin it comes from; the diagnostics, whose messages name theirs.
+        """
         edits: list[tuple[str, ConfigEdit]] = []
-        diagnostics: list[tuple[str, Diagnostic]] = []
+        diagnostics: list[Diagnostic] = []
         for plugin, call in self._answers["configure"]:
             for answer in _instances("configure", plugin, call(config), (ConfigEdit, Diagnostic)):
                 if isinstance(answer, ConfigEdit):
                     edits.append((plugin, answer))
                 else:
-                    diagnostics.append((plugin, answer))
-        refuse_errors(diagnostics)
-        return apply_edits(config, edits), edits, diagnostics
+                    diagnostics.append(replace(answer, message=f"{answer.message} (plugin '{plugin}')"))
+        return edits, diagnostics
 
     def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
         """Environment variables for a process about to start.

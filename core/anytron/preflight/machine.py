@@ -1,55 +1,47 @@
-"""Hold a valid configuration against this machine, before any model is built or process started."""
+"""Check that a run can work on this machine, before a model is built or a process started."""
 
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.components import load_component, require_component
-from anytron.config.diagnostics import Mistake, refuse
-from anytron.data.pretrained import directory_mistakes, weight_mistakes
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.imports import missing
+from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.schema import RunConfig
+    from anytron.config.schema import ModelSection, RunConfig
     from anytron.platform import Platform, Probe
 
 
-def check_config(config: RunConfig, platform: Platform, probe: Probe) -> list[str]:
-    """Find what cannot work on this machine.
+def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
+    """Find what cannot work, or hardly as it was meant.
 
     Args:
         config: The configuration, its paths absolute, with the edits of plugins.
         platform: The active platform.
         probe: What it found.
 
-    Returns:
-        Warnings: what works, but hardly as it was meant.
-
-    Raises:
-        ConfigError: All mistakes at once: components that nothing offers, impossible parallel sizes,
-            more ranks than devices, a model directory without config or weights, files and modules
-            that do not exist, an output directory that cannot be written.
+    Yields:
+        Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
+        without config or weights, files and modules that do not exist, an output directory that cannot be
+        written. Warnings: more ranks than processors.
     """
-    refuse(
-        [
-            *_components(config),
-            *_sizes(config),
-            *_devices(config, platform, probe),
-            *directory_mistakes(config.model),
-            *_critic(config),
-            *_references(config),
-            *_output(config),
-        ]
-    )
-    return list(_warnings(config, platform))
+    yield from _components(config)
+    yield from _sizes(config)
+    yield from _devices(config, platform, probe)
+    yield from _model(config.model)
+    yield from _critic(config)
+    yield from _references(config)
+    yield from _output(config)
 
 
-def _components(config: RunConfig) -> Iterator[Mistake]:
+def _components(config: RunConfig) -> Iterator[Diagnostic]:
     for group, name, key in (
         ("anytron.executors", config.executor.kind, "executor.kind"),
         ("anytron.training_engines", config.engine.name, "engine.name"),
@@ -57,33 +49,37 @@ def _components(config: RunConfig) -> Iterator[Mistake]:
     ):
         try:
             require_component(group, name, key)
-        except ConfigError as error:  # noqa: PERF203 - collected with the other mistakes
-            yield Mistake(key, f"{error.what}; {error.why}", error.fix)
+        except ConfigError as error:  # noqa: PERF203 - collected with the others
+            yield Diagnostic("error", key, f"{error.what} {error.why}", error.fix)
 
 
-def _sizes(config: RunConfig) -> Iterator[Mistake]:
-    prompts, copies = config.data.prompts_per_step, config.parallel.data_parallel_size
+def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
+    prompts, replicas = config.data.prompts_per_step, config.parallel.data_parallel_size
     updates = config.algorithm.mini_batches
     if updates > prompts:
-        yield Mistake(
+        yield Diagnostic(
+            "error",
             "algorithm.mini_batches",
             f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
             f"at most {prompts}, or raise data.prompts_per_step",
         )
-    elif (smallest := prompts // updates * config.rollout.samples_per_prompt) < copies:
-        yield Mistake(
+    elif (smallest := prompts // updates * config.rollout.samples_per_prompt) < replicas:
+        yield Diagnostic(
+            "error",
             "parallel.data_parallel_size",
-            f"a mini-batch has {smallest} sequences for {copies} copies of the model",
+            f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
             "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
     if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
-        yield Mistake(
+        yield Diagnostic(
+            "error",
             "parallel.sequence_parallel",
-            "there is nothing to share: parallel.tensor_model_parallel_size is 1",
+            "there are no ranks to split activations over: parallel.tensor_model_parallel_size is 1",
             "leave it out: the default follows the tensor-parallel size",
         )
     if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
-        yield Mistake(
+        yield Diagnostic(
+            "error",
             "rollout.min_new_tokens",
             f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
         )
@@ -92,33 +88,51 @@ def _sizes(config: RunConfig) -> Iterator[Mistake]:
         optimizers["critic.optimizer"] = config.critic.optimizer
     for key, optimizer in optimizers.items():
         if optimizer.min_lr > optimizer.lr:
-            yield Mistake(f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+            yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
 
 
-def _critic(config: RunConfig) -> Iterator[Mistake]:
+def _model(model: ModelSection) -> Iterator[Diagnostic]:
+    if model.path is None:
+        return
+    directory = Path(model.path)
+    fix = "complete the download, or set model.config instead of model.path to start from random weights"
+    yield from directory_diagnostics("model.path", directory, fix)
+    if directory.is_dir() and model.tokenizer is None and not any(directory.glob("tokenizer*")):
+        yield Diagnostic("error", "model.path", f"{directory} has no tokenizer", "set model.tokenizer")
+
+
+def _critic(config: RunConfig) -> Iterator[Diagnostic]:
     critic = config.critic
     if critic is None:
         return
     if config.policy_steps < 1:
-        yield Mistake(
+        yield Diagnostic(
+            "error",
             "critic.warmup_steps",
             f"in all of trainer.total_steps, {config.trainer.total_steps}, the policy would not be trained",
             f"at most {config.trainer.total_steps - 1}",
         )
     if critic.path is not None:
-        yield from weight_mistakes("critic.path", Path(critic.path), "leave it out to start from the policy's model")
+        yield from directory_diagnostics(
+            "critic.path", Path(critic.path), "leave it out to start from the policy's model"
+        )
 
 
-def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Mistake]:
+def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
     ranks = config.parallel.world_size
     if platform.accelerator and ranks > probe.devices and _runs_here(config):
         sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
         product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
-        yield Mistake(
+        yield Diagnostic(
+            "error",
             "parallel",
             f"{product} = {ranks} ranks, but {platform.name} has {probe.devices} devices here ({probe.reason})",
             "lower one of the sizes",
         )
+    processors = len(os.sched_getaffinity(0))
+    if not platform.accelerator and ranks > processors and _runs_here(config):
+        message = f"{ranks} training ranks share {processors} processors: the run works and is slow"
+        yield Diagnostic("warning", "parallel", message)
 
 
 def _runs_here(config: RunConfig) -> bool:
@@ -126,39 +140,33 @@ def _runs_here(config: RunConfig) -> bool:
     try:
         return bool(load_component("anytron.executors", config.executor.kind, "executor.kind").on_this_machine)
     except ConfigError:
-        return True  # there is no such executor, which is a mistake of its own
+        return True  # there is no such executor, which is reported by itself
 
 
-def _references(config: RunConfig) -> Iterator[Mistake]:
+def _references(config: RunConfig) -> Iterator[Diagnostic]:
     named = {"data.source": config.data.source}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
         if reference is not None and ":" in reference:
             named[key] = reference
         elif reference is not None and not Path(reference).is_dir():
-            yield Mistake(
+            yield Diagnostic(
+                "error",
                 key,
                 f"there is no directory {reference}",
                 "give a local directory, relative to the YAML file, or 'file.py:function'",
             )
     for key, reference in named.items():
-        location, colon, _ = reference.rpartition(":")
-        if not colon:
-            continue  # a registered name: whoever keeps the registry knows
-        if location.endswith(".py"):
-            if not Path(location).is_file():
-                yield Mistake(key, f"there is no file {location}", "paths are relative to the YAML file")
-        elif not location or find_spec(location.partition(".")[0]) is None:
-            yield Mistake(key, f"there is no module {location!r}", "write module:function or path/to/file.py:function")
+        yield from missing(reference, key)
 
 
-def _output(config: RunConfig) -> Iterator[Mistake]:
+def _output(config: RunConfig) -> Iterator[Diagnostic]:
     path = Path(config.trainer.output_dir).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
-        yield Mistake("trainer.output_dir", f"{existing} is not a directory", "choose another directory")
+        yield Diagnostic("error", "trainer.output_dir", f"{existing} is not a directory", "choose another directory")
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Mistake("trainer.output_dir", f"{existing} may not be written to", "choose another directory")
+        yield Diagnostic("error", "trainer.output_dir", f"{existing} may not be written to", "choose another directory")
     lora = config.model.lora
     needed = {
         "model.path": config.model.path,
@@ -169,15 +177,9 @@ def _output(config: RunConfig) -> Iterator[Mistake]:
     }
     for key, value in needed.items():
         if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:
-            yield Mistake(
+            yield Diagnostic(
+                "error",
                 "trainer.overwrite",
                 f"it would delete {key}, {value}, which lies in trainer.output_dir",
                 "choose another trainer.output_dir",
             )
-
-
-def _warnings(config: RunConfig, platform: Platform) -> Iterator[str]:
-    processors = len(os.sched_getaffinity(0))
-    ranks = config.parallel.world_size
-    if not platform.accelerator and ranks > processors and _runs_here(config):
-        yield f"{ranks} training ranks share {processors} processors: the run works and is slow"

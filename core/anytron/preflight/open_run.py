@@ -1,60 +1,68 @@
-"""What ``train`` and ``config show`` have in common: from a path to a configuration that plugins have seen."""
+"""From a YAML file and overrides to a run that is ready to be checked: plugins chosen, their edits applied."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from anytron.config.load import load_config
+from anytron.config.load import read_config
+from anytron.hooks.edits import apply_edits
 from anytron.plugins import Session, check_requirements, open_session
+from anytron.preflight.machine import machine_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A configuration, and the plugins that it will run with.
+class OpenRun:
+    """A configuration, the plugins that it will run with, and what was found wrong.
 
     Attributes:
         config: Overrides and the plugins' edits applied.
         session: The plugins and the active platform.
-        platform_line: Which platform was chosen, and why.
-        remarks: Edits of plugins with their reasons, warnings, optional packages that are missing,
-            packages of other devices that are hidden.
+        remarks: For the user to read: which platform was chosen and why; optional packages that are missing,
+            packages of other devices that are hidden, edits of plugins with their reasons.
+        diagnostics: What the plugins and the checks of this machine found, each with its place;
+            :func:`anytron.config.diagnostics.refuse` raises the errors among them, all at once.
     """
 
     config: RunConfig
     session: Session
-    platform_line: str
     remarks: list[str]
+    diagnostics: list[Diagnostic]
+
+    @property
+    def lines(self) -> list[str]:
+        """Remarks and warnings, as they are shown; the platform first."""
+        return [*self.remarks, *(f"warning: {one}" for one in self.diagnostics if one.severity == "warning")]
 
 
-def prepare_run(path: Path, overrides: Sequence[str]) -> Prepared:
-    """Read the configuration, choose the platform, and let the plugins check and adapt the configuration.
+def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
+    """Read the configuration, choose the platform, let the plugins adapt the configuration, and check all of it.
 
     Raises:
-        ConfigError: The configuration is not valid, or a plugin refuses it.
+        ConfigError: The configuration is not valid in itself.
         PlatformError: No platform can be used, or not the one asked for.
         PluginError: A plugin is broken, or what it needs is not installed.
     """
-    config = load_config(path, overrides)
+    config, places = read_config(path, overrides)
     session = open_session(platform=config.platform.name, options=config.platform.options)
+    remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     unmet = check_requirements(session.hooks, config.engine.name)
-    remarks = [f"optional: {one.reason} - {one.remedy}" for one in unmet]
+    remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
     if session.hidden:
         remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
-    config, edits, diagnostics = session.hooks.configure(config)
+    edits, found = session.hooks.remarks(config)
+    config = apply_edits(config, edits)
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
-    for plugin, remark in diagnostics:
-        fix = f" - {remark.fix}" if remark.fix else ""
-        remarks.append(f"{remark.severity} of {plugin}: {remark.key}: {remark.message}{fix}")
-    config = _with_rollout_options(config, session)
-    line = f"platform: {session.platform.name} ({session.choice_reason})"
-    return Prepared(config, session, line, remarks)
+    places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
+    found += machine_diagnostics(config, session.platform, session.probe)
+    return OpenRun(_with_rollout_options(config, session), session, remarks, places.locate(found))
 
 
 def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:

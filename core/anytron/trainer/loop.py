@@ -12,7 +12,7 @@ from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.data.pretrained import save_processor
 from anytron.engines.protocol import PromptInputs
 from anytron.errors import DataError
-from anytron.preflight.task import prepare
+from anytron.preflight.prepare import prepare
 from anytron.seeds import derive_seed
 from anytron.tracking.clock import Clock
 from anytron.tracking.run_directory import RunDirectory
@@ -54,8 +54,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     Metrics and samples are on disk as soon as they are known; an error loses nothing of them.
 
     Args:
-        config: The run, complete: paths absolute, edits of plugins applied, and held against this machine
-            (:func:`anytron.preflight.machine.check_config`).
+        config: The run, complete: paths absolute, edits of plugins applied, and checked
+            (:func:`anytron.preflight.open_run.open_run`).
         executor: Starts the workers; the caller closes it.
         progress: Is told of every step.
 
@@ -65,7 +65,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         EngineError: An engine cannot do what was asked, or the two engines disagree.
         WorkerError: A worker process failed.
     """
-    task = prepare(config)
+    prepared = prepare(config)
     updates = UpdatePlan.from_config(config)
     loss = PolicyLoss.from_config(config.algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
@@ -73,7 +73,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
-        write_random_model(config, task.tokenizer)
+        write_random_model(config, prepared.tokenizer)
         trainer, rollout = start_workers(executor, config)
         facts = trainer.describe()
         run.write_patches({"trainer": facts, "rollout": rollout.describe()})
@@ -86,14 +86,14 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
                 rollout.load_weights(trainer.export_weights(str(Path(exchange) / "policy.safetensors")))
 
             with clock.measure("rollout"):
-                prompts = task.draw(config.data.prompts_per_step)
+                prompts = prepared.draw(config.data.prompts_per_step)
                 inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-                responses = rollout.generate(inputs, task.sampling, derive_seed(seed, "rollout", step))
-            samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, task.tokenizer)
+                responses = rollout.generate(inputs, prepared.sampling, derive_seed(seed, "rollout", step))
+            samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, prepared.tokenizer)
 
             with clock.measure("reward"):
                 try:
-                    rewards = task.rewards(samples)
+                    rewards = prepared.rewards(samples)
                 except DataError:
                     run.write_samples(step, samples, rewards=None)
                     raise
@@ -125,13 +125,13 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         progress.finish()
         if config.trainer.save_hf:
             trainer.save_hf(str(run.hf_path))
-            task.tokenizer.save_pretrained(str(run.hf_path))
+            prepared.tokenizer.save_pretrained(str(run.hf_path))
             save_processor(config.model, run.hf_path)
             if config.model.lora is not None:
                 trainer.save_adapter(str(run.adapter_path))
             if critic is not None:
                 trainer.save_critic(str(run.critic_path))
-                task.tokenizer.save_pretrained(str(run.critic_path))
+                prepared.tokenizer.save_pretrained(str(run.critic_path))
         if config.tracking.plot:
             run.plot()
         return RunSummary(run.path, steps, metrics, seconds)

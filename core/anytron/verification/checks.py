@@ -9,7 +9,7 @@ import torch
 
 from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
-from anytron.preflight.task import prepare
+from anytron.preflight.prepare import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.workers import TrainingWorkers, start_workers
 from anytron.verification.observation import WHOLE_LOGITS, Observation, observe
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
     from anytron.plugins import Session
-    from anytron.preflight.task import Task
+    from anytron.preflight.prepare import PreparedRun
 
     ExecutorMaker = Callable[[RunConfig, Session], Executor]
 
@@ -60,14 +60,14 @@ def verify(
         DataError: The prompts are not usable.
     """
     tell("preparing prompts and weights")
-    task = prepare(config)
-    write_random_model(config, task.tokenizer)
+    prepared = prepare(config)
+    write_random_model(config, prepared.tokenizer)
     tell("starting the engines")
     with make_executor(config, session) as executor:
-        return _check(_Run(config, session, make_executor, executor), task, tell)
+        return _check(_Run(config, session, make_executor, executor), prepared, tell)
 
 
-def _check(run: _Run, task: Task, tell: Callable[[str], None]) -> list[CheckResult]:
+def _check(run: _Run, prepared: PreparedRun, tell: Callable[[str], None]) -> list[CheckResult]:
     results: dict[str, CheckResult] = {}
 
     def attempt(check: str, make: Callable[[], CheckResult]) -> None:
@@ -81,7 +81,7 @@ def _check(run: _Run, task: Task, tell: Callable[[str], None]) -> list[CheckResu
     attempt("export-equals-import", run.export_equals_import)
     tell("sampling responses")
     try:
-        run.sample(task)
+        run.sample(prepared)
     except AnytronError as error:
         return [results.get(check) or failed(check, _in_words(error)) for check in CHECKS]
     attempt("hf-logits", run.hf_logits)
@@ -104,9 +104,9 @@ class _Run:
         self._executor = executor
         self._trainer, self._rollout = start_workers(executor, config)
 
-    def sample(self, task: Task) -> None:
+    def sample(self, prepared: PreparedRun) -> None:
         """Sample responses, and let the configured engine compute everything on them."""
-        self.trajectories = sample_trajectories(self._config, task, self._rollout)
+        self.trajectories = sample_trajectories(self._config, prepared, self._rollout)
         self.own = observe(self._trainer, self._config, self.trajectories.batch)
 
     def mask_conformance(self) -> CheckResult:

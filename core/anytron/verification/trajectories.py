@@ -15,7 +15,7 @@ from anytron.trainer.trajectories import assemble, make_samples
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.preflight.task import Task
+    from anytron.preflight.prepare import PreparedRun
     from anytron.rewards.sample import Sample
     from anytron.trainer.workers import RolloutWorkers
 
@@ -40,20 +40,20 @@ class Trajectories:
     sequences: list[PromptInputs]
 
 
-def sample_trajectories(config: RunConfig, task: Task, rollout: RolloutWorkers) -> Trajectories:
+def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutWorkers) -> Trajectories:
     """Draw prompts and sample responses, with the weights that the rollout engine has now."""
     copies = config.parallel.data_parallel_size
     # Every copy gets sequences of its own, in every mini-batch.
-    prompts = task.draw(max(PROMPTS, -(-copies * config.algorithm.mini_batches // SAMPLES)))
+    prompts = prepared.draw(max(PROMPTS, -(-copies * config.algorithm.mini_batches // SAMPLES)))
     sampling = replace(
-        task.sampling,
+        prepared.sampling,
         samples_per_prompt=SAMPLES,
-        max_new_tokens=min(MAX_NEW_TOKENS, task.sampling.max_new_tokens),
-        min_new_tokens=min(MAX_NEW_TOKENS, task.sampling.min_new_tokens),
+        max_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.max_new_tokens),
+        min_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.min_new_tokens),
     )
     inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
     responses = rollout.generate(inputs, sampling, derive_seed(config.trainer.seed, "verify", 1))
-    samples = make_samples(prompts, responses, SAMPLES, task.tokenizer)
+    samples = make_samples(prompts, responses, SAMPLES, prepared.tokenizer)
     batch = assemble(samples, config.rollout.temperature)
     signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])
     advantages = broadcast_to_tokens(signs, batch.lengths, batch.response_mask)

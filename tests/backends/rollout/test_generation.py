@@ -133,12 +133,3 @@ def test_nothing_generates_without_weights(new_engine):
 def test_an_option_that_does_not_exist_is_an_error(new_engine):
     with pytest.raises(ConfigError, match="no option 'attention'"):
         new_engine(options={"attention": "sdpa"})
-
-
-@pytest.mark.parametrize("present", [False, True])
-def test_a_model_directory_without_weights_is_refused_at_once(new_engine, tmp_path, present):
-    if present:
-        (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    path = tmp_path if present else tmp_path / "nowhere"
-    with pytest.raises(ConfigError, match="has no weights" if present else "there is no directory"):
-        new_engine(model={"path": str(path)})

@@ -113,7 +113,10 @@ def test_config_show_prints_what_a_run_would_use_and_why_plugins_changed_it(test
     shown = yaml.safe_load(done.stdout)
     assert (shown["trainer"]["seed"], shown["executor"]["num_threads"], shown["rollout"]["top_p"]) == (5, 1, 1.0)
     assert "testchip sets executor.num_threads to 1: the chip wants no help" in done.stderr
-    assert "warning of testchip: trainer.seed: this chip ignores it - do not rely on it" in done.stderr
+    assert (
+        "warning: trainer.seed (command line: trainer.seed=5): this chip ignores it (plugin 'testchip')"
+        " - do not rely on it" in done.stderr
+    )
 
     again = tmp_path / "again.yaml"
     again.write_text(done.stdout)

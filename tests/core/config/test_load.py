@@ -136,7 +136,7 @@ def test_a_mistake_on_the_command_line_says_so(good, override, fix):
 def test_all_mistakes_come_at_once(good):
     text = str(refusal(good, "trainer.seed=abc", "rollout.temperature=-1", "data.sauce=1", "model.path=here"))
 
-    assert "the configuration has 4 mistakes" in text
+    assert "The configuration has 4 mistakes." in text
     assert "trainer.seed (command line: trainer.seed=abc)" in text
     assert "it is 'abc'" in text
     assert "greater than 0; it is -1" in text
@@ -178,7 +178,7 @@ def test_what_is_no_configuration_is_refused_with_its_line(write, text, where, w
 def test_a_missing_file_is_refused_with_the_nearest_one(good):
     error = refusal(good.with_name("rnu.yaml"))
 
-    assert "there is no configuration file" in error.what
+    assert "There is no configuration file" in error.what
     assert str(good) in error.fix
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from anytron.config.imports import resolve
 from anytron.config.schema import ModelSection
-from anytron.data.pretrained import checkpoint_directory, end_token_ids, load_hf_config, load_tokenizer
+from anytron.data.pretrained import directory_diagnostics, end_token_ids, load_hf_config, load_tokenizer
 from anytron.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -35,8 +36,8 @@ def test_a_directory_that_is_no_model_is_refused_at_once(tmp_path, files, messag
         for name in files:
             (tmp_path / "m" / name).write_text("{}")
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=message):
-        checkpoint_directory(ModelSection(path=str(tmp_path / "m"), tokenizer="t"))
+    found = [str(one) for one in directory_diagnostics("model.path", tmp_path / "m", "set model.config")]
+    assert re.search(message, "\n".join(found))
     assert time.monotonic() - began < 1
 
 
@@ -44,7 +45,7 @@ def test_a_directory_that_is_no_model_is_refused_at_once(tmp_path, files, messag
 def test_weights_may_come_in_several_files(tmp_path, weights):
     for name in ("config.json", weights):
         (tmp_path / name).write_text("{}")
-    assert checkpoint_directory(ModelSection(path=str(tmp_path), tokenizer="t")) == tmp_path
+    assert list(directory_diagnostics("model.path", tmp_path, "")) == []
 
 
 def test_a_config_that_transformers_does_not_know(tmp_path):
@@ -71,7 +72,7 @@ def test_a_tokenizer_that_is_none(tmp_path):
     (tmp_path / "empty").mkdir()
     for reference, message in (
         ("t.py:none", "(?s)returns no tokenizer.*int"),
-        ("nowhere", "no such tokenizer directory"),
+        ("nowhere", "cannot be loaded"),
         ("empty", "cannot be loaded"),
     ):
         with pytest.raises(ConfigError, match=message):

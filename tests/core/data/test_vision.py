@@ -204,7 +204,7 @@ def test_a_processor_that_is_none(model, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "NoSuchProcessor"}')
     for reference, message in (
         (f"{tmp_path}/p.py:number", r"(?s)returns no image processor.*model\.processor.*int"),
-        (str(tmp_path / "nowhere"), "no such image processor directory"),
+        (str(tmp_path / "nowhere"), "image processor cannot be loaded"),
         (str(tmp_path), "image processor cannot be loaded"),
     ):
         with pytest.raises(ConfigError, match=message):

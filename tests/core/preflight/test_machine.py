@@ -5,11 +5,12 @@ import os
 import pytest
 
 from anytron.config.anchor import anchor
+from anytron.config.diagnostics import refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
 from anytron.executor.local import LocalExecutor
 from anytron.platform import Availability, Platform, Probe
-from anytron.preflight.machine import check_config
+from anytron.preflight.machine import machine_diagnostics
 
 
 class Chip(Platform):
@@ -38,10 +39,10 @@ PPO = {"algorithm": {"advantage": "gae"}}
 def check(tmp_path):
     (tmp_path / "functions.py").touch()
 
-    def check(platform=None, model=None, **sections):
+    def check(platform=None, **sections):
         platform = platform or Processor()
         values = {
-            "model": model or {"config": {"model_type": "qwen3"}, "tokenizer": "functions.py:tokenizer"},
+            "model": {"config": {"model_type": "qwen3"}, "tokenizer": "functions.py:tokenizer"},
             "data": {"source": "functions.py:prompts"},
             "rewards": [{"function": "functions.py:reward"}],
             "trainer": {"output_dir": str(tmp_path / "run")},
@@ -50,7 +51,10 @@ def check(tmp_path):
             name: {**values.get(name, {}), **keys} if isinstance(keys, dict) else keys
             for name, keys in sections.items()
         }
-        return check_config(anchor(RunConfig.model_validate(values), tmp_path), platform, platform.probe())
+        config = anchor(RunConfig.model_validate(values), tmp_path)
+        found = list(machine_diagnostics(config, platform, platform.probe()))
+        refuse(found)
+        return [str(one) for one in found]
 
     return check
 
@@ -73,14 +77,20 @@ def test_a_sound_configuration_passes_without_a_word(check):
                 "parallel": {"data_parallel_size": 2},
             },
             "parallel.data_parallel_size",
-            "1 sequences for 2 copies",
+            "1 sequences for 2 data-parallel replicas",
         ),
-        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "nothing to share"),
+        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "no ranks to split"),
         ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
         ({"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}, "optimizer.min_lr", "0.0001 is more than"),
         ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),
         ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
         ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
+        (
+            {"model": {"config": {"model_type": "qwen3"}, "tokenizer": "gone"}},
+            "model.tokenizer",
+            "there is no directory",
+        ),
+        ({"model": {"processor": "gone"}}, "model.processor", "there is no directory"),
         ({"data": {"source": "gone.py:prompts"}}, "data.source", "there is no file"),
         ({"rewards": [{"function": "no_such_module.x:f"}]}, "rewards.0.function", "no module 'no_such_module.x'"),
     ],
@@ -118,18 +128,18 @@ def test_more_ranks_than_processors_are_a_warning(check):
 
 def test_a_model_directory_is_looked_into(check, tmp_path):
     with pytest.raises(ConfigError, match="there is no directory"):
-        check(model={"path": "model"})
+        check(model={"path": "model", "config": None, "tokenizer": None})
 
     directory = tmp_path / "model"
     directory.mkdir()
     with pytest.raises(ConfigError) as caught:
-        check(model={"path": "model"})
+        check(model={"path": "model", "config": None, "tokenizer": None})
     for missing in ("has no config.json", "has no weights", "has no tokenizer"):
         assert missing in str(caught.value)
 
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (directory / name).touch()
-    assert check(model={"path": "model"}) == []
+    assert check(model={"path": "model", "config": None, "tokenizer": None}) == []
 
 
 def test_an_output_directory_below_a_file_is_refused(check, tmp_path):
@@ -145,9 +155,9 @@ def test_overwriting_the_model_that_a_run_starts_from_is_refused(check, tmp_path
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (directory / name).touch()
 
-    assert check(model={"path": "run/hf"}) == []
+    assert check(model={"path": "run/hf", "config": None, "tokenizer": None}) == []
     with pytest.raises(ConfigError, match=r"would delete model\.path"):
-        check(model={"path": "run/hf"}, trainer={"overwrite": True})
+        check(model={"path": "run/hf", "config": None, "tokenizer": None}, trainer={"overwrite": True})
 
 
 def test_all_mistakes_come_at_once(check):

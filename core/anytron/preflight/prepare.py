@@ -1,4 +1,4 @@
-"""Prepare a run: find everything that can be wrong before a worker starts."""
+"""Load what the driver needs of a run, and check it against the model, before a worker starts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the driver holds of a run.
+class PreparedRun:
+    """What the driver needs of a run.
 
     Attributes:
         tokenizer: A Hugging Face tokenizer.
@@ -51,7 +51,7 @@ class Task:
         ]
 
 
-def prepare(config: RunConfig) -> Task:
+def prepare(config: RunConfig) -> PreparedRun:
     """Load tokenizer, prompts and rewards, and check them against the model.
 
     Args:
@@ -80,7 +80,7 @@ def prepare(config: RunConfig) -> Task:
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     if vision is not None:
         vision.check_padding(padding)
-    return Task(
+    return PreparedRun(
         tokenizer=tokenizer,
         vision=vision,
         sampler=EpochSampler(tokenized, seed=config.trainer.seed, shuffle=config.data.shuffle),

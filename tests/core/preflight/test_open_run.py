@@ -1,0 +1,73 @@
+"""From a file to a run that may start: everything that is wrong is found together, each with its place."""
+
+import pytest
+
+from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.errors import ConfigError
+from anytron.preflight.open_run import open_run
+
+RUN = """\
+model:
+  config: {model_type: qwen3}
+  tokenizer: gone.py:tokenizer
+data: {source: jsonl}
+rewards:
+  - function: exact_match
+engine:
+  sequence_format: bshd
+trainer:
+  seed: 3
+platform:
+  name: testchip
+"""
+
+
+@pytest.fixture
+def opened(testchip, monkeypatch, tmp_path):
+    del testchip
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def opened(*overrides):
+        return open_run(tmp_path / "run.yaml", overrides)
+
+    return opened
+
+
+def test_the_platform_comes_first_then_what_plugins_changed_then_warnings(opened, tmp_path):
+    run = opened()
+    lines = run.lines
+
+    assert run.config.executor.num_threads == 1
+    assert lines[0].startswith("platform: testchip (asked for by platform.name")
+    assert "testchip sets executor.num_threads to 1: the chip wants no help" in lines
+    place = tmp_path / "run.yaml"
+    assert lines[-1].startswith(f"warning: trainer.seed ({place}:10): this chip ignores it (plugin 'testchip')")
+
+
+def test_errors_of_plugins_and_of_the_machine_come_together_with_their_places(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "cpu")  # and not megatron
+    run = opened("model.config.model_type=qwen33", "executor.kind=locale")
+
+    with pytest.raises(ConfigError) as caught:
+        refuse(run.diagnostics)
+    message = str(caught.value)
+    assert "The configuration has 3 mistakes." in message
+    assert "model.config.model_type (command line: model.config.model_type=qwen33)" in message
+    assert "(plugin 'megatron') - did you mean qwen3?" in message
+    assert "executor.kind (command line: executor.kind=locale)" in message
+    assert f"model.tokenizer ({tmp_path / 'run.yaml'}:3): there is no file" in message
+
+
+def test_one_error_is_shown_in_four_parts_and_warnings_refuse_nothing():
+    error = Diagnostic("error", "trainer.seed", "it is odd", "make it even", "run.yaml:3")
+    warning = Diagnostic("warning", "trainer.seed", "it is small")
+    refuse([warning])
+
+    with pytest.raises(ConfigError) as caught:
+        refuse([warning, error])
+    assert str(caught.value).splitlines() == [
+        "The configuration has a mistake.",
+        "  where: trainer.seed (run.yaml:3)",
+        "  why: it is odd",
+        "  fix: make it even",
+    ]
