@@ -8,34 +8,18 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import did_you_mean
 from anytron_megatron.checks.options import option_names
+from anytron_megatron.models.families import FAMILIES, proved
 from anytron_megatron.models.weight_files import weight_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
-
-BRIDGE_FAMILIES = frozenset({
-    "bailing_hybrid", "bailing_moe", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4",
-    "dots1", "ernie4_5", "ernie4_5_moe", "gemma4", "gemma4_unified", "glm4", "glm4_moe",
-    "glm4_moe_lite", "glm4v", "glm4v_moe", "glm5_next", "glm_moe_dsa", "gpt_oss", "hy_v3", "internlm3", "internvl",
-    "internvl_chat", "kimi_k2", "kimi_k25", "kimi_vl", "llama", "llama4", "llava_onevision1_5", "mimo", "minicpmv4_6",
-    "minimax_m2", "muse_glimmer", "olmoe", "ovis2_5", "qwen2", "qwen2_5_omni", "qwen2_5_vl",
-    "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_moe", "qwen3_next",
-    "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp",
-})  # fmt: skip
-"""Every ``model_type`` that mcore-bridge 1.6.5 registers beside megatron-core 0.16; a test compares. To ask the
-bridge itself would import Megatron."""
-
-_SPARSE_ATTENTION = {"deepseek_v32", "glm_moe_dsa"}
-_PREDICTION_FAMILIES = {"deepseek_v3"}
-"""Families whose multi-token prediction is held against the paper by a test."""
+    from anytron_megatron.models.families import Family
 
 _JUDGED_EXPERTS = 2
 """Experts by which DeepSeek-V3 judges a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
 
-_WHOLE_ROTATION = {"deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe"}
-"""Families whose code in transformers rotates all of a head, whatever ``partial_rotary_factor`` says."""
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that are held against Hugging Face by a test."""
 
@@ -52,15 +36,16 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
         return
     where = "model.config.model_type" if config.model.path is None else "model.path"
     family, text = str(model.get("model_type")), model.get("text_config", model)
-    if family not in BRIDGE_FAMILIES:
+    row = FAMILIES.get(family)
+    if row is None:
         yield Diagnostic(
             "error",
             where,
             f"mcore-bridge does not know the model type {family}, so it cannot be trained",
-            did_you_mean(family, BRIDGE_FAMILIES) or f"it knows {', '.join(sorted(BRIDGE_FAMILIES))}",
+            did_you_mean(family, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}",
         )
         return
-    if family in _SPARSE_ATTENTION or config.engine.options.get("experimental_attention_variant") == "dsa":
+    if row.sparse_attention or config.engine.options.get("experimental_attention_variant") == "dsa":
         yield Diagnostic(
             "error",
             where,
@@ -69,9 +54,16 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
             "the CUDA extension fast_hadamard_transform",
             "train a model without it, for example DeepSeek-V3",
         )
+    elif not row.proof:
+        yield Diagnostic(
+            "warning",
+            where,
+            f"mcore-bridge builds {family}, and no test of Anytron compares it with Hugging Face",
+            "compare it with anytron verify before you train",
+        )
     yield from _routing(config, where, family, text)
-    yield from _rotary(where, family, text)
-    yield from _prediction(config, family, text)
+    yield from _rotary(where, row, text)
+    yield from _prediction(config, row, text)
     if config.model.path is not None:
         faults = weight_faults(Path(config.model.path), model)
         yield from (Diagnostic("error", "model.path", fault.why, fault.fix) for fault in faults)
@@ -133,16 +125,16 @@ def _routing(config: RunConfig, where: str, family: str, text: Mapping[str, Any]
         )
 
 
-def _rotary(where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _rotary(where: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
-    if family in _WHOLE_ROTATION and part != 1.0:
+    if family.rotates_whole_heads and part != 1.0:
         yield Diagnostic(
             "error",
             where,
-            f"partial_rotary_factor {part}: Megatron would rotate that part of a head, and transformers' {family} "
-            "ignores it",
+            f"partial_rotary_factor {part}: Megatron would rotate that part of a head, and transformers' "
+            f"{family.model_type} ignores it",
             "remove it from the model's config",
         )
     if kind in ("dynamic", "longrope"):
@@ -162,16 +154,16 @@ def _rotary(where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagno
         )
 
 
-def _prediction(config: RunConfig, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _prediction(config: RunConfig, family: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     key = "engine.mtp_loss_coefficient"
     if config.engine.mtp_loss_coefficient == 0.0:
         return
-    if family not in _PREDICTION_FAMILIES:
+    if "MTP" not in family.proof:
         yield Diagnostic(
             "error",
             key,
-            f"multi-token prediction of {family} was never compared with its definition",
-            f"set it to 0 (known to agree: {', '.join(sorted(_PREDICTION_FAMILIES))})",
+            f"multi-token prediction of {family.model_type} was never compared with its definition",
+            f"set it to 0 (known to agree: {proved('MTP')})",
         )
     elif not text.get("num_nextn_predict_layers"):
         yield Diagnostic("error", key, "the model has no multi-token prediction modules", "set it to 0")

@@ -14,6 +14,7 @@ import torch
 from anytron.errors import EngineError
 from anytron.masks import MaskKind
 from anytron.traits import AttentionHeads, ModelTraits
+from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
 from anytron_megatron.models.precision import refuse_missing_quantisation
 from anytron_megatron.models.weight_names import prediction_tensors
@@ -155,7 +156,8 @@ class WeightBridge:
     @property
     def vision(self) -> VisionInputs | None:
         """How the model takes images; None if it takes none."""
-        return None if self.config.language_model_only else VisionInputs.from_config(self.hf_config)
+        takes_images = FAMILIES[self.hf_config.model_type].takes_images and not self.config.language_model_only
+        return VisionInputs.from_config(self.hf_config) if takes_images else None
 
     @property
     def parts(self) -> Mapping[ModelPart, Sequence[str]]:

@@ -1,4 +1,4 @@
-"""Judge the files of a model's weights by their headers, in milliseconds. Light to import.
+"""Check the files of a model's weights by their headers, in milliseconds. Imports no Megatron.
 
 The format is read here and not through the safetensors library: it is a length of eight bytes, a JSON
 header and the data (https://github.com/huggingface/safetensors#format), and the driver needs no torch for it.
@@ -10,7 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anytron_megatron.models.weight_names import expected_tensors, may_stay_unread, prediction_tensors
+from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ class Fault:
 
 
 def weight_faults(directory: Path, config: Mapping[str, Any]) -> Iterator[Fault]:
-    """Hold the headers of safetensors files against each other and against the model's config.
+    """Check the headers of safetensors files against their index and the model's config.
 
     Args:
         directory: A Hugging Face model directory with one file or an index.
@@ -41,8 +42,8 @@ def weight_faults(directory: Path, config: Mapping[str, Any]) -> Iterator[Fault]
 
     Yields:
         Files that are missing, damaged or cut short; tensors that are missing, unknown or of another
-        shape, all of them counted and the first ones named. Names and shapes are judged for the families
-        in :mod:`anytron_megatron.models.weight_names`; the training ranks judge those of others.
+        shape, all of them counted and the first ones named. Names and shapes are checked for the families
+        with ``layer`` in :mod:`anytron_megatron.models.families`; the training ranks check those of others.
     """
     files, faults = _files(directory)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -56,7 +57,8 @@ def weight_faults(directory: Path, config: Mapping[str, Any]) -> Iterator[Fault]
             faults.append(Fault(f"{name} lacks {listed(absent)}, which {INDEX} says it has", _DOWNLOAD))
         shapes |= found
     yield from faults
-    expected = expected_tensors(config)
+    family = FAMILIES.get(config.get("model_type", ""))
+    expected = None if family is None else family.tensors(config)
     # Without all headers every tensor of a damaged file would be called missing.
     if faults or expected is None:
         return

@@ -1,6 +1,6 @@
-"""Which tensors the files of a model hold, by its Hugging Face config. Light to import.
+"""Names and shapes of the tensors in a model's files, from its Hugging Face config. Imports no Megatron.
 
-Names and shapes are those of published checkpoints; tests hold them against what transformers writes.
+They are those of published checkpoints; a test compares them with what transformers writes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     Shapes = dict[str, tuple[int, ...]]
+    LayerTensors = Callable[[Mapping[str, Any], int], Shapes]
 
 _LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 _RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -21,7 +22,7 @@ _FP8_SCALE = "_scale_inv"
 def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
     """Find the tensors of multi-token prediction modules.
 
-    DeepSeek and GLM count the modules on behind the last layer, Qwen has them under ``mtp.``.
+    DeepSeek and GLM number the modules as layers behind the last one, Qwen names them ``mtp.``.
 
     Args:
         names: Tensors of a checkpoint.
@@ -36,24 +37,21 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
 
 
 def may_stay_unread(name: str) -> bool:
-    """Whether a tensor says nothing that the config does not: tables of rotary embeddings, scales of fp8 weights."""
+    """Whether a tensor may be ignored: tables of rotary embeddings, scales of fp8 weights."""
     return bool(_RECOMPUTED.search(name)) or name.endswith(_FP8_SCALE)
 
 
-def expected_tensors(config: Mapping[str, Any]) -> Shapes | None:
+def model_tensors(config: Mapping[str, Any], layer: LayerTensors) -> Shapes | None:
     """List the tensors of a model without its multi-token prediction modules.
 
     Args:
         config: Contents of ``config.json``.
+        layer: Lists those of one layer, given the config and the layer's number.
 
     Returns:
-        Shapes by name; None if this module does not know the family, or if the config leaves sizes to
-        the defaults of its class.
+        Shapes by name; None if the config leaves sizes to the defaults of its class.
     """
-    layer = _FAMILIES.get(config.get("model_type", ""))
     try:
-        if layer is None:
-            return None
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
         if not config["tie_word_embeddings"]:
@@ -65,16 +63,24 @@ def expected_tensors(config: Mapping[str, Any]) -> Shapes | None:
     return shapes
 
 
-def _dense_layer(config: Mapping[str, Any], _: int) -> Shapes:
+def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> Shapes:
+    """List the tensors of a layer of attention and a gated feed-forward network.
+
+    Args:
+        config: Contents of ``config.json``.
+        qkv_bias: Queries, keys and values have biases whatever the config says.
+        qk_norm: Queries and keys are normalized head by head.
+    """
     biased = config.get("attention_bias", False)
     return {
         **_norms(config),
-        **_attention(config, qkv_bias=biased or config["model_type"] == "qwen2", output_bias=biased),
+        **_attention(config, qkv_bias=biased or qkv_bias, output_bias=biased, qk_norm=qk_norm),
         **_mlp("mlp", config["hidden_size"], config["intermediate_size"], bias=config.get("mlp_bias", False)),
     }
 
 
-def _qwen3_moe_layer(config: Mapping[str, Any], number: int) -> Shapes:
+def qwen3_moe_layer(config: Mapping[str, Any], number: int) -> Shapes:
+    """List the tensors of a layer of Qwen3-MoE, with or without experts."""
     biased = config.get("attention_bias", False)
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     sparse = number not in dense and (number + 1) % step == 0
@@ -83,12 +89,13 @@ def _qwen3_moe_layer(config: Mapping[str, Any], number: int) -> Shapes:
     experts = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
     return {
         **_norms(config),
-        **_attention(config, qkv_bias=biased, output_bias=biased),
+        **_attention(config, qkv_bias=biased, output_bias=biased, qk_norm=True),
         **(_experts(config, experts) if sparse else _mlp("mlp", hidden, config["intermediate_size"])),
     }
 
 
-def _deepseek_v3_layer(config: Mapping[str, Any], number: int) -> Shapes:
+def deepseek_v3_layer(config: Mapping[str, Any], number: int) -> Shapes:
+    """List the tensors of a layer of DeepSeek-V3: latent attention, with or without experts."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     plain, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     queries, latent = config["q_lora_rank"], config["kv_lora_rank"]
@@ -121,7 +128,7 @@ def _norms(config: Mapping[str, Any]) -> Shapes:
     return {f"{place}_layernorm.weight": (config["hidden_size"],) for place in ("input", "post_attention")}
 
 
-def _attention(config: Mapping[str, Any], *, qkv_bias: bool, output_bias: bool) -> Shapes:
+def _attention(config: Mapping[str, Any], *, qkv_bias: bool, output_bias: bool, qk_norm: bool) -> Shapes:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     size = config.get("head_dim") or hidden // heads
     groups = config["num_key_value_heads"]
@@ -132,7 +139,7 @@ def _attention(config: Mapping[str, Any], *, qkv_bias: bool, output_bias: bool) 
             shapes[f"self_attn.{name}_proj.bias"] = (rows,)
     if output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if config["model_type"].startswith("qwen3"):
+    if qk_norm:
         shapes |= {f"self_attn.{name}_norm.weight": (size,) for name in "qk"}
     return shapes
 
@@ -152,12 +159,3 @@ def _experts(config: Mapping[str, Any], count: int) -> Shapes:
     for number in range(count):
         shapes |= _mlp(f"mlp.experts.{number}", hidden, inner)
     return shapes
-
-
-_FAMILIES: dict[str, Callable[[Mapping[str, Any], int], Shapes]] = {
-    "llama": _dense_layer,
-    "qwen2": _dense_layer,
-    "qwen3": _dense_layer,
-    "qwen3_moe": _qwen3_moe_layer,
-    "deepseek_v3": _deepseek_v3_layer,
-}

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from anytron.data.images import ImagePatches
     from anytron.sequences import SequenceLayout
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""Hugging Face model types whose images these rules are for."""
-
 
 @dataclass(frozen=True)
 class VisionInputs:
@@ -45,10 +42,8 @@ class VisionInputs:
     patch_values: int
 
     @classmethod
-    def from_config(cls, hf_config: Any) -> VisionInputs | None:
-        """Take the rules from a Hugging Face config; None for models whose images are not supported."""
-        if hf_config.model_type not in MODEL_TYPES:
-            return None
+    def from_config(cls, hf_config: Any) -> VisionInputs:
+        """Take the rules from the Hugging Face config of a family that takes images."""
         vision = hf_config.vision_config
         # mcore_bridge/model/mm_gpts/utils.py says in_channels where Qwen2-VL's own config has both names.
         return cls(
@@ -156,8 +151,8 @@ def refuse_images(batch: RaggedBatch) -> None:
         raise DataError(
             "This model takes no images.",
             where="a micro-batch with images",
-            why=f"images are supported for the model types {', '.join(MODEL_TYPES)}, and this is another",
-            fix="use a model of one of them, or data without images",
+            why="it is not of a family whose images are supported (docs/reference/families.md)",
+            fix="use a model of such a family, or data without images",
         )
 
 

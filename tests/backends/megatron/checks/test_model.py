@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
-from anytron_megatron.checks.model import BRIDGE_FAMILIES
 from anytron_megatron.checks.options import option_names
+from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend
 from tests.tiny_models import CONFIGS
 
@@ -63,7 +63,7 @@ def registry():
 
 
 def test_the_list_of_families_is_the_bridges(registry):
-    assert sorted(BRIDGE_FAMILIES) == registry["families"]
+    assert sorted(FAMILIES) == registry["families"]
 
 
 def test_the_options_are_the_fields_of_the_installed_config(registry):
@@ -74,6 +74,12 @@ def test_the_options_are_the_fields_of_the_installed_config(registry):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_families_of_the_tests_are_not_remarked_on(family):
     assert remarks(CONFIGS[family]) == []
+
+
+def test_a_family_that_no_test_compares_with_hugging_face_is_warned_of():
+    (warning,) = remarks({**CONFIGS["qwen3"], "model_type": "olmoe"})
+    assert warning.severity == "warning"
+    assert "no test of Anytron compares it" in warning.message
 
 
 def test_an_unknown_family_gets_the_nearest_one():

@@ -9,13 +9,13 @@ import pytest
 
 from anytron.errors import AnytronError
 from tests.backends.megatron.families.observe import Figures, Observation, Truth, compare, observe
-from tests.backends.megatron.families.table import rows, write_rows
+from tests.backends.megatron.families.table import rows, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anytron.batch import RaggedBatch
-    from tests.backends.megatron.families.layouts import Family, Layout
+    from tests.backends.megatron.families.layouts import Layout, Model
 
 OPTION = "--families-table"
 _figures: pytest.StashKey[dict[tuple[str, str], Figures]] = pytest.StashKey()
@@ -32,22 +32,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     page = session.config.getoption(OPTION)
     if page is not None:
-        write_rows(page, rows(session.config.stash[_figures]))
+        write_page(page, rows(session.config.stash[_figures]))
 
 
 @pytest.fixture(scope="session")
-def trajectories_of(recorded, recorded_images) -> Callable[[Family], RaggedBatch]:
-    return lambda family: recorded_images if family.images else recorded
+def trajectories_of(recorded, recorded_images) -> Callable[[Model], RaggedBatch]:
+    return lambda model: recorded_images if model.family.takes_images else recorded
 
 
 @pytest.fixture(scope="session")
-def truth_of(tiny_family, trajectories_of) -> Callable[[Family], Truth]:
+def truth_of(tiny_family, trajectories_of) -> Callable[[Model], Truth]:
     truths: dict[str, Truth] = {}
 
-    def get(family: Family) -> Truth:
-        if family.name not in truths:
-            truths[family.name] = Truth.of(tiny_family(family.name), trajectories_of(family))
-        return truths[family.name]
+    def get(model: Model) -> Truth:
+        if model.name not in truths:
+            truths[model.name] = Truth.of(tiny_family(model.name), trajectories_of(model))
+        return truths[model.name]
 
     return get
 
@@ -55,16 +55,16 @@ def truth_of(tiny_family, trajectories_of) -> Callable[[Family], Truth]:
 @pytest.fixture(scope="session")
 def observed(
     ranks, tiny_family, trajectories_of, policy_loss, tmp_path_factory
-) -> Callable[[Family, Layout], Observation]:
+) -> Callable[[Model, Layout], Observation]:
     scratch = tmp_path_factory.mktemp("observed")
     observations: dict[tuple[str, str], Observation | Exception] = {}
 
-    def get(family: Family, layout: Layout) -> Observation:
-        key = family.name, layout.name
+    def get(model: Model, layout: Layout) -> Observation:
+        key = model.name, layout.name
         if key not in observations:
-            batch = trajectories_of(family)
+            batch = trajectories_of(model)
             try:
-                observations[key] = observe(ranks, tiny_family(family.name), layout, batch, policy_loss, scratch)
+                observations[key] = observe(ranks, tiny_family(model.name), layout, batch, policy_loss, scratch)
             except AnytronError as error:  # once: every failure costs the processes
                 observations[key] = error
         observation = observations[key]
@@ -76,12 +76,12 @@ def observed(
 
 
 @pytest.fixture(scope="session")
-def figures_of(observed, truth_of, pytestconfig) -> Callable[[Family, Layout], Figures]:
+def figures_of(observed, truth_of, pytestconfig) -> Callable[[Model, Layout], Figures]:
     """Give the figures of a layout; they are kept for the table."""
 
-    def get(family: Family, layout: Layout) -> Figures:
-        figures = compare(observed(family, layout), observed(family, family.layouts[0]), truth_of(family))
-        pytestconfig.stash[_figures][family.name, layout.name] = figures
+    def get(model: Model, layout: Layout) -> Figures:
+        figures = compare(observed(model, layout), observed(model, model.layouts[0]), truth_of(model))
+        pytestconfig.stash[_figures][model.name, layout.name] = figures
         return figures
 
     return get

@@ -1,13 +1,17 @@
-"""What is proved of which family: the rows of ``docs/reference/families.md``.
+"""Which models are compared in which layouts: the rows of figures in ``docs/reference/families.md``.
 
-To add a family, give it a tiny model in ``tests/tiny_models.py`` and a row in :data:`FAMILIES`; to add a
-layout, name it here and list it where it applies. What must be refused stands in :data:`REFUSALS`.
+To add a family, give it a tiny model in ``tests/tiny_models.py``, an entry in :data:`MODELS`, and what this proves in
+its row of ``anytron_megatron.models.families``; to add a layout, name it here and list it where it applies. What must
+be refused stands in :data:`REFUSALS`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from anytron_megatron.models.families import FAMILIES, Family
+from tests.tiny_models import CONFIGS
 
 
 @dataclass(frozen=True)
@@ -48,35 +52,72 @@ EXPERTS = (*ONE_RANK, TP2, TP2_EP2, TP2_EP2_PADDED, EP2, PP2, CP2)
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family and its layouts.
+class Model:
+    """A tiny model of a family and its layouts.
 
     Attributes:
         name: Key of ``tests.tiny_models.CONFIGS``.
         title: As in the table.
         layouts: The first is what the others must agree with.
-        images: The trajectories have images in them.
     """
 
     name: str
     title: str
     layouts: tuple[Layout, ...]
-    images: bool = False
+
+    @property
+    def family(self) -> Family:
+        """The row of its ``model_type``."""
+        return FAMILIES[CONFIGS[self.name]["model_type"]]
 
 
-FAMILIES = (
-    Family("qwen3", "Qwen3", (*DENSE, VPP2, DP2)),
-    Family("qwen3_tied", "Qwen3, tied", DENSE),
-    Family("qwen2", "Qwen2, tied", DENSE),
-    Family("qwen2_5", "Qwen2.5", DENSE),
-    Family("llama", "Llama", DENSE),
-    Family("qwen3_moe", "Qwen3-MoE", EXPERTS),
-    Family("deepseek_v3", "DeepSeek-V3", EXPERTS),
-    Family("qwen3_next", "Qwen3-Next", (*RECURRENT, TP2_EP2, TP2_EP2_PADDED)),
-    Family("qwen3_5", "Qwen3.5, images", RECURRENT, images=True),
-    Family("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, images=True),
-    Family("qwen3_vl", "Qwen3-VL, images", DENSE, images=True),
+MODELS = (
+    Model("qwen3", "Qwen3", (*DENSE, VPP2, DP2)),
+    Model("qwen3_tied", "Qwen3, tied", DENSE),
+    Model("qwen2", "Qwen2, tied", DENSE),
+    Model("qwen2_5", "Qwen2.5", DENSE),
+    Model("llama", "Llama", DENSE),
+    Model("qwen3_moe", "Qwen3-MoE", EXPERTS),
+    Model("deepseek_v3", "DeepSeek-V3", EXPERTS),
+    Model("qwen3_next", "Qwen3-Next", (*RECURRENT, TP2_EP2, TP2_EP2_PADDED)),
+    Model("qwen3_5", "Qwen3.5, images", RECURRENT),
+    Model("qwen2_5_vl", "Qwen2.5-VL, images", DENSE),
+    Model("qwen3_vl", "Qwen3-VL, images", DENSE),
 )
+
+
+PROVED_ELSEWHERE = {
+    "tests/backends/megatron/experts": {"qwen3_moe": "VPP", "deepseek_v3": "VPP"},
+    "tests/backends/megatron/engine/test_multi_token_prediction.py": {"deepseek_v3": "MTP"},
+    "tests/backends/megatron/lora": dict.fromkeys(
+        ("qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"), "LoRA"
+    ),
+}
+"""What other tests prove: the tests -> model type -> column of the page."""
+
+
+def proved(model_type: str) -> set[str]:
+    """Columns of the page that tests prove for a model type."""
+    found = {columns[model_type] for columns in PROVED_ELSEWHERE.values() if model_type in columns}
+    for model in MODELS:
+        if model.family.model_type == model_type:
+            found |= {column for layout in model.layouts for column in _columns(layout)}
+            found |= {"images"} if model.family.takes_images else set()
+    return found
+
+
+def _columns(layout: Layout) -> set[str]:
+    split = {column for key, column in _SIZES.items() if layout.parallel.get(key, 1) > 1}
+    return {layout.engine.get("sequence_format", "thd"), *split}
+
+
+_SIZES = {
+    "tensor_model_parallel_size": "TP",
+    "pipeline_model_parallel_size": "PP",
+    "virtual_pipeline_model_parallel_size": "VPP",
+    "context_parallel_size": "CP",
+    "expert_model_parallel_size": "EP",
+}
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,18 @@
-"""The generated part of ``docs/reference/families.md``."""
+"""The generated parts of ``docs/reference/families.md``: what each family can do, and the figures."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.backends.megatron.families.layouts import FAMILIES
+from anytron_megatron.models.families import COLUMNS, FAMILIES
+from tests.backends.megatron.families.layouts import MODELS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.backends.megatron.families.observe import Figures
 
+PAGE = Path(__file__).parents[4] / "docs/reference/families.md"
+SUPPORT_BEGIN, SUPPORT_END = "<!-- begin of what is supported -->", "<!-- end of what is supported -->"
 BEGIN, END = "<!-- begin of the figures -->", "<!-- end of the figures -->"
 
 HEADING = (
@@ -26,9 +28,9 @@ def rows(measured: dict[tuple[str, str], Figures]) -> list[str]:
         KeyError: A layout was not measured; the table is of a whole run only.
     """
     return [
-        _row(family.title, layout.name, measured[family.name, layout.name], first=layout is family.layouts[0])
-        for family in FAMILIES
-        for layout in family.layouts
+        _row(model.title, layout.name, measured[model.name, layout.name], first=layout is model.layouts[0])
+        for model in MODELS
+        for layout in model.layouts
     ]
 
 
@@ -49,17 +51,38 @@ def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.0e}"
 
 
-def write_rows(page: Path, lines: list[str]) -> None:
-    """Put the table between its marks."""
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text("\n".join([before + BEGIN, "", *HEADING, *lines, "", END + after]), encoding="utf-8")
+def support_rows() -> list[str]:
+    """The table of what each family can do, from ``anytron_megatron.models.families``."""
+    lines = [f"| family | `model_type` | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for family in FAMILIES.values():
+        if family.title:
+            answers = dict.fromkeys(family.proof, "yes") | dict.fromkeys(family.refused, "refused")
+            cells = [family.title, f"`{family.model_type}`", *(answers.get(column, "") for column in COLUMNS)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def write_page(page: Path, figures: list[str]) -> None:
+    """Put both tables between their marks."""
+    text = _between(page.read_text(encoding="utf-8"), SUPPORT_BEGIN, support_rows(), SUPPORT_END)
+    page.write_text(_between(text, BEGIN, [*HEADING, *figures], END), encoding="utf-8")
+
+
+def _between(text: str, begin: str, lines: list[str], end: str) -> str:
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return "\n".join([before + begin, "", *lines, "", end + after])
 
 
 def rows_of(page: Path) -> list[tuple[str, str]]:
-    """Family and layout of each row that a page has."""
+    """Family and layout of each row of figures that a page has."""
     _, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     lines = [line for line in rest.partition(END)[0].splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
     return [(cell[0], cell[1]) for cell in cells]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(
+        _between(PAGE.read_text(encoding="utf-8"), SUPPORT_BEGIN, support_rows(), SUPPORT_END), encoding="utf-8"
+    )

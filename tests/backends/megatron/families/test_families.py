@@ -5,55 +5,53 @@ The figures of a run are written into the documentation by
 """
 
 import shutil
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from anytron.errors import ConfigError
 from anytron.plugins import open_session
-from tests.backends.megatron.families.layouts import FAMILIES, ONE, REFUSALS, Layout
+from anytron_megatron.models.families import FAMILIES
+from tests.backends.megatron.families.layouts import MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe
-from tests.backends.megatron.families.table import rows_of
+from tests.backends.megatron.families.table import PAGE, rows_of, support_rows
 from tests.backends.megatron.ranks import engine_config
+from tests.tiny_models import CONFIGS
 
-PAGE = Path(__file__).parents[4] / "docs/reference/families.md"
-CASES = [
-    pytest.param(family, layout, id=f"{family.name}-{layout.name}") for family in FAMILIES for layout in family.layouts
-]
-every_layout = pytest.mark.parametrize(("family", "layout"), CASES)
-QWEN3 = FAMILIES[0]
+CASES = [pytest.param(model, layout, id=f"{model.name}-{layout.name}") for model in MODELS for layout in model.layouts]
+every_layout = pytest.mark.parametrize(("model", "layout"), CASES)
+QWEN3 = MODELS[0]
 
 
 @every_layout
-def test_logits_are_those_of_hugging_face(family, layout, figures_of):
-    assert figures_of(family, layout).logits <= 1e-5
+def test_logits_are_those_of_hugging_face(model, layout, figures_of):
+    assert figures_of(model, layout).logits <= 1e-5
 
 
 @every_layout
-def test_bfloat16_costs_no_more_than_it_costs_hugging_face(family, layout, figures_of):
-    figures = figures_of(family, layout)
+def test_bfloat16_costs_no_more_than_it_costs_hugging_face(model, layout, figures_of):
+    figures = figures_of(model, layout)
     assert figures.half_logits <= 2 * figures.half_rounding
 
 
 @every_layout
-def test_an_export_is_the_checkpoint_bit_for_bit(family, layout, figures_of):
-    assert figures_of(family, layout).unequal == ()
+def test_an_export_is_the_checkpoint_bit_for_bit(model, layout, figures_of):
+    assert figures_of(model, layout).unequal == ()
 
 
 @every_layout
-def test_a_layout_agrees_with_the_first(family, layout, figures_of):
-    figures = figures_of(family, layout)
+def test_a_layout_agrees_with_the_first(model, layout, figures_of):
+    figures = figures_of(model, layout)
     assert figures.log_probs <= 1e-5
     assert figures.gradients <= 1e-4
     assert figures.grad_norms <= 1e-5
     assert figures.weights <= 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_updates_move_the_weights(family, observed):
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_updates_move_the_weights(model, observed):
     """Agreement would prove nothing of a parameter that no update reaches."""
-    one = observed(family, family.layouts[0])
+    one = observed(model, model.layouts[0])
     moved = {name: largest(before - one.after[name]) for name, before in one.before.items()}
     assert [name for name, by in moved.items() if by == 0] == []
     assert max(moved.values()) > 1e-3
@@ -101,6 +99,25 @@ def test_what_cannot_be_right_is_refused(refusal, tiny_family, tmp_path):
         open_session(platform="cpu").hooks.configure(config)
 
 
-def test_the_page_has_the_rows_of_this_file():
-    expected = [(family.title, layout.name) for family in FAMILIES for layout in family.layouts]
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)
+def test_a_row_claims_what_the_tests_prove(family):
+    assert set(family.proof) == proved(family.model_type)
+    assert bool(family.title) == bool(family.proof or family.refused)
+
+
+def test_a_row_says_what_is_refused():
+    split = {"context_parallel_size": "CP"}
+    refused = {
+        (CONFIGS[refusal.family]["model_type"], split[key])
+        for refusal in REFUSALS
+        for key in refusal.layout.parallel.keys() & split.keys()
+    }
+    assert {(row.model_type, "CP") for row in FAMILIES.values() if "CP" in row.refused} == refused
+
+
+def test_the_page_has_the_rows_of_these_tests_and_families():
+    expected = [(model.title, layout.name) for model in MODELS for layout in model.layouts]
     assert rows_of(PAGE) == expected, "run pytest with --families-table, see the top of this file"
+    assert "\n".join(support_rows()) in PAGE.read_text(encoding="utf-8"), (
+        "run python -m tests.backends.megatron.families.table"
+    )

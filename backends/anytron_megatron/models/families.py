@@ -1,0 +1,106 @@
+"""What Anytron knows of each model family: one row per Hugging Face ``model_type``. Imports no Megatron.
+
+To add a family, let a test in ``tests/backends/megatron/families`` compare it with Hugging Face and name in
+``proof`` what that test proves. Another test requires ``proof`` to be exactly what the tests prove, and
+``docs/reference/families.md`` to show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anytron_megatron.models.weight_names import deepseek_v3_layer, dense_layer, model_tensors, qwen3_moe_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anytron_megatron.models.weight_names import LayerTensors, Shapes
+
+COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "MTP", "LoRA", "images")
+"""What a family may have a proof for: sequence formats, ways to split a model, and what else can be trained."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What Anytron knows of one ``model_type`` that mcore-bridge can build.
+
+    Attributes:
+        model_type: As in ``config.json``.
+        title: The name that people know; empty for families that no test compares with Hugging Face.
+        proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
+        refused: Entries of :data:`COLUMNS` that the checks refuse.
+        sparse_attention: It has DeepSeek sparse attention, which does not run here.
+        layer: Gives the tensors of one layer in published files; None if only the training ranks can tell.
+        rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
+        takes_images: Image positions and inputs are made as this family wants them
+            (:mod:`anytron_megatron.training.vision`).
+    """
+
+    model_type: str
+    title: str = ""
+    proof: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    sparse_attention: bool = False
+    layer: LayerTensors | None = None
+    rotates_whole_heads: bool = False
+    takes_images: bool = False
+
+    def tensors(self, config: Mapping[str, Any]) -> Shapes | None:
+        """List the tensors of a model without its multi-token prediction modules.
+
+        Args:
+            config: Contents of ``config.json``.
+
+        Returns:
+            Shapes by name; None if the family's are not known, or if the config leaves sizes to the
+            defaults of its class.
+        """
+        return None if self.layer is None else model_tensors(config, self.layer)
+
+
+_FORMATS = ("thd", "bshd")
+_DENSE = (*_FORMATS, "TP", "PP", "CP")
+_EXPERTS = (*_DENSE, "VPP", "EP", "LoRA")
+_RECURRENT = (*_FORMATS, "TP", "PP")
+
+_ROWS = (
+    Family(
+        "qwen3",
+        "Qwen3",
+        proof=(*_DENSE, "VPP", "LoRA"),
+        layer=partial(dense_layer, qk_norm=True),
+        rotates_whole_heads=True,
+    ),
+    Family("qwen2", "Qwen2, Qwen2.5", _DENSE, layer=partial(dense_layer, qkv_bias=True), rotates_whole_heads=True),
+    Family("llama", "Llama", _DENSE, layer=dense_layer, rotates_whole_heads=True),
+    Family("qwen3_moe", "Qwen3-MoE", _EXPERTS, layer=qwen3_moe_layer, rotates_whole_heads=True),
+    Family("deepseek_v3", "DeepSeek-V3", (*_EXPERTS, "MTP"), layer=deepseek_v3_layer, rotates_whole_heads=True),
+    Family("qwen3_next", "Qwen3-Next", (*_RECURRENT, "EP", "LoRA"), refused=("CP",)),
+    Family("qwen3_5", "Qwen3.5", (*_RECURRENT, "images"), refused=("CP",), takes_images=True),
+    Family("qwen2_5_vl", "Qwen2.5-VL", (*_DENSE, "LoRA", "images"), takes_images=True),
+    Family("qwen3_vl", "Qwen3-VL", (*_DENSE, "images"), takes_images=True),
+    *(Family(model_type, takes_images=True) for model_type in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")),
+    Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
+    Family("glm_moe_dsa", "GLM-5", refused=_FORMATS, sparse_attention=True),
+    *(
+        Family(model_type)
+        for model_type in (
+            "bailing_hybrid", "bailing_moe", "deepseek", "deepseek_v2", "deepseek_v4", "dots1", "ernie4_5",
+            "ernie4_5_moe", "gemma4", "gemma4_unified", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe",
+            "glm5_next", "gpt_oss", "hy_v3", "internlm3", "internvl", "internvl_chat", "kimi_k2", "kimi_k25",
+            "kimi_vl", "llama4", "llava_onevision1_5", "mimo", "minicpmv4_6", "minimax_m2", "muse_glimmer", "olmoe",
+            "ovis2_5", "qwen2_5_omni", "qwen2_moe", "qwen3_asr", "qwen3_omni_moe", "qwen4_exp",
+        )
+    ),
+)  # fmt: skip
+
+FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
+"""Every ``model_type`` that mcore-bridge 1.6.5 registers beside megatron-core 0.16; a test compares. To ask the
+bridge itself would import Megatron."""
+
+
+def proved(column: str) -> str:
+    """Name the model types with a proof of something, for errors."""
+    return ", ".join(sorted(row.model_type for row in _ROWS if column in row.proof))
