@@ -31,7 +31,8 @@ PACKAGES = {
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "seeds", "traits"),
-        ("components", "config", "patches", "sequences", "kernels"),
+        ("components",),
+        ("config", "patches", "sequences", "kernels"),
         ("data", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),
@@ -43,7 +44,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "anytron_megatron": (
-        ("__init__", "names", "portable_te", "redirect"),
+        ("__init__", "names", "options", "portable_te", "redirect"),
         ("training",),
         ("models",),
         ("lora",),
@@ -52,7 +53,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("critic", "plugin"),
         ("engine",),
     ),
-    "anytron_rollout": (("__init__", "placement", "sampling", "weights"), ("transformers_engine",)),
+    "anytron_rollout": (("__init__", "options", "placement", "sampling", "weights"), ("transformers_engine",)),
     "anytron_ray": (("__init__", "agent"), ("cluster",), ("group",), ("executor",)),
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
     "anytron_cuda": (("runtime",), ("platform",), ("__init__",)),

@@ -21,6 +21,7 @@ from anytron_megatron.lora.adapters import Adapters, find_targets
 from anytron_megatron.models.bridge import WeightBridge, text_model
 from anytron_megatron.models.freezing import freeze
 from anytron_megatron.names import ENGINE
+from anytron_megatron.options import MegatronOptions
 from anytron_megatron.patches.phases import reach
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import attention_conformance
@@ -55,7 +56,8 @@ class MegatronEngine:
     def __init__(self, context: EngineContext) -> None:
         config = context.config
         self._context = context
-        self._sizes = config.parallel.sizes()
+        self._options = MegatronOptions.of(config)
+        self._sizes = self._options.sizes(config)
         self._runtime = context.platform.runtime()
         context.platform.prepare_engine(config, context.ledger)
         reach(Phase.BEFORE_PARALLEL_INIT, context, ENGINE)
@@ -65,8 +67,8 @@ class MegatronEngine:
         reach(Phase.BEFORE_BUILD, context, ENGINE)
         self._bridge = self._bridge_to(
             model_directory(config),
-            router_replay=config.engine.router_replay != "off",
-            predicts_ahead=config.engine.mtp_loss_coefficient > 0,
+            router_replay=self._options.replays_routing,
+            predicts_ahead=self._options.mtp_loss_coefficient > 0,
         )
         self._preparer = self._preparer_for(self._bridge)
         lora = config.model.lora
@@ -76,10 +78,10 @@ class MegatronEngine:
             self._modules(),
             self._bridge.config,
             sequence_format=config.engine.sequence_format,
-            router_replay=config.engine.router_replay != "off",
+            router_replay=self._options.replays_routing,
         )
         self._prediction = MultiTokenPrediction(
-            self._policy, coefficient=config.engine.mtp_loss_coefficient, detach=config.engine.mtp_detach
+            self._policy, coefficient=self._options.mtp_loss_coefficient, detach=self._options.mtp_detach
         )
         self._adapters = (
             None if lora is None else Adapters(self._bridge, self._modules(), lora, seed=config.trainer.seed)
@@ -107,8 +109,13 @@ class MegatronEngine:
         reach(Phase.AFTER_BUILD, context, ENGINE)
 
     def topology(self) -> Topology:
-        """Where this rank stands."""
-        return parallel.topology()
+        """Where this rank stands, and what its schedule and its routing ask for."""
+        return replace(
+            parallel.topology(),
+            # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
+            micro_batch_multiple=self._sizes.pipeline if self._sizes.virtual_pipeline > 1 else 1,
+            replays_scoring=self._options.replays_routing,
+        )
 
     def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
@@ -236,7 +243,7 @@ class MegatronEngine:
             deterministic=config.engine.deterministic,
             router_replay=router_replay,
             predicts_ahead=predicts_ahead,
-            options=config.engine.options,
+            transformer=self._options.transformer,
         )
 
     def _preparer_for(self, bridge: WeightBridge) -> BatchPreparer:

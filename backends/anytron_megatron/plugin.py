@@ -19,6 +19,7 @@ from anytron_megatron.checks.sizes import size_diagnostics
 from anytron_megatron.checks.vision import vision_diagnostics
 from anytron_megatron.models.weight_files import INDEX, SINGLE
 from anytron_megatron.names import ENGINE
+from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -82,14 +83,14 @@ class MegatronBackend:
 
 def _diagnostics(config: RunConfig) -> list[Diagnostic]:
     """Hold the run against its policy's model."""
-    model = _hf_config(config)
+    model, options = _hf_config(config), MegatronOptions.of(config)
     text = model.get("text_config", model)
     return [
         *model_diagnostics(config, model),
-        *size_diagnostics(config, text),
+        *size_diagnostics(config, options, text),
         *linear_attention_diagnostics(config, text),
         *vision_diagnostics(config, model),
-        *expert_diagnostics(config, text),
+        *expert_diagnostics(config, options, text),
         *lora_diagnostics(config),
         *optimizer_diagnostics(config),
         *_weight_diagnostics(config),

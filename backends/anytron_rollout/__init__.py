@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""The rollout engine that generates with Hugging Face transformers."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from anytron.platform import DeviceRuntime
 
-BALANCED = "balanced"
 _NO_LIMIT = 1 << 60
 """Bytes; how much fits is known when the training engine has taken its part, which is later."""
 
 
-def place(model: Any, runtime: DeviceRuntime, device_map: object) -> Any:
+def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | None) -> Any:
     """Move a model to where it computes.
 
     Args:
@@ -25,17 +24,17 @@ def place(model: Any, runtime: DeviceRuntime, device_map: object) -> Any:
             at a time: for models that do not fit on one.
 
     Raises:
-        ConfigError: Another value, or there is no second device.
+        ConfigError: There is no second device.
     """
     if device_map is None:
         return model.to(runtime.current_device())
     devices = runtime.device_count()
-    if device_map != BALANCED or devices < 2:
+    if devices < 2:
         raise ConfigError(
             "The rollout model cannot be placed like that.",
             where="rollout.options.device_map",
-            why=f"{device_map!r} is not {BALANCED!r}" if device_map != BALANCED else f"{devices} device is here",
-            fix=f"leave it out, or set it to {BALANCED} where a process can use several devices",
+            why=f"this process can use {devices} device",
+            fix=f"leave it out, or set it to {device_map} where a process can use several devices",
         )
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import get_balanced_memory

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
-from anytron.errors import ConfigError, EngineError
+from anytron.errors import EngineError
+from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
 from anytron_rollout.sampling import TokenSampler
 from anytron_rollout.weights import load_verified
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from anytron.data.images import ImagePatches
     from anytron.engines.protocol import EngineContext, PromptInputs, Response, SamplingParams
     from anytron.engines.weights import WeightManifest
-
-OPTIONS = ("attn_implementation", "device_map")
-"""What ``rollout.options`` may hold: the attention of transformers (``sdpa``, ``eager``, ...), and how a model that is
-too large for one device is placed (:mod:`anytron_rollout.placement`)."""
 
 
 class TransformersEngine:
@@ -42,13 +39,7 @@ class TransformersEngine:
 
     def __init__(self, context: EngineContext) -> None:
         rollout = context.config.rollout
-        unknown = sorted(set(rollout.options) - set(OPTIONS))
-        if unknown:
-            raise ConfigError(
-                f"The transformers rollout engine has no option {unknown[0]!r}.",
-                where="rollout.options",
-                why=f"it has {', '.join(OPTIONS)}",
-            )
+        options = TransformersOptions.model_validate(rollout.options)
         self._context = context
         self._max_batch_size = rollout.max_batch_size
         self._runtime = context.platform.runtime()
@@ -56,12 +47,11 @@ class TransformersEngine:
         self._version: int | None = None
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
-        options = dict(rollout.options)
-        device_map = options.pop("device_map", None)
-        model = model_class(config).from_config(config, dtype=dtype, **options)
+        attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
+        model = model_class(config).from_config(config, dtype=dtype, **attention)
         # A checkpoint's own sampling defaults (temperature, repetition penalty) must not leak in.
         model.generation_config = GenerationConfig()
-        self._model = place(model, self._runtime, device_map).eval().requires_grad_(requires_grad=False)
+        self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
 
     def load_weights(self, manifest: WeightManifest) -> int:
         """Take new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""

@@ -119,7 +119,7 @@ class TokenScores:
         log_probs: float32 ``[T]``, token coordinates.
         entropy: float32 ``[T]``, of the distribution that each token was drawn from.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
-            a token; None unless the engine records it (``engine.router_replay``).
+            a token; None unless the engine records it.
     """
 
     log_probs: Tensor

@@ -1,16 +1,71 @@
-"""Engines and executors by name: classes that distributions offer through entry points."""
+"""Engines and executors by name: what distributions offer through entry points.
+
+An entry point of ``anytron.executors`` names a class. One of ``anytron.training_engines`` or
+``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
+and which options it has is known before the engine itself is imported, which happens in worker processes only.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from anytron.errors import ConfigError, did_you_mean
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
-def component_names(group: str) -> list[str]:
-    """List the names that installed distributions offer in an entry-point group, sorted."""
-    return sorted({point.name for point in entry_points(group=group)})
+TRAINING_ENGINES, ROLLOUT_ENGINES, EXECUTORS = (
+    "anytron.training_engines",
+    "anytron.rollout_engines",
+    "anytron.executors",
+)
+
+Capability = Literal["critic", "adapters", "observation"]
+"""What not every engine can do; each is a protocol of :mod:`anytron.engines.protocol`."""
+
+
+PlaceOf = Callable[[str], str | None]
+"""Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""
+
+
+def nowhere(name: str) -> None:
+    """Know no place for a name."""
+    del name
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What is known of an engine without importing it.
+
+    Attributes:
+        engine: The engine's class, ``module:Class``.
+        options_model: A pydantic model of ``engine.options`` or ``rollout.options`` (``extra="forbid"``, every field
+            with a docstring or description); None = no options.
+        capabilities: The optional protocols that the class implements.
+        place_of: Where below the options a name belongs that is none of them; for error messages.
+    """
+
+    engine: str
+    options_model: type[BaseModel] | None = None
+    capabilities: frozenset[Capability] = frozenset()
+    place_of: PlaceOf = nowhere
+
+    def load(self) -> Any:
+        """Import the engine's class."""
+        module, _, name = self.engine.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def component_names(group: str, distribution: str | None = None) -> list[str]:
+    """List the names that installed distributions, or one of them, offer in an entry-point group, sorted."""
+    points = entry_points(group=group)
+    return sorted(
+        {point.name for point in points if distribution is None or (point.dist and point.dist.name == distribution)}
+    )
 
 
 def require_component(group: str, name: str, key: str) -> None:
@@ -43,6 +98,29 @@ def load_component(group: str, name: str, key: str) -> Any:
         Exception: Whatever the import of the module raises, as it is.
     """
     return _find(group, name, key).load()
+
+
+def engine_info(group: str, name: str, key: str) -> EngineInfo:
+    """Load the description of an engine; the engine itself is not imported.
+
+    Args:
+        group: ``anytron.training_engines`` or ``anytron.rollout_engines``.
+        name: Name in that group.
+        key: The configuration key that asks for it, for the error.
+
+    Raises:
+        ConfigError: No distribution offers it, several do, or the entry point names something else.
+    """
+    point = _find(group, name, key)
+    info = point.load()
+    if not isinstance(info, EngineInfo):
+        raise ConfigError(
+            f"The engine {name!r} has no description.",
+            where=f"{key} (entry-point group {group})",
+            why=f"{point.value} is not an anytron.components.EngineInfo",
+            fix=f"reinstall the distribution that offers it ({point.dist.name if point.dist else 'unknown'})",
+        )
+    return info
 
 
 def _find(group: str, name: str, key: str) -> Any:

@@ -43,7 +43,7 @@ def test_a_few_steps_over_two_stages_train_the_policy_and_its_module(with_module
         "trainer.total_steps=4",
         "data.prompts_per_step=8",
         "parallel.pipeline_model_parallel_size=2",
-        "engine.mtp_loss_coefficient=0.1",
+        "engine.options.mtp_loss_coefficient=0.1",
     )
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(line["rollout/log_prob_abs_diff"] < 1e-5 and line["grad_norm"] > 0 for line in metrics)

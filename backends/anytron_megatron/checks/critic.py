@@ -50,11 +50,12 @@ def as_policy(config: RunConfig) -> RunConfig:
     """
     assert config.critic is not None
     model = {"path": config.critic.path, "config": None, "freeze": [], "lora": None}
-    engine = {"mtp_loss_coefficient": 0.0, "router_replay": "off"}  # concern policies
+    policy_only = ("mtp_loss_coefficient", "router_replay")
+    options = {name: value for name, value in config.engine.options.items() if name not in policy_only}
     return config.model_copy(
         update={
             "model": config.model.model_copy(update=model),
-            "engine": config.engine.model_copy(update=engine),
+            "engine": config.engine.model_copy(update={"options": options}),
         }
     )
 

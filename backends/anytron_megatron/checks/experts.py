@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
+    from anytron_megatron.options import MegatronOptions
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Names of the number of experts in Hugging Face configs (as mcore_bridge/config/parser.py reads them)."""
 
 _EXPERT = "parallel.expert_model_parallel_size"
 _EXPERT_TENSOR = "parallel.expert_tensor_parallel_size"
-_BALANCING = "engine.options.moe_router_load_balancing_type"
+_REPLAY = "engine.options.router_replay"
+_BALANCING = "engine.options.transformer.moe_router_load_balancing_type"
 
 
 class BalancingMistake(NamedTuple):
@@ -46,32 +48,34 @@ def balancing_mistake(kind: str, sequence_format: str) -> BalancingMistake | Non
         )
     if kind == "sinkhorn":
         return BalancingMistake(
-            "sinkhorn routing has no auxiliary loss", "set engine.options.moe_aux_loss_coeff=0, or another type"
+            "sinkhorn routing has no auxiliary loss",
+            "set engine.options.transformer.moe_aux_loss_coeff=0, or another type",
         )
     return None
 
 
-def expert_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def expert_diagnostics(config: RunConfig, options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Hold expert parallelism, auxiliary losses and router replay against a model.
 
     Args:
         config: The run.
+        options: Options of the engine ``megatron``; the defaults for another one.
         model: The Hugging Face config of the language model; empty if there is none.
     """
     if not model:
         return
-    experts = _number_of_experts(config, model)
+    experts = _number_of_experts(config, options, model)
     if experts:
         yield from _sizes(config, model, experts)
-        yield from _balancing(config)
+        yield from _balancing(config, options)
     else:
-        yield from _dense(config)
+        yield from _dense(config, options)
 
 
-def _number_of_experts(config: RunConfig, model: Mapping[str, Any]) -> int:
+def _number_of_experts(config: RunConfig, options: MegatronOptions, model: Mapping[str, Any]) -> int:
     """How many experts a layer has; 0 for a dense model."""
     given = next((model[name] for name in EXPERTS if model.get(name)), 0)
-    concerned = config.parallel.sizes().expert > 1 or config.engine.router_replay != "off"
+    concerned = config.parallel.sizes().expert > 1 or options.replays_routing
     if given or not concerned or config.model.path is not None:
         return int(given)
     # A config that is written by hand may leave the number to the default of its class.
@@ -81,11 +85,11 @@ def _number_of_experts(config: RunConfig, model: Mapping[str, Any]) -> int:
     return int(next((getattr(complete, name) for name in EXPERTS if getattr(complete, name, None)), 0))
 
 
-def _dense(config: RunConfig) -> Iterator[Diagnostic]:
+def _dense(config: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
     if config.parallel.expert_model_parallel_size > 1:
         yield Diagnostic("error", _EXPERT, "the model has no experts to share out", "leave it out")
-    if config.engine.router_replay != "off":
-        yield Diagnostic("error", "engine.router_replay", "the model has no experts, hence no routing", "leave it out")
+    if options.replays_routing:
+        yield Diagnostic("error", _REPLAY, "the model has no experts, hence no routing", "leave it out")
 
 
 def _sizes(config: RunConfig, model: Mapping[str, Any], experts: int) -> Iterator[Diagnostic]:
@@ -133,22 +137,22 @@ def _sizes(config: RunConfig, model: Mapping[str, Any], experts: int) -> Iterato
         )
 
 
-def _balancing(config: RunConfig) -> Iterator[Diagnostic]:
-    options, replay = config.engine.options, config.engine.router_replay != "off"
-    kinds = options.get("moe_router_load_balancing_type", [])
+def _balancing(config: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    fields, replay = options.transformer, options.replays_routing
+    kinds = fields.get("moe_router_load_balancing_type", [])
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    coefficients = options.get("moe_aux_loss_coeff", 0.0)
+    coefficients = fields.get("moe_aux_loss_coeff", 0.0)
     coefficients = coefficients if isinstance(coefficients, list) else [coefficients]
     for kind, coefficient in zip(kinds, coefficients, strict=False):
         mistake = balancing_mistake(kind, config.engine.sequence_format) if coefficient else None
         if mistake:
             yield Diagnostic("error", _BALANCING, f"{kind}: {mistake.why}", mistake.fix)
     if replay and "sinkhorn" in kinds:
-        yield Diagnostic("error", "engine.router_replay", "sinkhorn routing cannot be replayed", "leave it out")
-    if replay and options.get("moe_router_fusion"):
+        yield Diagnostic("error", _REPLAY, "sinkhorn routing cannot be replayed", "leave it out")
+    if replay and fields.get("moe_router_fusion"):
         yield Diagnostic(
             "error",
-            "engine.router_replay",
+            _REPLAY,
             "Megatron's fused router asks nobody which experts to take",
-            "set engine.options.moe_router_fusion=false",
+            "set engine.options.transformer.moe_router_fusion=false",
         )

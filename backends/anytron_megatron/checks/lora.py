@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import did_you_mean
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE, scaling
+from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,9 +43,9 @@ def lora_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     if config.model.freeze:
         why = "with model.lora the whole model is frozen, and adapters of the language model are trained"
         yield Diagnostic("error", "model.freeze", why, "leave it out")
-    if config.engine.mtp_loss_coefficient > 0:
+    if MegatronOptions.of(config).mtp_loss_coefficient > 0:
         why = "with model.lora the modules of multi-token prediction are frozen, and have no adapters"
-        yield Diagnostic("error", "engine.mtp_loss_coefficient", why, "leave it out")
+        yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "leave it out")
     for target in section.targets:
         layer = target.rpartition(".")[2]
         if target != ALL_LINEAR and layer not in LAYERS:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import did_you_mean
-from anytron_megatron.checks.options import option_names
 from anytron_megatron.models.families import FAMILIES, proved
 from anytron_megatron.models.weight_files import weight_faults
+from anytron_megatron.options import MegatronOptions, transformer_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,8 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
         config: The run.
         model: The Hugging Face config, whole; empty if there is none.
     """
-    yield from _options(config, model)
+    options = MegatronOptions.of(config)
+    yield from _transformer(options, model)
     if not model:
         return
     where = "model.config.model_type" if config.model.path is None else "model.path"
@@ -45,7 +46,7 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
             did_you_mean(family, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}",
         )
         return
-    if row.sparse_attention or config.engine.options.get("experimental_attention_variant") == "dsa":
+    if row.sparse_attention or options.transformer.get("experimental_attention_variant") == "dsa":
         yield Diagnostic(
             "error",
             where,
@@ -61,34 +62,33 @@ def model_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[D
             f"mcore-bridge builds {family}, and no test of Anytron compares it with Hugging Face",
             "compare it with anytron verify before you train",
         )
-    yield from _routing(config, where, family, text)
+    yield from _routing(options, where, family, text)
     yield from _rotary(where, row, text)
-    yield from _prediction(config, row, text)
+    yield from _prediction(config, options, row, text)
     if config.model.path is not None:
         faults = weight_faults(Path(config.model.path), model)
         yield from (Diagnostic("error", "model.path", fault.why, fault.fix) for fault in faults)
 
 
-def _options(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    given = config.engine.options
-    if not given:
+def _transformer(options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    if not options.transformer:
         return
-    known = option_names(latent_attention=bool(model.get("text_config", model).get("kv_lora_rank")))
-    for name in given:
+    known = transformer_fields(latent_attention=bool(model.get("text_config", model).get("kv_lora_rank")))
+    for name in options.transformer:
         if name not in known:
             yield Diagnostic(
                 "error",
-                f"engine.options.{name}",
+                f"engine.options.transformer.{name}",
                 "Megatron's transformer config has no field of that name",
                 did_you_mean(name, known) or "remove it",
             )
 
 
-def _routing(config: RunConfig, where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _routing(options: MegatronOptions, where: str, family: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Refuse DeepSeek-V3 without the name of its routing: Megatron reads it, and transformers has it built in."""
     if family != "deepseek_v3" or not text.get("n_routed_experts", 1):
         return
-    scoring = config.engine.options.get("moe_router_score_function", text.get("scoring_func"))
+    scoring = options.transformer.get("moe_router_score_function", text.get("scoring_func"))
     if scoring != "sigmoid":
         found = "lacks scoring_func" if scoring is None else f"says scoring_func {scoring}"
         yield Diagnostic(
@@ -154,9 +154,11 @@ def _rotary(where: str, family: Family, text: Mapping[str, Any]) -> Iterator[Dia
         )
 
 
-def _prediction(config: RunConfig, family: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    key = "engine.mtp_loss_coefficient"
-    if config.engine.mtp_loss_coefficient == 0.0:
+def _prediction(
+    config: RunConfig, options: MegatronOptions, family: Family, text: Mapping[str, Any]
+) -> Iterator[Diagnostic]:
+    key = "engine.options.mtp_loss_coefficient"
+    if options.mtp_loss_coefficient == 0.0:
         return
     if "MTP" not in family.proof:
         yield Diagnostic(

@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
+    from anytron_megatron.options import MegatronOptions
 
 
-def size_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def size_diagnostics(config: RunConfig, options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Compare the model's sizes with the parallel ones; sizes that are not given are not judged.
 
     Args:
         config: The run.
+        options: Options of the engine ``megatron``; the defaults for another one.
         model: The Hugging Face config of the language model.
     """
     tensor = config.parallel.tensor_model_parallel_size
@@ -36,15 +38,15 @@ def size_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Di
     for name in ("intermediate_size", "hidden_size"):
         if model.get(name) and model[name] % tensor:
             yield _not_divisible(key_tensor, f"{name} {model[name]}", tensor)
-    chunks = config.parallel.virtual_pipeline_model_parallel_size
-    key_chunks = "parallel.virtual_pipeline_model_parallel_size"
+    chunks = options.virtual_pipeline_model_parallel_size
+    key_chunks = "engine.options.virtual_pipeline_model_parallel_size"
     if chunks > 1 and pipeline == 1:
         yield Diagnostic(
             "error", key_chunks, "an interleaved schedule needs pipeline ranks", f"raise {key_pipeline} or leave it out"
         )
     layers = model.get("num_hidden_layers")
     # Uneven stages have options of Megatron's own; who sets them knows.
-    uneven = [name for name in config.engine.options if "pipeline" in name]
+    uneven = [name for name in options.transformer if "pipeline" in name]
     if layers and layers % pipeline and not uneven:
         yield _not_divisible(key_pipeline, f"{layers} layers", pipeline)
     elif layers and layers % (pipeline * chunks) and not uneven:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.schema import ModelPart
+from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,14 +37,15 @@ def vision_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[
             "pipeline stages after the first hold nothing but the frozen language model",
             "set parallel.pipeline_model_parallel_size=1",
         )
-    yield from _deepstack(config, model, pipeline * config.parallel.virtual_pipeline_model_parallel_size)
+    yield from _deepstack(MegatronOptions.of(config), model, pipeline)
 
 
-def _deepstack(config: RunConfig, model: Mapping[str, Any], chunks: int) -> Iterator[Diagnostic]:
+def _deepstack(options: MegatronOptions, model: Mapping[str, Any], pipeline: int) -> Iterator[Diagnostic]:
     """mcore-bridge gives deepstack features to the first chunk only, and asserts that it has enough layers."""
+    chunks = pipeline * options.virtual_pipeline_model_parallel_size
     features = len((model.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
     layers = model.get("text_config", model).get("num_hidden_layers")
-    uneven = any("pipeline" in name for name in config.engine.options)
+    uneven = any("pipeline" in name for name in options.transformer)
     if features and layers and not uneven and layers // chunks < features:
         yield Diagnostic(
             "error",

@@ -60,7 +60,7 @@ class LoadBalancing:
             if mistake := balancing_mistake(kind, sequence_format):
                 raise ConfigError(
                     "This load-balancing loss cannot be used here.",
-                    where="engine.options.moe_router_load_balancing_type",
+                    where="engine.options.transformer.moe_router_load_balancing_type",
                     why=mistake.why,
                     fix=mistake.fix,
                 )

@@ -112,7 +112,7 @@ class RouterReplays:
                 "The batch has no routing to replay.",
                 where="update",
                 why=f"expected (tokens, {len(self._columns)} layers, {self._topk} experts), found {found}",
-                fix="compute old log-probs with this engine first (engine.router_replay)",
+                fix="compute old log-probs with this engine first (engine.options.router_replay)",
             )
         routers = self._chunks[chunk]
         targets = self._to_slots(routing, routers, prepared.inputs.layout)

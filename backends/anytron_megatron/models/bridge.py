@@ -54,11 +54,11 @@ class WeightBridge:
         deterministic: Sets Megatron's ``deterministic_mode``.
         router_replay: Give each router what records and replays its choices.
         predicts_ahead: Build the model's multi-token prediction modules.
-        options: Fields of Megatron's transformer config to override.
+        transformer: Fields of Megatron's transformer config to override.
 
     Raises:
         EngineError: mcore-bridge does not know the model type.
-        ConfigError: ``options`` names a number format that the device lacks.
+        ConfigError: ``transformer`` names a number format that the device lacks.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WeightBridge:
         deterministic: bool,
         router_replay: bool = False,
         predicts_ahead: bool = False,
-        options: Mapping[str, Any],
+        transformer: Mapping[str, Any],
     ) -> None:
         from mcore_bridge import MLAModelConfig, hf_to_mcore_config
         from mcore_bridge.model import get_mcore_model_type, get_model_meta
@@ -116,7 +116,7 @@ class WeightBridge:
             # Needs Apex or Transformer Engine's fused weight gradient.
             "gradient_accumulation_fusion": False,
         }
-        self.config = config_class(**{**fields, **options})
+        self.config = config_class(**{**fields, **transformer})
         refuse_missing_quantisation(self.config)
         self._bridge = self.config.bridge
 

@@ -32,7 +32,7 @@ def refuse_missing_quantisation(config: _Quantisation) -> None:
     if not supported:
         raise ConfigError(
             "This number format cannot be trained in here.",
-            where=", ".join(f"engine.options.{name}={getattr(config, name)}" for name in asked),
+            where=", ".join(f"engine.options.transformer.{name}={getattr(config, name)}" for name in asked),
             why=reason,
             fix="set it to null and train in bfloat16 or float32",
         )

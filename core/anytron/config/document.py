@@ -1,4 +1,4 @@
-"""Write ``docs/reference/config.md`` from the schema of the configuration.
+"""Write ``docs/reference/config.md`` from the schema of the configuration, and from the engines' options.
 
 Run ``python -m anytron.config.document docs/reference/config.md`` after a change; a test compares.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
 from anytron.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
 
 HEADING = """# Configuration
 
-<!-- Generated from core/anytron/config/schema.py by
+<!-- Generated from core/anytron/config/schema.py and the options of engines by
 `python -m anytron.config.document docs/reference/config.md`. -->
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
 where the value is YAML and `rewards[0].weight=2` reaches into lists. `${section.key}` refers to another
 key. An unknown key is an error. `anytron config show run.yaml` prints what a run would use.
 """
+
+
+DISTRIBUTION = "anytron"
+"""The reference has the options of this distribution's engines, whatever else is installed."""
+ENGINES = {"rollout": ROLLOUT_ENGINES, "engine": TRAINING_ENGINES}
+"""Entry-point groups of engines by the section that chooses one."""
 
 
 def render() -> str:
@@ -37,16 +44,25 @@ def render() -> str:
 
 def _sections() -> Iterator[str]:
     for name, field in RunConfig.model_fields.items():
-        yield from _section(name, field)
+        model = _model(field.annotation)
+        assert model is not None
+        yield from _section(name, model, _remark(field))
+        if name in ENGINES:
+            for engine in component_names(ENGINES[name], DISTRIBUTION):
+                options = engine_info(ENGINES[name], engine, name).options_model
+                if options is not None:
+                    yield from _section(f"{name}.options", options, "", f" of {engine}")
 
 
-def _section(name: str, field: FieldInfo) -> Iterator[str]:
-    """The table of a section's keys, and after it those of the sections inside."""
-    model = _model(field.annotation)
-    assert model is not None
+def _remark(field: FieldInfo) -> str:
     kind = "A list. " if get_origin(field.annotation) is list else ""
-    yield f"## {name}\n"
-    yield f"{_text(model.__doc__)} {kind}{'Required.' if field.is_required() else 'May be left out.'}\n"
+    return f"{kind}{'Required.' if field.is_required() else 'May be left out.'}"
+
+
+def _section(name: str, model: type[BaseModel], remark: str, owner: str = "") -> Iterator[str]:
+    """The table of a section's keys, and after it those of the sections inside."""
+    yield f"## {name}{owner}\n"
+    yield f"{_text(model.__doc__)} {remark}".rstrip() + "\n"
     yield "| key | type | default | |"
     yield "|---|---|---|---|"
     for key, inner in model.model_fields.items():
@@ -54,8 +70,9 @@ def _section(name: str, field: FieldInfo) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
     for key, inner in model.model_fields.items():
-        if _model(inner.annotation) is not None:
-            yield from _section(f"{name}.{key}", inner)
+        inside = _model(inner.annotation)
+        if inside is not None:
+            yield from _section(f"{name}.{key}", inside, _remark(inner), owner)
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:

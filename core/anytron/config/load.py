@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from anytron.config.anchor import anchor
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.config.schema import RunConfig
+from anytron.config.options import chosen_engines, in_words, option_diagnostics
+from anytron.config.schema import EngineSection, RolloutSection, RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pydantic_core import ErrorDetails
+    from anytron.components import EngineInfo
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
-            (with the nearest known one), or a value is not what the schema wants. All mistakes of
-            the schema are in one error, each with file and line, or the override it came from.
+            (with the nearest known one), or a value is not what the schema, or the engine that it is an
+            option of, wants. All these mistakes are in one error, each with file and line, or the override it
+            came from.
     """
     text = _read(path)
     tree = _parse(path, text)
@@ -88,11 +91,14 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
             why=str(error.msg or error).splitlines()[0],
             fix="give the key a value, or refer to one that exists: ${section.key}",
         ) from error
+    mistakes = _option_mistakes(values)
     try:
-        return anchor(RunConfig.model_validate(values), path.parent), places
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
-        refuse(places.locate(_schema_diagnostic(detail) for detail in error.errors()))
-        raise  # an invalid configuration without a mistake does not exist
+        place_of = partial(_place_of_option, values=values)
+        mistakes = [*in_words(error, RunConfig, place_of=place_of), *mistakes]
+    refuse(places.locate(mistakes))
+    return anchor(config, path.parent), places
 
 
 def _read(path: Path) -> str:
@@ -174,36 +180,32 @@ def _lines(path: Path, text: str) -> dict[str, str]:
     return places
 
 
-def _schema_diagnostic(detail: ErrorDetails) -> Diagnostic:
-    key = ".".join(map(str, detail["loc"]))
-    kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        *section, name = (str(part) for part in detail["loc"])
-        known = known_keys(section)
-        prefix = ".".join(section)
-        fix = did_you_mean(name, known, f"{prefix}." if prefix else "") or f"known keys: {', '.join(known)}"
-        return Diagnostic("error", key, f"unknown key {name!r}" + (f" in {prefix}" if prefix else ""), fix)
-    if kind == "missing":
-        return Diagnostic("error", key, "this key is required")
-    if isinstance(detail["input"], dict | list) or kind == "value_error":
-        return Diagnostic("error", key, message)
-    return Diagnostic("error", key, f"{message}; it is {detail['input']!r}")
+def _engines(values: Any) -> dict[str, EngineInfo]:
+    """The engines of a configuration that may not be valid otherwise."""
+    name = _value(values, "engine", "name", EngineSection().name)
+    rollout = _value(values, "rollout", "engine", RolloutSection().engine)
+    return chosen_engines(str(name), str(rollout))
 
 
-def known_keys(section: Sequence[str]) -> list[str]:
-    """List the keys of a section of the schema.
+def _option_mistakes(values: Any) -> list[Diagnostic]:
+    """Check the options of both engines, as far as there are mappings where they belong."""
+    found = []
+    for key, info in _engines(values).items():
+        section, name = key.split(".")
+        options = _value(values, section, name, {})
+        if isinstance(options, dict):  # otherwise the schema refuses it
+            found += option_diagnostics(info, options, key)
+    return found
 
-    Args:
-        section: Names from the top, list positions included; empty = the top.
-    """
-    model: type[BaseModel] = RunConfig
-    for name in section:
-        if name in model.model_fields:
-            inner = model.model_fields[name].annotation
-            models = [
-                kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, BaseModel)
-            ]
-            if not models:
-                return []
-            model = models[0]
-    return list(model.model_fields)
+
+def _value(values: Any, section: str, key: str, default: Any) -> Any:
+    given = values.get(section)
+    return given.get(key, default) if isinstance(given, dict) else default
+
+
+def _place_of_option(name: str, values: Any) -> str | None:
+    """The key of an option that an engine of the run has by that name."""
+    for key, info in _engines(values).items():
+        if info.options_model is not None and name in info.options_model.model_fields:
+            return f"{key}.{name}"
+    return None

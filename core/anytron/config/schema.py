@@ -121,8 +121,7 @@ class RolloutSection(Section):
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of the rollout process; default: the executor's choice."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further options of the engine. ``transformers`` has ``attn_implementation``, and ``device_map: balanced``, which
-    spreads a model that is too large for one device over all of them."""
+    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
 
 
 class AlgorithmSection(Section):
@@ -202,8 +201,6 @@ class ParallelSection(Section):
     """Ranks that share each layer."""
     pipeline_model_parallel_size: int = Field(1, ge=1)
     """Ranks that hold consecutive layers."""
-    virtual_pipeline_model_parallel_size: int = Field(1, ge=1)
-    """Model chunks of each pipeline rank: above 1 the schedule is interleaved, with smaller bubbles."""
     context_parallel_size: int = Field(1, ge=1)
     """Ranks that share each sequence."""
     data_parallel_size: int = Field(1, ge=1)
@@ -227,7 +224,6 @@ class ParallelSection(Section):
             data=self.data_parallel_size,
             expert=experts,
             expert_tensor=(tensor if experts == 1 else 1) if expert_tensor is None else expert_tensor,
-            virtual_pipeline=self.virtual_pipeline_model_parallel_size,
             sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
         )
 
@@ -254,19 +250,10 @@ class EngineSection(Section):
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True
     """Share the optimizer's state between data-parallel ranks."""
-    router_replay: Literal["off", "old-log-probs"] = "off"
-    """Mixture of experts: ``old-log-probs`` routes tokens in updates as in the pass that computes old log-probs (which
-    is then always made), so that probability ratios compare one network with itself."""
-    mtp_loss_coefficient: float = Field(0.0, ge=0.0)
-    """Train the model's multi-token prediction modules (DeepSeek-V3's ``num_nextn_predict_layers``) on the responses:
-    weight of their cross entropy beside the policy's loss; 0.1 is usual. 0 = they are saved as they were loaded and
-    cost nothing."""
-    mtp_detach: bool = True
-    """Keep the gradients of that loss in the modules. Off, it moves the policy too, as in pretraining."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the engine's own transformer config to override."""
+    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
 
 
 class ExecutorSection(Section):

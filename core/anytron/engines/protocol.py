@@ -56,11 +56,16 @@ class Topology:
         data_size: Copies.
         reports: True on the one rank of each copy whose results count (last pipeline stage, first
             tensor- and context-parallel rank).
+        micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
+        replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenScores.routing``), so
+            that such a pass comes before every update.
     """
 
     data_rank: int
     data_size: int
     reports: bool
+    micro_batch_multiple: int = 1
+    replays_scoring: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class TrainingEngine(Protocol):
 
         Returns:
             One entry per micro-batch on reporting ranks (host tensors), None elsewhere. The policy's
-            have their ``routing`` with ``engine.router_replay``.
+            have their ``routing`` if :attr:`Topology.replays_scoring`.
         """
 
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:

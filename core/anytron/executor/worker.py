@@ -79,11 +79,11 @@ def start(bootstrap: Bootstrap) -> EngineBuilder:
 
     import torch
 
-    from anytron.components import load_component
+    from anytron.components import engine_info
     from anytron.engines.protocol import EngineContext
 
     torch.set_num_threads(bootstrap.num_threads)
-    engine_class = load_component(bootstrap.engine_group, bootstrap.engine_name, "engine")
+    engine_class = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine").load()
     process = ProcessInfo(
         role=bootstrap.role,
         rank=bootstrap.rank,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.config.load import read_config
+from anytron.config.options import engine_option_diagnostics
 from anytron.hooks.edits import apply_edits
 from anytron.plugins import Session, check_requirements, open_session
 from anytron.preflight.machine import machine_diagnostics
@@ -60,9 +61,11 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     edits, found = session.hooks.remarks(config)
     config = apply_edits(config, edits)
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
+    config = _with_rollout_options(config, session)
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
     found += machine_diagnostics(config, session.platform, session.probe)
-    return OpenRun(_with_rollout_options(config, session), session, remarks, places.locate(found))
+    found += engine_option_diagnostics(config)  # plugins may have set some
+    return OpenRun(config, session, remarks, places.locate(found))
 
 
 def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:

@@ -66,7 +66,6 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         WorkerError: A worker process failed.
     """
     prepared = prepare(config)
-    updates = UpdatePlan.from_config(config)
     loss = PolicyLoss.from_config(config.algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
     value_loss = None if critic is None else ValueLoss.from_config(critic)
@@ -75,6 +74,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
         write_random_model(config, prepared.tokenizer)
         trainer, rollout = start_workers(executor, config)
+        updates = UpdatePlan.from_config(config, trainer.topology[0])
         facts = trainer.describe()
         run.write_patches({"trainer": facts, "rollout": rollout.describe()})
         progress.start(steps, [str(rank["device"]) for rank in facts])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
+    from anytron.engines.protocol import Topology
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class UpdatePlan:
         aggregation: How tokens are weighed in the loss.
         max_tokens: Tokens of a micro-batch at most.
         padded: Micro-batches are padded to their longest sequence, and padding counts.
-        multiple: The number of micro-batches is a multiple of this (interleaved pipelines).
-        router_replay: Updates replay the routing of the pass that computes old log-probs.
+        multiple: The number of micro-batches is a multiple of this.
+        replays_scoring: Updates repeat what the pass that computes old log-probs has recorded.
     """
 
     epochs: int
@@ -52,12 +53,11 @@ class UpdatePlan:
     max_tokens: int
     padded: bool = False
     multiple: int = 1
-    router_replay: bool = False
+    replays_scoring: bool = False
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> UpdatePlan:
-        """Take the plan from the configuration."""
-        sizes = config.parallel.sizes()
+    def from_config(cls, config: RunConfig, topology: Topology) -> UpdatePlan:
+        """Take the plan from the configuration, and from what the engine says of itself."""
         return cls(
             epochs=config.algorithm.epochs,
             count=config.algorithm.mini_batches,
@@ -65,15 +65,14 @@ class UpdatePlan:
             aggregation=config.algorithm.aggregation,
             max_tokens=config.engine.max_tokens_per_micro_batch,
             padded=config.engine.sequence_format == "bshd",
-            # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
-            multiple=sizes.pipeline if sizes.virtual_pipeline > 1 else 1,
-            router_replay=config.engine.router_replay != "off",
+            multiple=topology.micro_batch_multiple,
+            replays_scoring=topology.replays_scoring,
         )
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether some update sees a policy that has changed since the rollout, or replays a routing."""
-        return self.router_replay or self.epochs * self.count > 1
+        """Whether some update sees a policy that has changed since the rollout, or repeats what scoring recorded."""
+        return self.replays_scoring or self.epochs * self.count > 1
 
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
         """Give the mini-batches of all passes, with the weights of their tokens.

@@ -39,7 +39,7 @@ class Observation:
 
 def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:
     """Let an engine compute everything; the update comes last, because it changes the weights."""
-    plan = replace(UpdatePlan.from_config(config), epochs=1, count=1, group_size=SAMPLES)
+    plan = replace(UpdatePlan.from_config(config, trainer.topology[0]), epochs=1, count=1, group_size=SAMPLES)
     loss = PolicyLoss.from_config(config.algorithm)
     logits = trainer.logits(first_sequences(batch))
     scores = trainer.token_scores(batch, plan, "policy")

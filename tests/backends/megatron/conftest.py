@@ -163,7 +163,7 @@ def start_engine(tiny_model, ranks, tmp_path_factory):
     @contextlib.contextmanager
     def start(**sections):
         workers, config = ranks.engine(tiny_model, **sections)
-        yield workers, UpdatePlan.from_config(config), tmp_path_factory.mktemp("run")
+        yield workers, UpdatePlan.from_config(config, workers.topology[0]), tmp_path_factory.mktemp("run")
 
     return start
 
@@ -175,7 +175,7 @@ def follow(tiny_model, recorded, policy_loss, ranks, tmp_path_factory):
 
     def run(batch: RaggedBatch = recorded, **sections) -> Trajectory:
         workers, config = ranks.engine(tiny_model, **sections)
-        updates = UpdatePlan.from_config(config)
+        updates = UpdatePlan.from_config(config, workers.topology[0])
         log_probs = workers.score(batch, updates, "policy")
         metrics = [workers.update(batch, updates, policy_loss) for _ in range(3)]
         workers.export_weights(str(file))

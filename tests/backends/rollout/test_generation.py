@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anytron.engines.protocol import PromptInputs, SamplingParams
-from anytron.errors import ConfigError, EngineError
+from anytron.errors import EngineError
 
 PROMPTS = [
     PromptInputs(tokens) for tokens in ((3, 1, 9, 5, 10), (7, 10), (2, 2, 8, 10), (1, 10), (9, 9, 9, 9, 9, 9, 10))
@@ -128,8 +128,3 @@ def test_the_seed_and_nothing_else_decides(engine):
 def test_nothing_generates_without_weights(new_engine):
     with pytest.raises(EngineError, match="no weights yet"):
         new_engine().generate(PROMPTS, sampling(), seed=0)
-
-
-def test_an_option_that_does_not_exist_is_an_error(new_engine):
-    with pytest.raises(ConfigError, match="no option 'attention'"):
-        new_engine(options={"attention": "sdpa"})

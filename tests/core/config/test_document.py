@@ -14,6 +14,15 @@ def test_the_reference_in_the_tree_is_current():
     assert written == render(), "run: python -m anytron.config.document docs/reference/config.md"
 
 
+def test_options_of_the_engines_are_in_it():
+    text = render()
+
+    assert "## engine.options of megatron" in text
+    assert "| `router_replay` | `off` or `old-log-probs` | `off` |" in text
+    assert "## rollout.options of transformers" in text
+    assert "| `device_map` | `balanced` or null | null |" in text
+
+
 def test_every_key_is_explained():
     rows = [line for line in render().splitlines() if line.startswith("| `")]
 

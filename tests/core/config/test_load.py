@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from anytron.config.anchor import anchor
 from anytron.config.dump import to_yaml
-from anytron.config.load import known_keys, load_config
+from anytron.config.load import load_config
+from anytron.config.options import known_keys
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
 
@@ -70,13 +71,13 @@ def test_overrides_are_yaml_reach_into_lists_and_the_last_wins(good):
     config = load_config(
         good,
         ["trainer.total_steps=5", "trainer.total_steps=7", "rewards[1].weight=2", "rollout.stop=[a, 'b=c']",
-         "engine.options={x: {y: 1}}", "engine.distributed_optimizer=false", "platform.name=null"],
+         "engine.options={transformer: {x: {y: 1}}}", "engine.distributed_optimizer=false", "platform.name=null"],
     )  # fmt: skip
 
     assert config.trainer.total_steps == 7
     assert config.rewards[1].weight == 2.0
     assert config.rollout.stop == ["a", "b=c"]
-    assert config.engine.options == {"x": {"y": 1}}
+    assert config.engine.options == {"transformer": {"x": {"y": 1}}}
     assert config.engine.distributed_optimizer is False
     assert config.platform.name is None
 
@@ -155,6 +156,50 @@ def test_a_critic_stands_where_it_is_used(good, override, says):
     assert config.policy_steps == config.trainer.total_steps - 3
 
 
+@pytest.mark.parametrize(
+    ("key", "now"),
+    [
+        ("engine.router_replay", "engine.options.router_replay"),
+        ("engine.mtp_loss_coefficient", "engine.options.mtp_loss_coefficient"),
+        ("engine.mtp_detach", "engine.options.mtp_detach"),
+        ("parallel.virtual_pipeline_model_parallel_size", "engine.options.virtual_pipeline_model_parallel_size"),
+    ],
+)
+def test_a_key_that_has_become_an_option_of_an_engine_is_refused_with_its_new_name(good, key, now):
+    error = refusal(good, f"{key}=2")
+
+    assert error.where == f"{key} (command line: {key}=2)"
+    assert error.fix == f"write {now}"
+
+
+def test_a_field_of_the_transformer_config_is_refused_with_its_new_name(good):
+    error = refusal(good, "engine.options.hidden_dropout=0.1")
+
+    assert error.where.startswith("engine.options.hidden_dropout (command line")
+    assert error.fix == "write engine.options.transformer.hidden_dropout"
+
+
+def test_an_unknown_option_is_refused_with_file_line_and_the_nearest_known_name(good):
+    good.write_text(GOOD + "engine:\n  options:\n    router_repaly: old-log-probs\nrollout:\n  options: {device: 0}\n")
+
+    text = str(refusal(good))
+
+    assert f"engine.options.router_repaly ({good}:17): unknown key 'router_repaly' in engine.options" in text
+    assert "did you mean engine.options.router_replay?" in text
+    assert f"rollout.options.device ({good}:19)" in text
+    assert "did you mean rollout.options.device_map?" in text
+
+
+def test_a_wrong_value_of_an_option_is_refused_like_any_other(good):
+    assert refusal(good, "rollout.options.device_map=auto").why == "Input should be 'balanced'; it is 'auto'"
+    assert "greater than or equal to 0" in refusal(good, "engine.options.mtp_loss_coefficient=-1").why
+
+
+def test_options_of_an_engine_that_is_not_installed_are_not_judged(good):
+    """That there is no such engine is found when the machine is checked."""
+    assert load_config(good, ["engine.name=other", "engine.options.any=1"]).engine.options == {"any": 1}
+
+
 def test_missing_sections_are_named(write):
     assert "data" in str(refusal(write("model: {path: x}\nrewards: [{function: f}]\n")))
 
@@ -196,6 +241,6 @@ def test_a_reference_to_nothing_is_refused_where_it_stands(good):
 
 
 def test_known_keys_walk_through_sections_and_lists():
-    assert "total_steps" in known_keys(["trainer"])
-    assert known_keys(["rewards", "0"]) == ["function", "weight", "options"]
-    assert known_keys([]) == list(RunConfig.model_fields)
+    assert "total_steps" in known_keys(RunConfig, ["trainer"])
+    assert known_keys(RunConfig, ["rewards", "0"]) == ["function", "weight", "options"]
+    assert known_keys(RunConfig, []) == list(RunConfig.model_fields)

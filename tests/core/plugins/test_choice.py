@@ -196,7 +196,7 @@ def test_options_reach_the_platform_validated(site):
 
 def test_an_unknown_option_gets_the_nearest_name(site):
     site.platform("npx", body=OPTIONS)
-    with pytest.raises(ConfigError, match="did you mean tile") as caught:
+    with pytest.raises(ConfigError, match=r"did you mean platform\.options\.tile") as caught:
         open_session("npx", {"tiles": 4})
     assert caught.value.where == "platform.options.tiles"
 
@@ -209,7 +209,7 @@ def test_a_wrong_option_value_names_its_key(site):
 
 
 def test_a_platform_without_options_refuses_all():
-    with pytest.raises(ConfigError, match="it has no options"):
+    with pytest.raises(ConfigError, match="there are no options"):
         open_session("cpu", {"tile": 4})
 
 

@@ -3,11 +3,15 @@
 import sys
 
 from anytron import Platform, hookimpl
+from anytron.components import EngineInfo
 from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit
 from anytron.patches import Patch
 from anytron.platform import Availability, Probe
 
+SMALL, BROKEN, SLOW, REFUSING = (
+    EngineInfo(f"testchip_engine:{name}") for name in ("Engine", "BrokenEngine", "SlowEngine", "RefusingEngine")
+)
 EVENTS = [("imported", "torch" in sys.modules)]
 
 

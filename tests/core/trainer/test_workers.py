@@ -105,7 +105,7 @@ def test_the_critics_metrics_are_told_from_the_policys(workers, batch):
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])
 def test_routing_follows_its_tokens_from_the_scoring_pass_into_other_micro_batches(workers, batch, max_tokens):
-    replaying = plan(max_tokens, router_replay=True)
+    replaying = plan(max_tokens, replays_scoring=True)
     assert replaying.needs_old_log_probs
     scored = workers.with_scores(batch, replaying, PolicyLoss())
     assert torch.equal(scored.routing, routing_of(batch.tokens))

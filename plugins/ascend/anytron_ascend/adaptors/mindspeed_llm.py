@@ -15,6 +15,7 @@ from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_megatron.checks.experts import expert_diagnostics
 from anytron_megatron.checks.optimizer import optimizer_diagnostics
 from anytron_megatron.checks.sizes import size_diagnostics
+from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,8 +65,8 @@ class MindSpeedLlmAdaptor:
         except AnytronError as error:
             yield Diagnostic("error", error.where, f"{error.what} {error.why}", error.fix)
         else:
-            yield from size_diagnostics(config, model)
-            yield from expert_diagnostics(config, model)
+            yield from size_diagnostics(config, MegatronOptions(), model)
+            yield from expert_diagnostics(config, MegatronOptions(), model)
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """The engine does that itself: it knows its arguments."""
@@ -131,8 +132,6 @@ def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
     wanted = {
         "model.lora": config.model.lora is not None,
         "model.freeze": bool(config.model.freeze),
-        "engine.router_replay": config.engine.router_replay != "off",
-        "engine.mtp_loss_coefficient": config.engine.mtp_loss_coefficient > 0,
     }
     for key, is_wanted in wanted.items():
         if is_wanted:

@@ -145,12 +145,6 @@ def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
     sizes = config.parallel.sizes()
     if sizes.context > 1:
         raise _refusal("context parallelism", "parallel.context_parallel_size", "it was not tested with any algorithm")
-    if sizes.virtual_pipeline > 1:
-        raise _refusal(
-            "interleaved pipelines",
-            "parallel.virtual_pipeline_model_parallel_size",
-            "mbridge's numbering of its chunks was not tested",
-        )
     if model.num_key_value_heads % sizes.tensor:
         raise _refusal(
             f"{model.num_key_value_heads} key/value heads on {sizes.tensor} ranks",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from anytron.components import EngineInfo
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,3 +97,10 @@ class MindSpeedLlmOptions(_Options):
                 why="; ".join(part["msg"] for part in error.errors()),
                 fix="docs/how-to/train-with-mindspeed-llm.md lists them",
             ) from error
+
+
+MINDSPEED_LLM = EngineInfo(
+    engine="anytron_ascend.mindspeed_llm.engine:MindSpeedLlmEngine",
+    options_model=MindSpeedLlmOptions,
+    capabilities=frozenset({"critic", "observation"}),
+)

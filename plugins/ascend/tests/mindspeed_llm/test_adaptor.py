@@ -105,8 +105,6 @@ def test_engine_and_adaptor_go_together():
     ("key", "sections"),
     [
         ("model.lora", {"model": {"config": QWEN3, "tokenizer": "unused", "lora": {}}}),
-        ("engine.router_replay", {"engine": {"name": "mindspeed_llm", "router_replay": "old-log-probs"}}),
-        ("engine.mtp_loss_coefficient", {"engine": {"name": "mindspeed_llm", "mtp_loss_coefficient": 0.1}}),
         ("parallel.context_parallel_size", {"parallel": {"context_parallel_size": 2}}),
         ("engine.options.moe.dispatcher", {"engine": {"name": "mindspeed_llm", "options": {"moe": {"dispatcher": 1}}}}),
     ],

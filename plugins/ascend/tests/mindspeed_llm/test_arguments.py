@@ -140,11 +140,6 @@ def test_probabilities_among_all_experts_unless_they_are_normalized():
         (LlamaConfig(hidden_act="gelu"), {}, "gelu"),
         (Qwen3MoeConfig(mlp_only_layers=[0]), {}, "layers without experts"),
         (QWEN3_8B, {"parallel": {"context_parallel_size": 2}}, "context parallelism"),
-        (
-            QWEN3_8B,
-            {"parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}},
-            "interleaved",
-        ),
     ],
 )
 def test_what_it_does_not_have_is_refused_by_name(model, sections, what):

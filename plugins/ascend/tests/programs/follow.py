@@ -40,7 +40,8 @@ def main(plan_file: str, output: str) -> None:
                 )
             else:
                 group.rebuild(config)
-            workers, updates = TrainingWorkers.of(group), UpdatePlan.from_config(config)
+            workers = TrainingWorkers.of(group)
+            updates = UpdatePlan.from_config(config, workers.topology[0])
             log_probs = workers.score(recorded, updates, "policy")
             metrics = [workers.update(recorded, updates, loss) for _ in range(3)]
             workers.export_weights(str(Path(folder) / "weights.safetensors"))

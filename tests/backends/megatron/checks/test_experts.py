@@ -11,7 +11,8 @@ MIXTURE = {**DENSE, "model_type": "qwen3_moe", "num_experts": 8, "moe_intermedia
 TENSOR, EXPERT, EXPERT_TENSOR = (
     f"parallel.{name}_parallel_size" for name in ("tensor_model", "expert_model", "expert_tensor")
 )
-BALANCING = "engine.options.moe_router_load_balancing_type"
+REPLAY = {"router_replay": "old-log-probs"}
+BALANCING = "engine.options.transformer.moe_router_load_balancing_type"
 
 
 def remarks(model=MIXTURE, engine=None, **parallel):
@@ -38,7 +39,7 @@ def remarks(model=MIXTURE, engine=None, **parallel):
     ],
 )
 def test_sizes_that_megatron_computes_rightly_are_not_remarked_on(parallel):
-    assert remarks(**parallel, engine={"router_replay": "old-log-probs"}) == []
+    assert remarks(**parallel, engine={"options": REPLAY}) == []
 
 
 @pytest.mark.parametrize(
@@ -108,22 +109,22 @@ def test_a_config_without_the_number_of_experts_means_its_classs_default():
     [
         ({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.1}, BALANCING, "each sequence"),
         ({"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.1}, BALANCING, "order"),
-        ({"moe_router_load_balancing_type": "sinkhorn"}, "engine.router_replay", "sinkhorn"),
-        ({"moe_router_fusion": True}, "engine.router_replay", "fused router"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "engine.options.router_replay", "sinkhorn"),
+        ({"moe_router_fusion": True}, "engine.options.router_replay", "fused router"),
     ],
 )
 def test_options_that_would_not_do_what_they_say_are_refused(options, key, reason):
-    (remark,) = remarks(engine={"router_replay": "old-log-probs", "options": options})
+    (remark,) = remarks(engine={"options": {**REPLAY, "transformer": options}})
     assert (remark.severity, remark.key) == ("error", key)
     assert reason in remark.message
 
 
 def test_a_load_balancing_loss_without_a_coefficient_is_nobodys_business():
-    assert remarks(engine={"options": {"moe_router_load_balancing_type": "seq_aux_loss"}}) == []
+    assert remarks(engine={"options": {"transformer": {"moe_router_load_balancing_type": "seq_aux_loss"}}}) == []
     per_sequence = {"moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"], "moe_aux_loss_coeff": [0.1, 0.2]}
-    assert remarks(engine={"options": per_sequence, "sequence_format": "bshd"}) == []
+    assert remarks(engine={"options": {"transformer": per_sequence}, "sequence_format": "bshd"}) == []
 
 
 def test_a_dense_model_has_no_routing_to_replay():
-    (remark,) = remarks(DENSE, engine={"router_replay": "old-log-probs"})
-    assert (remark.severity, remark.key) == ("error", "engine.router_replay")
+    (remark,) = remarks(DENSE, engine={"options": REPLAY})
+    assert (remark.severity, remark.key) == ("error", "engine.options.router_replay")

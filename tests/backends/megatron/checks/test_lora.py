@@ -37,9 +37,9 @@ def test_parts_need_not_be_frozen_one_by_one():
 
 
 def test_modules_that_predict_ahead_are_not_trained():
-    ((key, message, _),) = complaints(engine={"mtp_loss_coefficient": 0.1})
+    ((key, message, _),) = complaints(engine={"options": {"mtp_loss_coefficient": 0.1}})
 
-    assert key == "engine.mtp_loss_coefficient"
+    assert key == "engine.options.mtp_loss_coefficient"
     assert "are frozen" in message
 
 

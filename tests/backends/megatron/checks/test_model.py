@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
-from anytron_megatron.checks.options import option_names
 from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
 from tests.tiny_models import CONFIGS
 
@@ -67,8 +67,8 @@ def test_the_list_of_families_is_the_bridges(registry):
 
 
 def test_the_options_are_the_fields_of_the_installed_config(registry):
-    assert sorted(option_names(latent_attention=False)) == registry["options"]
-    assert sorted(option_names(latent_attention=True)) == registry["latent"]
+    assert sorted(transformer_fields(latent_attention=False)) == registry["options"]
+    assert sorted(transformer_fields(latent_attention=True)) == registry["latent"]
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -89,23 +89,27 @@ def test_an_unknown_family_gets_the_nearest_one():
     assert "it knows bailing_hybrid" in refusal({"model_type": "t5"}).fix
 
 
-def test_an_unknown_option_gets_the_nearest_one():
-    wrong = refusal(CONFIGS["qwen3"], engine={"options": {"num_layerz": 3}})
-    assert wrong.key == "engine.options.num_layerz"
+def overriding(**fields):
+    return {"options": {"transformer": fields}}
+
+
+def test_an_unknown_field_gets_the_nearest_one():
+    wrong = refusal(CONFIGS["qwen3"], engine=overriding(num_layerz=3))
+    assert wrong.key == "engine.options.transformer.num_layerz"
     assert wrong.fix == "did you mean num_layers?"
 
 
 def test_fields_of_latent_attention_are_options_of_models_that_have_it():
-    options = {"engine": {"options": {"rotary_scaling_factor": 40}}}
+    options = {"engine": overriding(rotary_scaling_factor=40)}
     assert remarks(CONFIGS["deepseek_v3"], **options) == []
-    assert refusal(CONFIGS["qwen3"], **options).key == "engine.options.rotary_scaling_factor"
+    assert refusal(CONFIGS["qwen3"], **options).key == "engine.options.transformer.rotary_scaling_factor"
 
 
 @pytest.mark.parametrize("scoring", [None, "softmax"])
 def test_deepseek_v3_without_the_name_of_its_routing_is_refused(scoring):
     model = {**CONFIGS["deepseek_v3"], "scoring_func": scoring}
     assert "route by softmax" in refusal(model).message
-    assert remarks(model, engine={"options": {"moe_router_score_function": "sigmoid"}}) == []
+    assert remarks(model, engine=overriding(moe_router_score_function="sigmoid")) == []
 
 
 def test_deepseek_v3_with_another_choice_of_experts_is_refused():
@@ -152,7 +156,7 @@ def test_a_partial_rotation_that_transformers_ignores_is_refused():
 
 
 def test_prediction_modules_can_only_be_trained_where_there_are_any(tmp_path):
-    trained = {"engine": {"mtp_loss_coefficient": 0.1}}
+    trained = {"engine": {"options": {"mtp_loss_coefficient": 0.1}}}
     assert "has no multi-token prediction modules" in refusal(CONFIGS["deepseek_v3"], **trained).message
     model = {**CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 1}
     assert "random weights" in refusal(model, **trained).message

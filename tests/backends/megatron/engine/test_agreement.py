@@ -12,7 +12,8 @@ SPLITS = {
     "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
     "pp2-bshd": {"parallel": {"pipeline_model_parallel_size": 2}, "engine": {"sequence_format": "bshd"}},
     "pp2-interleaved": {
-        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        "parallel": {"pipeline_model_parallel_size": 2},
+        "engine": {"options": {"virtual_pipeline_model_parallel_size": 2}},
     },
     "dp2": {"parallel": {"data_parallel_size": 2}},
     "cp2": {"parallel": {"context_parallel_size": 2}},

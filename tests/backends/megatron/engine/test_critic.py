@@ -20,7 +20,10 @@ SPLITS = {
     "tp2-sp": {"parallel": {"tensor_model_parallel_size": 2}},
     "tp2": {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": False}},
     "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
-    "pp2-interleaved": {"parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}},
+    "pp2-interleaved": {
+        "parallel": {"pipeline_model_parallel_size": 2},
+        "engine": {"options": {"virtual_pipeline_model_parallel_size": 2}},
+    },
     "cp2": {"parallel": {"context_parallel_size": 2}},
     "dp2": {"parallel": {"data_parallel_size": 2}},
 }
@@ -74,7 +77,7 @@ def learn(ranks, recorded, tiny_model, start_model, tmp_path_factory):
     def run(critic=start_model, **sections):
         section = {"path": str(critic), "optimizer": SGD}
         workers, config = ranks.engine(tiny_model, critic=section, **PPO, **sections)
-        updates = UpdatePlan.from_config(config)
+        updates = UpdatePlan.from_config(config, workers.topology[0])
         batch = workers.with_values(recorded, updates)
         returns = batch.values + torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(3))
         batch = dataclasses.replace(batch, returns=returns)
@@ -190,11 +193,11 @@ def balance(ranks, recorded, tiny_family):
     """Three updates of a critic that is a mixture of experts, each sequence a micro-batch of its own."""
 
     def run(**sections):
-        options = {"moe_aux_loss_coeff": 0.05, "moe_z_loss_coeff": 0.01}
-        engine = {"max_tokens_per_micro_batch": 1, "options": options}
+        fields = {"moe_aux_loss_coeff": 0.05, "moe_z_loss_coeff": 0.01}
+        engine = {"max_tokens_per_micro_batch": 1, "options": {"transformer": fields}}
         section = {"optimizer": SGD}
         workers, config = ranks.engine(tiny_family("qwen3_moe"), critic=section, engine=engine, **PPO, **sections)
-        updates = UpdatePlan.from_config(config)
+        updates = UpdatePlan.from_config(config, workers.topology[0])
         batch = workers.with_values(recorded, updates)
         batch = dataclasses.replace(batch, returns=batch.advantages)
         return [workers.update_critic(batch, updates, ValueLoss()) for _ in range(3)]
@@ -230,7 +233,7 @@ def test_a_gradient_that_is_summed_twice_is_noticed(one_rank, learn, write_exten
 
 def test_a_head_begins_as_zero_and_the_policy_knows_nothing_of_it(ranks, recorded, tiny_model):
     plain, config = ranks.engine(tiny_model)
-    updates = UpdatePlan.from_config(config)
+    updates = UpdatePlan.from_config(config, plain.topology[0])
     log_probs = plain.score(recorded, updates, "policy")
     section = {"optimizer": SGD}
     workers, _ = ranks.engine(tiny_model, critic=section, **PPO)
@@ -244,7 +247,7 @@ def test_a_head_begins_as_zero_and_the_policy_knows_nothing_of_it(ranks, recorde
 def test_what_is_saved_is_gone_on_from(ranks, recorded, tiny_model, start_model, tmp_path):
     pipeline = SPLITS["pp2"]
     workers, config = ranks.engine(tiny_model, critic={"path": str(start_model)}, **PPO, **pipeline)
-    updates = UpdatePlan.from_config(config)
+    updates = UpdatePlan.from_config(config, workers.topology[0])
     batch = workers.with_values(recorded, updates)
     workers.update_critic(dataclasses.replace(batch, returns=batch.values + 1), updates, ValueLoss())
     left = workers.with_values(recorded, updates).values
@@ -264,7 +267,7 @@ def test_bfloat16_and_the_distributed_optimizer_keep_the_head_in_float32(ranks, 
         parallel={"data_parallel_size": 2},
         **PPO,
     )
-    updates = UpdatePlan.from_config(config)
+    updates = UpdatePlan.from_config(config, workers.topology[0])
     batch = workers.with_values(recorded, updates)
     batch = dataclasses.replace(batch, returns=torch.ones(batch.num_tokens))
     losses = [workers.update_critic(batch, updates, ValueLoss(0.0))["critic/loss"] for _ in range(20)]

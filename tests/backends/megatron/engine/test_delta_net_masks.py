@@ -18,8 +18,8 @@ SCHEDULES = {
     ),
     "recomputed blocks of later stages and chunks": (
         "qwen3_5",
-        {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
-        {"recompute": "full"},
+        {"pipeline_model_parallel_size": 2},
+        {"recompute": "full", "options": {"virtual_pipeline_model_parallel_size": 2}},
     ),
 }
 

@@ -48,10 +48,11 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def train(start_engine, model_with_modules, trajectories, policy_loss):
-    def run(engine=None, **sections):
-        engine = {"mtp_loss_coefficient": COEFFICIENT, "mtp_detach": False, **(engine or {})}
+    def run(options=None, engine=None, **sections):
         # The loads that move the experts' bias are not what is tested here.
-        engine["options"] = {"moe_router_bias_update_rate": 0.0}
+        transformer = {"moe_router_bias_update_rate": 0.0}
+        options = {"mtp_loss_coefficient": COEFFICIENT, "mtp_detach": False, **(options or {})}
+        engine = {"options": {**options, "transformer": transformer}, **(engine or {})}
         with start_engine(
             model={"path": str(model_with_modules)},
             optimizer={"name": "sgd", "lr": RATE, "clip_grad": 0.0},
@@ -78,7 +79,7 @@ def jointly(train):
 @pytest.fixture(scope="module")
 def apart(train):
     """One rank, gradients kept in the modules (the default), padded."""
-    return train({"mtp_detach": True, "sequence_format": "bshd"})
+    return train({"mtp_detach": True}, engine={"sequence_format": "bshd"})
 
 
 def by_the_paper(directory, batch, policy_loss, tmp_path, *, detach, misplaced=0):
@@ -239,6 +240,6 @@ def test_modules_that_the_files_lack_are_not_invented(start_engine, model_with_m
     (tmp_path / "config.json").write_bytes((model_with_modules / "config.json").read_bytes())
     with (
         pytest.raises(AnytronError, match=r"(?s)weights do not fit.*tensors are missing: model\.layers\.3\."),
-        start_engine(model={"path": str(tmp_path)}, engine={"mtp_loss_coefficient": 0.1}),
+        start_engine(model={"path": str(tmp_path)}, engine={"options": {"mtp_loss_coefficient": 0.1}}),
     ):
         pass

@@ -15,7 +15,7 @@ def test_later_engines_compute_as_the_first_and_nothing_piles_up(ranks, tiny_fam
     for parallel in (TENSOR, PIPELINE) * 3:
         # Token dispatchers of experts keep tensors of their last pass, and these the whole model.
         workers, config = ranks.engine(tiny_family("qwen3_moe"), parallel=parallel)
-        updates = UpdatePlan.from_config(config)
+        updates = UpdatePlan.from_config(config, workers.topology[0])
         scores.append(workers.score(recorded, updates, "policy"))
         workers.update(recorded, updates, policy_loss)
         # A process group has threads of its own.

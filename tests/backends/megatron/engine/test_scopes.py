@@ -14,8 +14,8 @@ SCHEDULES = {
     },
     "1F1B, full recomputation": {"parallel": {"pipeline_model_parallel_size": 2}, "engine": {"recompute": "full"}},
     "interleaved, full recomputation": {
-        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
-        "engine": {"recompute": "full"},
+        "parallel": {"pipeline_model_parallel_size": 2},
+        "engine": {"recompute": "full", "options": {"virtual_pipeline_model_parallel_size": 2}},
     },
 }
 LAYERS = 4
@@ -50,7 +50,7 @@ def test_no_micro_batch_sees_the_state_of_another(schedule, witness_log, start_e
         batches = len(updates.micro_batches(recorded, 1)[0])
     events = [json.loads(line) for line in witness_log.read_text().splitlines()]
     ranks = {event["rank"] for event in events}
-    chunks = SCHEDULES[schedule].get("parallel", {}).get("virtual_pipeline_model_parallel_size", 1)
+    chunks = SCHEDULES[schedule]["engine"].get("options", {}).get("virtual_pipeline_model_parallel_size", 1)
 
     attended = [event for event in events if event["event"] == "attend"]
     assert [event for event in attended if event["sees"] != event["lengths"]] == []

@@ -45,12 +45,11 @@ class Run:
 def train(start_engine, recorded, policy_loss, tiny_family):
     """Record routing and old log-probs of the trajectories, then do three updates on them."""
 
-    def run(family="qwen3_moe", batch=recorded, steps=3, **sections) -> Run:
+    def run(family="qwen3_moe", batch=recorded, steps=3, options=None, transformer=OPTIONS, **sections) -> Run:
         engine = {
             "max_tokens_per_micro_batch": ONE_SEQUENCE,
             "distributed_optimizer": False,
-            "router_replay": "old-log-probs",
-            "options": OPTIONS,
+            "options": {"router_replay": "old-log-probs", "transformer": transformer, **(options or {})},
         } | sections.pop("engine", {})
         with start_engine(model={"path": str(tiny_family(family))}, engine=engine, **sections) as (
             workers,

@@ -13,7 +13,8 @@ SPLITS = {
         "engine": {"sequence_format": "bshd"},
     },
     "pp2-interleaved-recompute": {
-        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        "parallel": {"pipeline_model_parallel_size": 2},
+        "options": {"virtual_pipeline_model_parallel_size": 2},
         "engine": {"recompute": "full"},
     },
     "tp2-sp-dp2-ep2-etp2": {

@@ -14,22 +14,20 @@ RATE = 0.01
 BIAS = "model.layers.{}.mlp.gate.e_score_correction_bias"
 LAYERS = (1, 2, 3)  # layer 0 is dense
 SETTINGS = {
-    "options": {
-        "moe_aux_loss_coeff": 0.05,
-        "moe_z_loss_coeff": 0.01,
-        "moe_router_load_balancing_type": "aux_loss",
-        "moe_router_bias_update_rate": RATE,
-    }
+    "moe_aux_loss_coeff": 0.05,
+    "moe_z_loss_coeff": 0.01,
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_router_bias_update_rate": RATE,
 }
 PADDED = {
-    "bshd": {"engine": SETTINGS | {"sequence_format": "bshd"}},
+    "bshd": {"engine": {"sequence_format": "bshd"}},
     "tp2-sp-ep2": {
-        "engine": SETTINGS,
         "parallel": {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2},
     },
     "pp2-interleaved-recompute": {  # its first chunk has no router
-        "engine": SETTINGS | {"recompute": "full"},
-        "parallel": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        "engine": {"recompute": "full"},
+        "parallel": {"pipeline_model_parallel_size": 2},
+        "options": {"virtual_pipeline_model_parallel_size": 2},
     },
 }
 ALIGN = ("@hookimpl", "def layout_constraints(self):", "    return LayoutConstraints(align=16)")
@@ -42,20 +40,20 @@ FORGET = (
 
 @pytest.fixture(scope="module")
 def without_padding(train):
-    return train("deepseek_v3", engine=SETTINGS)
+    return train("deepseek_v3", transformer=SETTINGS)
 
 
 @pytest.mark.parametrize("layout", PADDED)
 def test_padding_changes_nothing(layout, without_padding, train, extension):
     extension(*ALIGN)
-    found = differences(without_padding, train("deepseek_v3", **PADDED[layout]))
+    found = differences(without_padding, train("deepseek_v3", transformer=SETTINGS, **PADDED[layout]))
     assert found["metrics"] <= 1e-5, found
     assert found["weights"] <= 1e-5, found
 
 
 def test_a_platform_that_forgets_the_padding_mask_is_noticed(without_padding, train, extension):
     extension(*ALIGN, *FORGET)
-    found = differences(without_padding, train("deepseek_v3", engine=SETTINGS))
+    found = differences(without_padding, train("deepseek_v3", transformer=SETTINGS))
     assert found["metrics"] > 1e-3, found
     assert found["weights"] >= RATE, found
 
@@ -77,8 +75,8 @@ def test_what_only_fills_up_a_copys_share_is_not_counted(train, recorded):
     five = recorded.select(torch.arange(5))
     weight = five.response_mask / five.response_mask.sum()
     five = dataclasses.replace(five, loss_weights=weight, token_shares=weight)
-    one = train("deepseek_v3", five, engine=SETTINGS)
+    one = train("deepseek_v3", five, transformer=SETTINGS)
     parallel = {"data_parallel_size": 2, "expert_model_parallel_size": 2}
-    found = differences(one, train("deepseek_v3", five, engine=SETTINGS, parallel=parallel))
+    found = differences(one, train("deepseek_v3", five, transformer=SETTINGS, parallel=parallel))
     assert found["metrics"] <= 1e-5, found
     assert found["weights"] <= 1e-5, found

@@ -66,7 +66,7 @@ def observe(
     workers, config = ranks.engine(
         model, parallel=layout.parallel, engine=engine, optimizer={"lr": LEARNING_RATE, "clip_grad": 0.0}
     )
-    updates, file = UpdatePlan.from_config(config), scratch / "weights.safetensors"
+    updates, file = UpdatePlan.from_config(config, workers.topology[0]), scratch / "weights.safetensors"
 
     def export() -> Weights:
         workers.export_weights(str(file))

@@ -50,7 +50,7 @@ def adapted(request, megatron):
         sizes=ParallelSizes(),
         recompute="none",
         deterministic=False,
-        options={},
+        transformer={},
     )
     (model,) = bridge.build()
     adapters = Adapters(bridge, [model], LoraSection(rank=4), seed=0)

@@ -46,7 +46,7 @@ DeepseekV3ForCausalLM(config).float().save_pretrained(directory)
 from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
 
 bridge = WeightBridge(
-    directory, dtype=torch.float32, sizes=ParallelSizes(), recompute="none", deterministic=False, options={}
+    directory, dtype=torch.float32, sizes=ParallelSizes(), recompute="none", deterministic=False, transformer={}
 )
 (model,) = bridge.build()
 attention = model.decoder.layers[0].self_attention

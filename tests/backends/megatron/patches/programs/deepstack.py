@@ -58,7 +58,7 @@ def build(**sizes):
         sizes=ParallelSizes(**sizes),
         recompute="none",
         deterministic=False,
-        options={},
+        transformer={},
     )
     (model,) = bridge.build()
     return model.eval()

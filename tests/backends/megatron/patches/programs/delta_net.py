@@ -69,7 +69,7 @@ def build(sequence_parallel):
         recompute="none",
         deterministic=False,
         router_replay=False,
-        options={},
+        transformer={},
     )
     (model,) = bridge.build()
     return DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)

@@ -43,7 +43,7 @@ def build(folder):
         deterministic=False,
         router_replay=False,
         predicts_ahead=False,
-        options={},
+        transformer={},
     )
     return bridge.build()[0]
 

@@ -40,7 +40,7 @@ def main(folder, tensor_parallel):
         deterministic=False,
         router_replay=False,
         predicts_ahead=False,
-        options={},
+        transformer={},
     )
     (model,) = bridge.build()
     assert any(isinstance(module, TEDotProductAttention) for module in model.modules())

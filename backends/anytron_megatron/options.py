@@ -1,0 +1,107 @@
+"""The engine ``megatron`` as it is known before Megatron is imported: its options, and what it can do."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from anytron.components import EngineInfo
+from anytron.config.schema import Section
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+    from anytron.traits import ParallelSizes
+
+
+class MegatronOptions(Section):
+    """Options of the engine ``megatron``."""
+
+    virtual_pipeline_model_parallel_size: int = Field(1, ge=1)
+    """Model chunks of each pipeline rank: above 1 the schedule is interleaved, with smaller bubbles."""
+    router_replay: Literal["off", "old-log-probs"] = "off"
+    """Mixture of experts: ``old-log-probs`` routes tokens in updates as in the pass that computes old log-probs (which
+    is then always made), so that probability ratios compare one network with itself."""
+    mtp_loss_coefficient: float = Field(0.0, ge=0.0)
+    """Train the model's multi-token prediction modules (DeepSeek-V3's ``num_nextn_predict_layers``) on the responses:
+    weight of their cross entropy beside the policy's loss; 0.1 is usual. 0 = they are saved as they were loaded and
+    cost nothing."""
+    mtp_detach: bool = True
+    """Keep the gradients of that loss in the modules. Off, it moves the policy too, as in pretraining."""
+    transformer: dict[str, Any] = Field(default_factory=dict)
+    """Fields of Megatron's transformer config to override, as mcore-bridge extends it."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> MegatronOptions:
+        """Take the options of a run whose engine is ``megatron``."""
+        return cls.model_validate(config.engine.options)
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether updates route tokens as the pass before them did."""
+        return self.router_replay != "off"
+
+    def sizes(self, config: RunConfig) -> ParallelSizes:
+        """The run's parallel sizes, with the chunks of a pipeline rank; without a pipeline there is one chunk."""
+        sizes = config.parallel.sizes()
+        chunks = self.virtual_pipeline_model_parallel_size if sizes.pipeline > 1 else 1
+        return replace(sizes, virtual_pipeline=chunks)
+
+
+# Dataclasses and their files, by top-level package.
+_COMMON = (
+    ("megatron", "core/model_parallel_config.py", "ModelParallelConfig"),
+    ("megatron", "core/transformer/transformer_config.py", "TransformerConfig"),
+    ("mcore_bridge", "config/model_config.py", "ModelConfig"),
+)
+_LATENT = (
+    ("megatron", "core/transformer/transformer_config.py", "MLATransformerConfig"),
+    ("mcore_bridge", "config/model_config.py", "MLAModelConfig"),
+)
+
+
+@functools.cache
+def transformer_fields(*, latent_attention: bool) -> frozenset[str]:
+    """Collect the fields of Megatron's transformer config as mcore-bridge extends it.
+
+    Importing those classes costs seconds and changes other libraries; their sources are parsed instead.
+
+    Args:
+        latent_attention: Of models with multi-latent attention, which have more.
+    """
+    sources = [*_COMMON, *(_LATENT if latent_attention else ())]
+    return frozenset().union(*(_fields(*source) for source in sources))
+
+
+def _fields(package: str, file: str, name: str) -> set[str]:
+    spec = find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return set()
+    # A namespace package may lie in several folders.
+    path = next(path for place in spec.submodule_search_locations if (path := Path(place) / file).is_file())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {
+        line.target.id
+        for node in classes
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+
+
+def _place_of(name: str) -> str | None:
+    """Fields of the transformer config have a mapping of their own."""
+    return f"transformer.{name}" if name in transformer_fields(latent_attention=True) else None
+
+
+MEGATRON = EngineInfo(
+    engine="anytron_megatron.engine:MegatronEngine",
+    options_model=MegatronOptions,
+    capabilities=frozenset({"critic", "adapters", "observation"}),
+    place_of=_place_of,
+)

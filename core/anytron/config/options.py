@@ -1,0 +1,130 @@
+"""Options that belong to an engine or a platform: validate them against their own model, like every other key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, EngineInfo, component_names, engine_info, nowhere
+from anytron.config.diagnostics import Diagnostic
+from anytron.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from anytron.components import PlaceOf
+    from anytron.config.schema import RunConfig
+
+
+def chosen_engines(engine: str, rollout: str) -> dict[str, EngineInfo]:
+    """Load the descriptions of a run's engines, by the key of their options.
+
+    Engines that are not installed are left out: :mod:`anytron.preflight` reports them.
+
+    Args:
+        engine: ``engine.name``.
+        rollout: ``rollout.engine``.
+    """
+    asked = {
+        "engine.options": (TRAINING_ENGINES, engine, "engine.name"),
+        "rollout.options": (ROLLOUT_ENGINES, rollout, "rollout.engine"),
+    }
+    return {
+        options: engine_info(group, name, key)
+        for options, (group, name, key) in asked.items()
+        if name in component_names(group)
+    }
+
+
+def engine_option_diagnostics(config: RunConfig) -> list[Diagnostic]:
+    """Find what the engines do not take of ``engine.options`` and ``rollout.options``."""
+    engines = chosen_engines(config.engine.name, config.rollout.engine)
+    given = {"engine.options": config.engine.options, "rollout.options": config.rollout.options}
+    return [one for key, info in engines.items() for one in option_diagnostics(info, given[key], key)]
+
+
+def option_diagnostics(info: EngineInfo, options: Mapping[str, Any], key: str) -> list[Diagnostic]:
+    """Find what an engine does not take of its options.
+
+    Args:
+        info: The engine.
+        options: As the user wrote them.
+        key: ``engine.options`` or ``rollout.options``.
+    """
+
+    def place_of(name: str) -> str | None:
+        place = info.place_of(name)
+        return None if place is None else f"{key}.{place}"
+
+    return model_diagnostics(info.options_model, options, key, place_of)
+
+
+def model_diagnostics(
+    model: type[BaseModel] | None, options: Mapping[str, Any], key: str, place_of: PlaceOf = nowhere
+) -> list[Diagnostic]:
+    """Find what a model of options does not take.
+
+    Args:
+        model: The model; None = there are no options.
+        options: As the user wrote them.
+        key: Their key in the configuration.
+        place_of: Gives the key that an unknown name belongs to, if it is known.
+    """
+    if model is None:
+        why = "unknown key: there are no options"
+        return [Diagnostic("error", f"{key}.{name}", why, "remove it") for name in options]
+    try:
+        model.model_validate(dict(options))
+    except ValidationError as error:
+        return list(in_words(error, model, key, place_of))
+    return []
+
+
+def in_words(
+    error: ValidationError, model: type[BaseModel], key: str = "", place_of: PlaceOf = nowhere
+) -> Iterator[Diagnostic]:
+    """Say in words what pydantic has found.
+
+    Args:
+        error: All that it found.
+        model: What it validated against.
+        key: Where the model's keys stand in the configuration; empty = at the top.
+        place_of: Gives the key that an unknown name belongs to, if it is known.
+    """
+    for detail in error.errors():
+        *section, name = [*key.split("."), *map(str, detail["loc"])] if key else [*map(str, detail["loc"])] or [""]
+        where = ".".join([*section, name])
+        kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
+        if kind == "extra_forbidden":
+            known = known_keys(model, [str(part) for part in detail["loc"][:-1]])
+            fix = did_you_mean(name, known, "".join(f"{part}." for part in section))
+            if place := place_of(name):
+                fix = f"write {place}"
+            why = f"unknown key {name!r}" + (f" in {'.'.join(section)}" if section else "")
+            yield Diagnostic("error", where, why, fix or f"known keys: {', '.join(known)}")
+        elif kind == "missing":
+            yield Diagnostic("error", where, "this key is required")
+        elif isinstance(detail["input"], dict | list) or kind == "value_error":
+            yield Diagnostic("error", where, message)
+        else:
+            yield Diagnostic("error", where, f"{message}; it is {detail['input']!r}")
+
+
+def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:
+    """List the keys of a section of a model.
+
+    Args:
+        model: The whole.
+        section: Names from its top, list positions included; empty = the top.
+    """
+    for name in section:
+        if name in model.model_fields:
+            inner = model.model_fields[name].annotation
+            models = [
+                kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, BaseModel)
+            ]
+            if not models:
+                return []
+            model = models[0]
+    return list(model.model_fields)
