@@ -201,6 +201,7 @@ class MegatronEngine:
                 "kind": self._preparer.mask_kind.kind.value,
                 "mode": self._preparer.mask_kind.kernel_mode,
             },
+            "kernels": self._context.hooks.suppliers(),
             "patches": self._context.ledger.report(),
         }
 

@@ -138,7 +138,7 @@ class DeviceRuntime(abc.ABC):
         return None
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """Mark a range in the device's own profiler."""
+        """Mark a range in the device's own profiler; every call of a training engine is one, by its name."""
         del name
         return nullcontext()
 

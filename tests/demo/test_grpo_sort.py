@@ -76,6 +76,9 @@ def test_the_run_leaves_what_the_readme_says(short_run):
     assert {"megatron.torch-cuda", "megatron.portable-transformer-engine", "megatron.mcore-bridge-import"} <= applied
     assert not [record for rank in patches["rollout"] for record in rank.get("patches", [])]
     assert (output / "logs" / "trainer-0.log").exists()
+    kernels = patches["trainer"][0]["kernels"]
+    assert kernels.keys() >= {"attention_kernel", "fused_kernel rms_norm", "log_prob_kernel"}
+    assert set(kernels.values()) == {"neutral-default"}
 
 
 def test_the_trained_model_loads_with_transformers_and_has_moved(short_run):

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
 PLUGIN = """
 from anytron import hookimpl
+from anytron.hooks.types import ConfigEdit
+from anytron.kernels.log_prob import make_log_prob
 from anytron.masks import AttnMask, MaskKind
 from anytron.patches import Patch, Phase
 
@@ -30,6 +32,15 @@ def permuting(original):
 
 class Sabotage:
     name = "sabotage"
+
+    @hookimpl
+    def configure(self, config):
+        if {packed_only}:
+            return [ConfigEdit("engine.sequence_format", "thd", "there is no padded layout on this chip")]
+
+    @hookimpl
+    def log_prob_kernel(self, spec):
+        return make_log_prob(spec)
 
     @hookimpl
     def build_attn_mask(self, request):
@@ -52,7 +63,7 @@ def install(tmp_path):
     """Write an extension that breaks what is named; give the environment in which it is installed."""
 
     def write(**broken: bool) -> dict[str, str]:
-        settings = {"mask": False, "reduce": False, "export": False, **broken}
+        settings = {"mask": False, "reduce": False, "export": False, "packed_only": False, **broken}
         (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
         metadata = tmp_path / "sabotage-1.0.dist-info"
         metadata.mkdir()
@@ -76,7 +87,8 @@ def verify_json(*arguments: str, environment: dict[str, str] | None = None):
     assert output, errors
     results = json.loads(output)
     assert [result["check"] for result in results] == list(CHECKS)
-    assert all(set(result) == {"check", "max_abs_diff", "tolerance", "status", "detail"} for result in results)
+    keys = {"check", "max_abs_diff", "tolerance", "status", "detail", "kernels"}
+    assert all(set(result) == keys for result in results)
     return code, {result["check"]: result for result in results}
 
 
@@ -102,20 +114,21 @@ def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
 
 
 def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
-    code, results = verify_json(environment=install(mask=True, export=True))
+    code, results = verify_json(environment=install(mask=True, export=True, packed_only=True))
     assert code == 1
     assert results["mask-conformance"]["max_abs_diff"] > 1
     assert "down_proj" in results["export-equals-import"]["detail"]
     # The rollout engine has the permuted weight.
     failing = {"mask-conformance", "export-equals-import", "hf-logits", "rollout-equals-training"}
     assert with_status(results, "failed") == failing, results
-    assert results["parallel-equals-single"] == {
-        "check": "parallel-equals-single",
-        "max_abs_diff": None,
-        "tolerance": None,
-        "status": "skipped",
-        "detail": "the configured layout has one rank",
+    assert {name: results[name]["detail"] for name in with_status(results, "skipped")} == {
+        "packed-equals-padded": "there is no bshd here: "
+        "sabotage sets engine.sequence_format to 'thd': there is no padded layout on this chip",
+        "parallel-equals-single": "the configured layout has one rank",
     }
+    # Who supplied the kernels stands beside every result.
+    kernels = results["mask-conformance"]["kernels"]
+    assert (kernels["log_prob_kernel"], kernels["attention_kernel"]) == ("sabotage", "neutral-default")
 
 
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts():

@@ -88,7 +88,8 @@ def verify(
     config: ConfigPath,
     overrides: Overrides = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON list of {check, max_abs_diff, tolerance, status, detail}.")
+        bool,
+        typer.Option("--json", help="Print a list of {check, max_abs_diff, tolerance, status, detail, kernels}."),
     ] = False,
 ) -> None:
     """Check that this model, in this layout, on this machine, is computed right - before money is spent.
@@ -96,8 +97,8 @@ def verify(
     With the run's own model, prompts and parallel sizes: logits against Hugging Face, packed against
     padded sequences, the parallel layout against one rank, exported weights against the checkpoint bit
     for bit, log-probs of the rollout against training's, and the platform's masks and attention against
-    their definition. The exit status is 1 if a check fails; one that cannot be made here is skipped
-    with its reason.
+    their definition. It also says which plugin supplied which kernel. The exit status is 1 if a check
+    fails; one that cannot be made here is skipped with its reason.
 
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """

@@ -33,6 +33,11 @@ def list_command(
     Exactly one platform is active: the one named by ANYTRON_PLATFORM, else the one whose probe finds
     its device. ANYTRON_PLUGINS=a,b loads only those plugins beside the embedded ones;
     ANYTRON_DISABLE_PLUGINS=a,b leaves some out; ANYTRON_TRACE_HOOKS=1 prints every hook call.
+
+    The exit status is 1 if a plugin is broken, a duplicate, or written for another version of the
+    contract: runs refuse it. A platform whose device is absent is no error. Nor are packages that a
+    plugin needs and that are missing; they are listed, and whether a run could start says
+    `anytron doctor`.
     """
     from anytron.plugins import survey_plugins
 
@@ -43,6 +48,8 @@ def list_command(
         _print_table(survey)
     if survey.error is not None:
         typer.echo(f"No platform is active. {survey.error}", err=True)
+    if any(report.refused for report in survey.reports):
+        raise typer.Exit(1)
 
 
 def _print_table(survey: Survey) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from anytron.cli.tables import kernels_line
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class SilentProgress:
     """Shows nothing; the base of those that do. A context manager: leaving clears up, after errors too."""
 
-    def start(self, total_steps: int, devices: Sequence[str]) -> None:
+    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
         """The workers are up."""
 
     def step(self, metrics: Mapping[str, float]) -> None:
@@ -44,10 +46,10 @@ class PlainProgress(SilentProgress):
         self._console = console
         self._total = 0
 
-    def start(self, total_steps: int, devices: Sequence[str]) -> None:
-        """Say on which devices, and remember the number of steps."""
+    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
+        """Print the devices and who supplied the kernels, and remember the number of steps."""
         self._total = total_steps
-        self._console.print(f"started on {_counted(devices)}", markup=False)
+        self._console.print(_started(devices, kernels), markup=False)
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Print a line."""
@@ -73,9 +75,9 @@ class BarProgress(SilentProgress):
         self._bar.start()
         return self
 
-    def start(self, total_steps: int, devices: Sequence[str]) -> None:
-        """Show the empty bar, and above it the devices."""
-        self._bar.console.print(f"started on {_counted(devices)}", markup=False)
+    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
+        """Show the empty bar, and above it the devices and who supplied the kernels."""
+        self._bar.console.print(_started(devices, kernels), markup=False)
         self._bar.update(self._task, total=total_steps, facts=f"started in {time.monotonic() - self._began:.0f} s")
 
     def step(self, metrics: Mapping[str, float]) -> None:
@@ -87,9 +89,10 @@ class BarProgress(SilentProgress):
         self._bar.stop()
 
 
-def _counted(devices: Sequence[str]) -> str:
-    """``2 x Ascend910B2``."""
-    return ", ".join(f"{count} x {name}" for name, count in Counter(devices).items())
+def _started(devices: Sequence[str], kernels: Mapping[str, str]) -> str:
+    """``started on 2 x Ascend910B2`` and a line about the kernels."""
+    counted = ", ".join(f"{count} x {name}" for name, count in Counter(devices).items())
+    return f"started on {counted}\n{kernels_line(kernels)}"
 
 
 def make_progress(console: Console, *, shown: bool) -> SilentProgress:

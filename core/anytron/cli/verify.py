@@ -1,4 +1,4 @@
-"""``anytron verify``: the checks, as a table or as JSON."""
+"""``anytron verify``: print the results of the checks as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from anytron.cli.tables import kernels_line, print_table
 from anytron.components import load_component
 from anytron.config.diagnostics import refuse
 from anytron.preflight.open_run import open_run
@@ -25,10 +26,9 @@ _COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
     """Make all checks and print what they found.
 
-    The standard output has the table or the JSON list only; what is being done, and which platform is
-    used, goes to the error output. Nothing is written into ``trainer.output_dir``; the files of the
-    checks, logs of worker processes above all, lie in a temporary directory, which is kept if a check
-    fails.
+    The standard output has the table and the suppliers of the kernels, or the JSON list; progress and the
+    platform go to the error output. Nothing is written into ``trainer.output_dir``: the files of the
+    checks, mainly logs of worker processes, lie in a temporary directory, which is kept if a check fails.
 
     Returns:
         Whether no check failed.
@@ -50,23 +50,21 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     trainer = config.trainer.model_copy(update={"output_dir": str(directory)})
     config = config.model_copy(update={"trainer": trainer})
     with notes.status("") as status:
-        results = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
-    passed = all(result.status != "failed" for result in results)
+        report = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
     if as_json:
-        print(json.dumps([result.as_json() for result in results], indent=2))
+        print(json.dumps(report.as_json(), indent=2))
     else:
-        _print_table(results)
-    if passed:
+        _print_table(report.results)
+        print(kernels_line(report.kernels))
+    if report.passed:
         shutil.rmtree(directory)
     else:
         notes.print(f"logs of the processes: {directory / 'logs'}", markup=False)
-    return passed
+    return report.passed
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:
     from rich.table import Table
-
-    from anytron.cli.tables import print_table
 
     table = Table(box=None, pad_edge=False)
     for name, justify in (("check", "left"), ("max abs diff", "right"), ("tolerance", "right"), ("status", "left")):

@@ -154,7 +154,10 @@ class TrainingEngine(Protocol):
         """Write the critic, so that ``critic.path`` can name the directory; not called without one."""
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records: device, patches of this process, versions."""
+        """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
+
+        ``kernels`` is what :meth:`anytron.hooks.facade.Hooks.suppliers` returns.
+        """
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ process unpickle anything, because unpickling imports whatever the message names
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import logging
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     EngineBuilder = Callable[[dict[str, Any]], Any]
+    RangeMarker = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
@@ -47,20 +49,21 @@ def main(descriptor: int) -> int:
     bootstrap = Bootstrap(**receive_json(connection))
     threading.Thread(target=_end_with_driver, args=(descriptor,), name="anytron-driver-watch", daemon=True).start()
     try:
-        build = start(bootstrap)
+        build, marked = start(bootstrap)
         engine = build(bootstrap.config)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
         connection.send_bytes(encode(_failure(error)))
         return 1
     connection.send_bytes(encode(Result(None)))
-    return _serve(connection, engine, build)
+    return _serve(connection, engine, build, marked)
 
 
-def start(bootstrap: Bootstrap) -> EngineBuilder:
+def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
     """Do everything that must happen before the first unpickling, up to the import of the engine.
 
     Returns:
-        What builds the engine of a configuration, given as JSON values.
+        What builds the engine of a configuration, given as JSON values; and what marks a call in the device's
+        profiler, by the called method's name (training ranks only: other engines may leave the device alone).
     """
     os.environ.update(bootstrap.distributed_env())
     sys.path[:] = bootstrap.sys_path
@@ -102,16 +105,18 @@ def start(bootstrap: Bootstrap) -> EngineBuilder:
             )
         )
 
-    return build
+    return build, session.platform.runtime().profiler_range if bootstrap.role == "trainer" else contextlib.nullcontext
 
 
-def _serve(connection: Connection, engine: Any, build: EngineBuilder) -> int:
+def _serve(connection: Connection, engine: Any, build: EngineBuilder, marked: RangeMarker) -> int:
     while True:
         frame = connection.recv_bytes()
         try:
             message = decode(frame)
             if isinstance(message, Call):
-                reply = encode(Result(getattr(engine, message.method)(*message.args, **message.kwargs)))
+                with marked(message.method):
+                    result = getattr(engine, message.method)(*message.args, **message.kwargs)
+                reply = encode(Result(result))
             elif isinstance(message, Rebuild):
                 _close(engine)
                 engine = None

@@ -9,13 +9,13 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytron.hooks import specs
 from anytron.hooks.registry import specifications
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from anytron.hooks.registry import HookSpec
 
 _NOTICE = (
     "<!-- Generated from core/anytron/hooks/specs.py by python -m anytron.hooks.document docs/reference/hooks.md -->"
@@ -26,16 +26,17 @@ def render() -> str:
     """The whole page, as Markdown."""
     found = specifications()
     contents = [f"- [`{name}`](#{name})" for name in found]
-    sections = [_section(name, function) for name, function in found.items()]
+    sections = [_section(hook) for hook in found.values()]
     introduction = _markdown(inspect.getdoc(specs) or "")
     return "\n".join([_NOTICE, "", "# Hooks", "", introduction, "", *contents, "", *sections])
 
 
-def _section(name: str, function: Callable[..., Any]) -> str:
-    signature = inspect.signature(function)
+def _section(hook: HookSpec) -> str:
+    signature = inspect.signature(hook.function)
     arguments = [f"{one.name}: {one.annotation}" for one in signature.parameters.values()]
-    heading = f"{name}({', '.join(arguments)}) -> {signature.return_annotation}"
-    return f"## {name}\n\n```python\n{heading}\n```\n\n{_markdown(inspect.getdoc(function) or '')}\n"
+    heading = f"{hook.name}({', '.join(arguments)}) -> {signature.return_annotation}"
+    text = _markdown(inspect.getdoc(hook.function) or "")
+    return f"## {hook.name}\n\n```python\n{heading}\n```\n\n**Kind:** {hook.kind}\n\n{text}\n"
 
 
 def _markdown(text: str) -> str:

@@ -1,31 +1,49 @@
-"""Read a plugin's hook implementations and hold them against the specifications.
+"""Read the specifications, and check a plugin's hook implementations against them.
 
-pluggy gives the markers and finds what is marked. Order and dispatch are ours
-(:mod:`anytron.hooks.facade`), because pluggy's are traps for a host whose plugins must not depend on
-who was installed first: the plugin registered last answers first, an unknown hook name is accepted,
-and an argument with a default value is never passed.
+pluggy marks and finds implementations. Order and dispatch are ours (:mod:`anytron.hooks.dispatch`),
+because pluggy's are traps where the order of installation must not matter: the plugin that registers
+last answers first, an unknown hook name is accepted, and an argument with a default value is never
+passed.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import pluggy
 
 from anytron.errors import PluginError, did_you_mean
 from anytron.hooks import specs
-from anytron.hooks.markers import PROJECT
+from anytron.hooks.markers import KIND, PROJECT, Kind
 
 Call = Callable[..., Any]
 """A hook implementation that takes the specification's arguments, all of them, by position."""
 
 
+@dataclass(frozen=True)
+class HookSpec:
+    """A hook.
+
+    Attributes:
+        name: Its name.
+        kind: How it is called.
+        arguments: Names of its arguments, in order.
+        function: Its specification in :mod:`anytron.hooks.specs`.
+    """
+
+    name: str
+    kind: Kind
+    arguments: tuple[str, ...]
+    function: Callable[..., Any]
+
+
 class Standing(IntEnum):
-    """Who is asked before whom where the first answer counts."""
+    """The order in which plugins are asked where the first answer counts."""
 
     PLATFORM = 0
     EXTENSION = 1
@@ -34,10 +52,10 @@ class Standing(IntEnum):
 
 @dataclass(frozen=True)
 class Member:
-    """A plugin whose hooks were found good, ready to be called.
+    """A plugin whose hook implementations passed all checks.
 
     Attributes:
-        name: Who answers, for messages.
+        name: The plugin's name, for messages.
         standing: Its place in the order.
         calls: Its implementations by hook name.
     """
@@ -47,14 +65,14 @@ class Member:
     calls: Mapping[str, Call]
 
 
-def specifications() -> dict[str, Callable[..., Any]]:
+@functools.cache
+def specifications() -> dict[str, HookSpec]:
     """The hooks by name, in the order in which :mod:`anytron.hooks.specs` defines them."""
-    return {name: value for name, value in vars(specs).items() if hasattr(value, f"{PROJECT}_spec")}
-
-
-def spec_arguments(hook: str) -> tuple[str, ...]:
-    """Names of a hook's arguments, in order."""
-    return tuple(inspect.signature(specifications()[hook]).parameters)
+    return {
+        name: HookSpec(name, cast("Kind", getattr(value, KIND)), tuple(inspect.signature(value).parameters), value)
+        for name, value in vars(specs).items()
+        if hasattr(value, KIND)
+    }
 
 
 def read_member(plugin: object, name: str, standing: Standing) -> Member:
@@ -67,7 +85,7 @@ def read_member(plugin: object, name: str, standing: Standing) -> Member:
 
     Raises:
         PluginError: A marked function is no hook, asks for an argument that the hook does not have,
-            or is a wrapper.
+            or is a wrapper; a function has a hook's name and no marker.
     """
     manager = pluggy.PluginManager(PROJECT)
     manager.register(plugin, name)  # without specifications, so that the messages are ours
@@ -75,7 +93,35 @@ def read_member(plugin: object, name: str, standing: Standing) -> Member:
     for caller in manager.get_hookcallers(plugin) or []:
         for implementation in caller.get_hookimpls():
             calls[caller.name] = _checked_call(caller.name, implementation, name)
+    for hook in specifications().keys() - calls.keys():
+        _refuse_unmarked(plugin, hook, name)
     return Member(name, standing, calls)
+
+
+def _refuse_unmarked(plugin: object, hook: str, name: str) -> None:
+    """Refuse a function that has a hook's name and no marker: it would never be called.
+
+    Only functions of the plugin's own code count. A module may import a function of that name, and a
+    class may inherit one from another distribution.
+
+    Raises:
+        PluginError: There is such a function.
+    """
+    found = inspect.getattr_static(plugin, hook, None)
+    function = inspect.unwrap(getattr(found, "__func__", found))
+    if not inspect.isfunction(function):
+        return
+    if inspect.ismodule(plugin):
+        own = function.__module__ == plugin.__name__
+    else:
+        own = function.__module__.partition(".")[0] == type(plugin).__module__.partition(".")[0]
+    if own:
+        raise PluginError(
+            f"Plugin '{name}' has a function {hook} without the marker hookimpl.",
+            where=f"plugin {name}, {_location(function)}",
+            why=f"{hook} is the name of a hook, and an implementation without the marker is never called",
+            fix="mark it with @anytron.hookimpl, or give it another name if it is not meant for the hook",
+        )
 
 
 def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Call:
@@ -88,7 +134,7 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
             why="a function marked hookimpl must have the name of a hook",
             fix=did_you_mean(hook, known) or f"the hooks are {', '.join(known)}",
         )
-    arguments = spec_arguments(hook)
+    arguments = known[hook].arguments
     unknown = [name for name in implementation.argnames if name not in arguments]
     unpassed = [name for name in implementation.kwargnames if name in arguments]
     if unknown or unpassed:

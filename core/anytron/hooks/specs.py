@@ -2,12 +2,21 @@
 
 This is the reference that ``docs/reference/hooks.md`` is generated from. Each docstring says when a
 hook is called, how often, in which process, what goes in, what comes out, and which answers are
-errors. Implementations may take any subset of the arguments, by name.
+errors. Implementations may take any subset of the arguments, by name. None always means "nothing to
+say".
 
-Three ways of calling exist. *All*: every plugin answers and the answers are collected or merged.
-*First answer*: the active platform, then extensions, then the neutral default; the first that is
-not None counts. *Chain*: extensions in order of name, then the platform, each receiving what the
-one before returned. None always means "nothing to say".
+The kind of a hook says how it is called:
+
+- ``all``: every plugin is asked, and the answers are collected.
+- ``first``: the active platform is asked, then extensions in order of name, then the neutral
+  default; the first answer that is not None counts.
+- ``chain``: extensions in order of name and then the platform, each receiving what the one before
+  returned.
+- ``merge``: every plugin is asked for a mapping; two plugins that give one name different values are
+  an error.
+
+An implementation is marked with ``anytron.hookimpl``. A function of a plugin that has a hook's name
+and no marker is an error, because it would never be called.
 """
 
 from __future__ import annotations
@@ -37,12 +46,12 @@ if TYPE_CHECKING:
     from anytron.sequences import LayoutConstraints, ModelInputs, SequenceLayout
 
 
-@hookspec
+@hookspec("all")
 def requirements(engine: str | None) -> Iterable[Requirement] | None:
     """Name the packages that the plugin needs.
 
-    Called: all plugins, once per process, before anything heavy is imported, and by
-    ``anytron plugins list`` and ``anytron doctor``.
+    Called: once per process, before anything heavy is imported, and by ``anytron plugins list`` and
+    ``anytron doctor``.
 
     Arguments: ``engine``, the training engine of the run (``engine.name``); None = no run in particular.
 
@@ -50,11 +59,11 @@ def requirements(engine: str | None) -> Iterable[Requirement] | None:
     """
 
 
-@hookspec
+@hookspec("all")
 def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
     """Check the run's configuration and adapt it to the device.
 
-    Called: all plugins, once, in the driver, after the configuration was read and validated and
+    Called: once, in the driver, after the configuration was read and validated and
     before any process starts.
 
     Arguments: ``config``, complete; it must not be changed in place.
@@ -65,23 +74,22 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
     """
 
 
-@hookspec
+@hookspec("merge")
 def runtime_env(process: ProcessInfo) -> Mapping[str, str] | None:
     """Give environment variables to a process that is about to start.
 
-    Called: all plugins, in the driver, once for each worker process.
+    Called: in the driver, once for each worker process.
 
-    Returns: variables. They are merged; two plugins that give one variable different values is an
-    error. A variable that the user has set already keeps the user's value; a different wish is
-    reported as a warning.
+    Returns: variables. A variable that the user has set already keeps the user's value; a different
+    wish is reported as a warning.
     """
 
 
-@hookspec
+@hookspec("all")
 def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
     """Name the patches that the plugin needs in third-party code.
 
-    Called: all plugins, once for each phase, in every worker process: ``before_import`` (nothing of
+    Called: once for each phase, in every worker process: ``before_import`` (nothing of
     the engine is imported), ``before_parallel_init``, ``before_build``, ``after_build``.
 
     Returns: patches as data. The ledger orders, applies, verifies and records them; a hook never
@@ -89,22 +97,22 @@ def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
     """
 
 
-@hookspec
+@hookspec("all")
 def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:
     """Say what the device asks of every sequence layout.
 
-    Called: all plugins, once, when the engine is built, on every training rank.
+    Called: once, when the engine is built, on every training rank.
 
-    Returns: alignment and bucket in tokens; answers are merged (least common multiples). None asks
-    for nothing.
+    Returns: alignment and bucket in tokens. All answers are satisfied together (least common
+    multiples).
     """
 
 
-@hookspec
+@hookspec("chain")
 def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
     """Adapt a finished micro-batch to the device.
 
-    Called: as a chain, exactly once per micro-batch and forward pass, on every training rank, after
+    Called: exactly once per micro-batch and forward pass, on every training rank, after
     all padding is decided and before the mask is built.
 
     Arguments: ``inputs``, immutable; ``input_ids`` int64 ``[R, C]``, ``position_ids`` the same or,
@@ -115,11 +123,11 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
     """
 
 
-@hookspec(firstresult=True)
+@hookspec("first")
 def build_attn_mask(request: MaskRequest) -> AttnMask | None:
     """Give the attention mask in the form that the device's kernels read.
 
-    Called: first answer. Once when the engine is built (``request.layout`` is None: answer kind and
+    Called: once when the engine is built (``request.layout`` is None: answer kind and
     kernel mode, no tensor) and once per micro-batch.
 
     Returns: a mask whose kind is in ``request.accepted``; bool tensors, polarity stated; rows of
@@ -128,14 +136,14 @@ def build_attn_mask(request: MaskRequest) -> AttnMask | None:
     """
 
 
-@hookspec(firstresult=True)
+@hookspec("first")
 def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
     """Turn the model's per-token output into flat values.
 
-    Called: first answer, once per micro-batch and output tensor, on ranks of the last pipeline stage.
+    Called: once per micro-batch and output tensor, on ranks of the last pipeline stage.
 
-    Arguments: ``values`` float ``[R, C, ...]`` of this rank, ``layout`` as it went in. No mask: what
-    is real stands in the layout.
+    Arguments: ``values`` float ``[R, C, ...]`` of this rank, ``layout`` as it went in. There is no
+    mask: the layout says which positions are real.
 
     Returns: ``[T, ...]``, in the order of the input sequences, without padding, differentiable; with
     context parallelism gathered over its ranks, the gradient flowing through the local slice only.
@@ -143,45 +151,45 @@ def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
     """
 
 
-@hookspec(firstresult=True)
+@hookspec("first")
 def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:
     """Supply the attention kernel of a layer.
 
-    Called: first answer, once per attention layer when the model is built; the kernel is then called
+    Called: once per attention layer when the model is built; the kernel is then called
     directly.
 
     Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None.
     """
 
 
-@hookspec(firstresult=True)
+@hookspec("first")
 def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
     """Supply a fused kernel.
 
-    Called: first answer, once per name and module when the model or the optimizer is built.
+    Called: once per name and module when the model or the optimizer is built.
 
     Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels``, or
     None.
     """
 
 
-@hookspec(firstresult=True)
+@hookspec("first")
 def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
     """Supply the kernel that computes token log-probs and entropies.
 
-    Called: first answer, once per model when the engine is built.
+    Called: once per model when the engine is built.
 
     Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None.
     """
 
 
-@hookspec
+@hookspec("merge")
 def rollout_options(engine: str) -> Mapping[str, Any] | None:
     """Give options to the engine that generates.
 
-    Called: all plugins, once, in the driver, before the rollout process starts.
+    Called: once, in the driver, before the rollout process starts.
 
     Arguments: ``engine``, the name in ``rollout.engine``.
 
-    Returns: options of that engine; merged, a conflict is an error, and what the user set wins.
+    Returns: options of that engine. An option that the user has set keeps the user's value.
     """

@@ -1,13 +1,13 @@
-"""Find plugins by entry point, report on each, choose the one active platform.
+"""Find plugins by entry point, report on each, and choose the active platform.
 
-Two entry-point groups exist: ``anytron.platforms`` (exactly one is active) and ``anytron.plugins``
-(all are). Nothing here imports torch or an engine; a plugin's module and probe may.
+There are two entry-point groups: of ``anytron.platforms`` exactly one is active, of ``anytron.plugins``
+(extensions) all are. Nothing here imports torch or an engine; a plugin's module and probe may.
 """
 
 from anytron.plugins.known import disable_device_autoload
 from anytron.plugins.report import PluginReport, State
 from anytron.plugins.requirements import Finding, check_requirements, examine_requirements
-from anytron.plugins.session import Session, Survey, hooks_of, list_plugins, open_session, survey_plugins
+from anytron.plugins.session import Session, Survey, hooks_of, open_session, survey_plugins
 
 __all__ = [
     "Finding",
@@ -19,7 +19,6 @@ __all__ = [
     "disable_device_autoload",
     "examine_requirements",
     "hooks_of",
-    "list_plugins",
     "open_session",
     "survey_plugins",
 ]

@@ -1,4 +1,4 @@
-"""What became of each installed plugin, with the reason."""
+"""The state of each installed plugin, with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["platform", "extension"]
 
 
 class State(str, Enum):
-    """What became of a plugin."""
+    """The state of a plugin."""
 
     ACTIVE = "active"
     """Its hooks are called: an extension, or the one chosen platform."""
@@ -40,11 +40,11 @@ class PluginReport:
         kind: ``platform`` or ``extension``.
         distribution: The distribution that offers it.
         version: That distribution's version.
-        state: What became of it.
-        reason: Why, one sentence.
+        state: Its state.
+        reason: Why it is in that state, in one sentence.
         hooks: Hooks that it implements, in order of the specifications.
         remedy: What to do about it; empty if nothing is wrong.
-        requirements: The packages that an active plugin needs, and what was found of them.
+        requirements: The packages that an active plugin needs, and what is installed.
     """
 
     name: str
@@ -56,6 +56,16 @@ class PluginReport:
     hooks: tuple[str, ...] = ()
     remedy: str = ""
     requirements: tuple[Finding, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the plugin itself is at fault and no run can use it.
+
+        A platform without its device, a plugin that the user excluded, and packages that a plugin needs and that
+        are missing (a run with another engine may not need them) are no faults of the plugin.
+        """
+        at_fault = (State.BROKEN, State.DUPLICATE, State.INCOMPATIBLE)
+        return self.state in at_fault and not self.requirements
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values; ``remedy`` and ``requirements`` only where there are any."""

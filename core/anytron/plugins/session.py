@@ -100,11 +100,6 @@ def survey_plugins() -> Survey:
     return Survey(tuple(checked), error)
 
 
-def list_plugins() -> list[PluginReport]:
-    """The reports of :func:`survey_plugins`."""
-    return list(survey_plugins().reports)
-
-
 def hooks_of(platform: Platform | None = None, extensions: Mapping[str, object] | None = None) -> Hooks:
     """Put a facade together from plugin objects and the neutral default, without discovery.
 

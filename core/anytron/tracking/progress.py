@@ -11,8 +11,14 @@ if TYPE_CHECKING:
 class Progress(Protocol):
     """Shows a run to a person. Called by the loop in the driver."""
 
-    def start(self, total_steps: int, devices: Sequence[str]) -> None:
-        """The workers are up, training on these ``devices``, one for each rank; the first step begins."""
+    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
+        """The workers are up and the first step begins.
+
+        Args:
+            total_steps: Training steps of the run.
+            devices: What each rank trains on.
+            kernels: The plugins that supplied each kernel.
+        """
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """A step is done; ``metrics`` are those of ``metrics.jsonl``."""

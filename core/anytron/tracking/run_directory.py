@@ -43,7 +43,7 @@ class RunDirectory:
 
     ==================  ====================================================================
     ``config.yaml``     the configuration as resolved, defaults included, paths absolute
-    ``patches.json``    what each worker says of itself: device, versions, patches
+    ``patches.json``    facts of each worker: device, patches, which plugin supplied which kernel
     ``metrics.jsonl``   one line per step
     ``samples.jsonl``   some samples of each step; all of them if their rewards failed
     ``images/``         the pictures of those samples, small, by the names that stand there

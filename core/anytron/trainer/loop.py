@@ -20,7 +20,7 @@ from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.trajectories import assemble, make_samples, with_advantages
 from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import start_workers
+from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +77,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         updates = UpdatePlan.from_config(config, trainer.topology[0])
         facts = trainer.describe()
         run.write_patches({"trainer": facts, "rollout": rollout.describe()})
-        progress.start(steps, [str(rank["device"]) for rank in facts])
+        progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts))
         began = time.perf_counter()
 
         for step in range(1, steps + 1):

@@ -151,6 +151,14 @@ def _joined(batch: RaggedBatch, shares: list[list[MicroBatch]], results: list[li
     return whole
 
 
+def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Say which plugin supplied which kernel on any of the ranks, from what :meth:`TrainingWorkers.describe` gives.
+
+    Ranks differ: only the last pipeline stage computes log-probs. An engine that asks no hook for kernels has none.
+    """
+    return {kernel: plugins for rank in facts for kernel, plugins in sorted(rank.get("kernels", {}).items())}
+
+
 @dataclass(frozen=True)
 class RolloutWorkers:
     """The rollout engine."""

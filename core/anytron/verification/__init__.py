@@ -1,6 +1,6 @@
-"""``anytron verify``: is this model, in this layout, on this machine, computed right, before money is spent?"""
+"""``anytron verify``: check before training that this model, in this layout, on this machine, is computed right."""
 
 from anytron.verification.checks import CHECKS
-from anytron.verification.report import CheckResult, Status
+from anytron.verification.report import CheckResult, Report, Status
 
-__all__ = ["CHECKS", "CheckResult", "Status"]
+__all__ = ["CHECKS", "CheckResult", "Report", "Status"]

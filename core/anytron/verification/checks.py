@@ -11,9 +11,9 @@ from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
 from anytron.preflight.prepare import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
-from anytron.trainer.workers import TrainingWorkers, start_workers
+from anytron.trainer.workers import TrainingWorkers, kernel_suppliers, start_workers
 from anytron.verification.observation import WHOLE_LOGITS, Observation, observe
-from anytron.verification.report import CheckResult, failed, measured, skipped
+from anytron.verification.report import CheckResult, Report, failed, measured, skipped
 from anytron.verification.tolerances import FACTORS, tolerance
 from anytron.verification.trajectories import Trajectories, sample_trajectories
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
+    from anytron.hooks.types import ConfigEdit
     from anytron.plugins import Session
     from anytron.preflight.prepare import PreparedRun
 
@@ -40,9 +41,7 @@ CHECKS = (
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
-def verify(
-    config: RunConfig, session: Session, make_executor: ExecutorMaker, tell: Callable[[str], None]
-) -> list[CheckResult]:
+def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, tell: Callable[[str], None]) -> Report:
     """Make all checks.
 
     Args:
@@ -52,8 +51,8 @@ def verify(
         tell: Is told what is being done.
 
     Returns:
-        One result for each of :data:`CHECKS`, in that order. What an engine refuses, or a process that
-        dies, fails the check that met it and those that needed it.
+        One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. What an engine
+        refuses, or a process that dies, fails the check that met it and those that needed it.
 
     Raises:
         ConfigError: The configuration names something impossible or missing.
@@ -64,7 +63,8 @@ def verify(
     write_random_model(config, prepared.tokenizer)
     tell("starting the engines")
     with make_executor(config, session) as executor:
-        return _check(_Run(config, session, make_executor, executor), prepared, tell)
+        run = _Run(config, session, make_executor, executor)
+        return Report(_check(run, prepared, tell), run.kernels)
 
 
 def _check(run: _Run, prepared: PreparedRun, tell: Callable[[str], None]) -> list[CheckResult]:
@@ -92,8 +92,15 @@ def _check(run: _Run, prepared: PreparedRun, tell: Callable[[str], None]) -> lis
 
 
 class _Run:
-    """What the checks share: the engines, the trajectories, and the configured engine's values."""
+    """What the checks share: the engines, the trajectories, and the configured engine's values.
 
+    Attributes:
+        kernels: The plugins that supplied each kernel of the configured training engine.
+        trajectories: What the checks compute on.
+        own: The configured training engine's values.
+    """
+
+    kernels: dict[str, str]
     trajectories: Trajectories
     own: Observation
 
@@ -103,6 +110,7 @@ class _Run:
         self._make_executor = make_executor
         self._executor = executor
         self._trainer, self._rollout = start_workers(executor, config)
+        self.kernels = kernel_suppliers(self._trainer.describe())
 
     def sample(self, prepared: PreparedRun) -> None:
         """Sample responses, and let the configured engine compute everything on them."""
@@ -176,13 +184,15 @@ class _Run:
         """The other sequence format, in the same processes."""
         check = "packed-equals-padded"
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
-        config = self._config.model_copy(
+        wanted = self._config.model_copy(
             update={"engine": self._config.engine.model_copy(update={"sequence_format": other})}
         )
         try:
-            self._session.hooks.configure(config)
+            config, edits, _ = self._session.hooks.configure(wanted)
         except ConfigError as error:
             return skipped(check, f"{other} is refused for this model and layout: {error.why or error.what}")
+        if config.engine.sequence_format != other:
+            return skipped(check, f"there is no {other} here: {_reasons(edits, 'engine.sequence_format')}")
         self._trainer.group.rebuild(config)
         found = observe(TrainingWorkers.of(self._trainer.group), config, self.trajectories.batch)
         return self._compare(check, found, f"{self._config.engine.sequence_format} and {other}")
@@ -193,7 +203,13 @@ class _Run:
         ranks = self._config.parallel.world_size
         if ranks == 1:
             return skipped(check, "the configured layout has one rank")
-        config = self._config.model_copy(update={"parallel": ParallelSection()})
+        wanted = self._config.model_copy(update={"parallel": ParallelSection()})
+        try:
+            config, edits, _ = self._session.hooks.configure(wanted)
+        except ConfigError as error:
+            return skipped(check, f"one rank is refused for this model: {error.why or error.what}")
+        if config.parallel.world_size != 1:
+            return skipped(check, f"one rank is not possible here: {_reasons(edits, 'parallel')}")
         self._executor.close()
         try:
             with self._make_executor(config, self._session) as executor:
@@ -217,6 +233,12 @@ class _Run:
         if relative > 10 * FACTORS[dtype]:
             return failed(check, f"{detail}, which may be {10 * FACTORS[dtype]:.2g}")
         return result
+
+
+def _reasons(edits: list[tuple[str, ConfigEdit]], key: str) -> str:
+    """The reasons of the edits at and below a key."""
+    concerned = [(plugin, edit) for plugin, edit in edits if f"{edit.key}.".startswith(f"{key}.")]
+    return "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -1,19 +1,22 @@
-"""What a check found."""
+"""The results of the checks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Status(str, Enum):
-    """What became of a check."""
+    """The outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It cannot be made here; the detail says why."""
+    """It does not apply here; the detail says why."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,28 @@ class CheckResult:
         return {**asdict(self), "status": self.status.value}
 
 
+@dataclass(frozen=True)
+class Report:
+    """The results of all checks.
+
+    Attributes:
+        results: One for each check.
+        kernels: The plugins that supplied each kernel, see :meth:`anytron.hooks.facade.Hooks.suppliers`.
+    """
+
+    results: list[CheckResult]
+    kernels: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(result.status is not Status.FAILED for result in self.results)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """One JSON object for each check; each repeats ``kernels``, which are the same for all of them."""
+        return [{**result.as_json(), "kernels": dict(self.kernels)} for result in self.results]
+
+
 def measured(check: str, difference: float, tolerance: float, detail: str) -> CheckResult:
     """Judge a difference; NaN fails."""
     status = Status.PASSED if difference <= tolerance else Status.FAILED
@@ -46,10 +71,10 @@ def measured(check: str, difference: float, tolerance: float, detail: str) -> Ch
 
 
 def skipped(check: str, why: str) -> CheckResult:
-    """A check that cannot be made here."""
+    """Make the result of a check that does not apply here."""
     return CheckResult(check, None, None, Status.SKIPPED, why)
 
 
 def failed(check: str, why: str) -> CheckResult:
-    """A check that came to nothing: what it needed went wrong."""
+    """Make the result of a check that ended in an error."""
     return CheckResult(check, None, None, Status.FAILED, why)

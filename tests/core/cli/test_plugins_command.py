@@ -10,6 +10,14 @@ from importlib.metadata import version
 
 import pytest
 
+NEEDING = """
+from anytron import hookimpl
+from anytron.hooks.types import Requirement
+
+@hookimpl
+def requirements():
+    return [Requirement("a-package-that-nobody-has")]
+"""
 KEYS = {"name", "kind", "distribution", "version", "state", "reason", "hooks"}
 
 
@@ -56,6 +64,28 @@ def test_without_an_active_platform_the_list_is_shown_and_the_reason_goes_to_std
     assert "active" not in {one["state"] for one in json.loads(done.stdout) if one["kind"] == "platform"}
     assert "No platform is active. Platform 'ascend' is not installed." in done.stderr
     assert "pip install 'anytron[ascend]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "state", "status"),
+    [
+        ("def rollout_options(engine): return {}", "broken", 1),
+        ("api_version = 99", "incompatible", 1),
+        ("import a_package_that_nobody_has", "broken", 1),
+        (NEEDING, "incompatible", 0),
+        ("", "active", 0),
+    ],
+)
+def test_the_exit_status_says_whether_a_plugin_is_at_fault(tmp_path, source, state, status):
+    (tmp_path / "acme.py").write_text(source)
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anytron.plugins]\nacme = acme\n")
+    done = anytron("plugins", "list", "--json", PYTHONPATH=str(tmp_path))
+    (acme,) = [report for report in json.loads(done.stdout) if report["name"] == "acme"]
+    assert (acme["state"], done.returncode) == (state, status), done.stderr
+    assert bool(acme.get("remedy")) == (state != "active"), "a reason comes with its remedy"
 
 
 def test_a_wrong_allow_list_is_an_error_without_a_traceback():

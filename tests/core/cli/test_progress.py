@@ -10,23 +10,32 @@ from anytron.cli.progress import make_progress
 METRICS = {"step": 3, "reward/mean": 0.51234, "throughput/tokens_per_s": 12345.6, "time/step_s": 0.125}
 
 
+KERNELS = {"attention_kernel": "acme", "fused_kernel rms_norm": "neutral-default", "log_prob_kernel": "acme"}
+SUPPLIED = "kernels: attention_kernel, log_prob_kernel from acme; rms_norm from neutral-default"
+
+
 def show(*, terminal, shown=True):
     output = io.StringIO()
     with make_progress(Console(file=output, force_terminal=terminal, width=120), shown=shown) as progress:
-        progress.start(10, ["Chip", "Chip"])
+        progress.start(10, ["Chip", "Chip"], KERNELS)
         progress.step(METRICS)
         progress.finish()
     return output.getvalue()
 
 
 def test_elsewhere_it_is_one_plain_line_per_step():
-    assert show(terminal=False) == "started on 2 x Chip\nstep 3/10  reward 0.512  12,346 tokens/s  0.12 s/step\n"
+    assert show(terminal=False).splitlines() == [
+        "started on 2 x Chip",
+        SUPPLIED,
+        "step 3/10  reward 0.512  12,346 tokens/s  0.12 s/step",
+    ]
 
 
 def test_on_a_terminal_it_is_a_bar_with_reward_and_throughput():
     drawn = show(terminal=True)
 
     assert "x Chip" in drawn
+    assert "log_prob_kernel from acme" in drawn
     assert "3/10" in drawn
     assert "reward 0.512  12,346 tokens/s" in drawn
 

@@ -43,6 +43,8 @@ def test_a_worker_is_built_in_order_and_told_who_it_is(start):
         ("imported", False),  # plugins before torch
         ("patched", "trainer", False),  # patches before the engine's module
         ("built", 0),
+        ("begin", "describe"),  # each call is a range in the device's profiler
+        ("end", "describe"),
     ]
     assert second["process"] == ("trainer", 1, 1, 2)
     assert second["env"]["TESTCHIP_RANK"] == "trainer:1/2"

@@ -32,9 +32,9 @@ def answering(**answers):
     """A plugin that implements the given hooks; a callable answers with its result, taking all arguments."""
 
     def method(name, answer):
-        from anytron.hooks.registry import spec_arguments
+        from anytron.hooks.registry import specifications
 
-        arguments = ", ".join(spec_arguments(name))
+        arguments = ", ".join(specifications()[name].arguments)
         source = f"def {name}({', '.join(filter(None, ['self', arguments]))}): return answer({arguments})"
         scope = {"answer": answer if callable(answer) else lambda *_: answer}
         exec(source, scope)
@@ -339,3 +339,15 @@ def test_fused_kernel_is_the_first_answer_and_never_none(name):
 
 def test_log_prob_kernel_is_the_first_answer_and_never_none():
     _first_answer_and_never_none("log_prob_kernel", LogProbSpec(16, 1, 64))
+
+
+def test_the_facade_knows_which_plugin_supplied_which_kernel():
+    """Only kernels that were asked for are listed; the neutral default is named like every other plugin."""
+    plain = answering(attention_kernel=lambda spec: _kernel if not spec.sinks else None)
+    hooks = hooks_with(acme=plain)
+    assert hooks.suppliers() == {}
+    hooks.attention_kernel(ATTENTION)
+    hooks.fused_kernel(KernelName.RMS_NORM, KernelSpec("cpu"))
+    assert hooks.suppliers() == {"attention_kernel": "acme", "fused_kernel rms_norm": "neutral-default"}
+    hooks.attention_kernel(dataclasses.replace(ATTENTION, sinks=True))
+    assert hooks.suppliers()["attention_kernel"] == "acme, neutral-default", "layers may differ"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from anytron.hooks import document
+from anytron.hooks.dispatch import WAYS
 from anytron.hooks.facade import Hooks
-from anytron.hooks.registry import spec_arguments, specifications
+from anytron.hooks.registry import specifications
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,8 +23,9 @@ def test_the_reference_page_is_up_to_date():
 
 @pytest.mark.parametrize("hook", specifications())
 def test_every_hook_has_a_facade_method_with_its_arguments(hook):
-    arguments = list(inspect.signature(getattr(Hooks, hook)).parameters)[1:]
-    assert tuple(arguments[: len(spec_arguments(hook))]) == spec_arguments(hook)
+    wanted = specifications()[hook].arguments
+    arguments = tuple(inspect.signature(getattr(Hooks, hook)).parameters)[1:]
+    assert arguments[: len(wanted)] == wanted
 
 
 @pytest.mark.parametrize("hook", specifications())
@@ -34,7 +36,7 @@ def test_every_hook_has_a_contract_test(hook):
 
 @pytest.mark.parametrize("hook", specifications())
 def test_every_hook_is_documented_and_typed(hook):
-    function = specifications()[hook]
+    function = specifications()[hook].function
     assert "Called: " in inspect.getdoc(function)
     assert "Returns: " in inspect.getdoc(function)
     signature = inspect.signature(function)
@@ -42,6 +44,14 @@ def test_every_hook_is_documented_and_typed(hook):
         signature.return_annotation,
         *(one.annotation for one in signature.parameters.values()),
     ]
+
+
+@pytest.mark.parametrize("hook", specifications())
+def test_the_page_says_the_kind_by_which_the_facade_calls_it(hook):
+    kind = specifications()[hook].kind
+    assert kind in WAYS
+    section = document.render().partition(f"## {hook}\n")[2].partition("\n## ")[0]
+    assert f"**Kind:** {kind}\n" in section
 
 
 @pytest.mark.parametrize("hook", specifications())

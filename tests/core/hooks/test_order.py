@@ -11,7 +11,7 @@ from anytron import Platform, hookimpl
 from anytron.errors import PluginError
 from anytron.hooks.facade import Hooks
 from anytron.hooks.registry import Standing, read_member
-from anytron.kernels.contract import LogProbSpec
+from anytron.kernels.contract import KernelName, LogProbSpec
 from anytron.plugins import hooks_of
 from anytron.plugins.neutral import NeutralDefaults
 
@@ -76,7 +76,7 @@ def test_implementations_take_any_subset_of_the_arguments_in_any_order():
             return lambda: "no argument"
 
     hooks = hooks_of(Chip())
-    assert hooks.fused_kernel("first", "second")() == ("first", "second")
+    assert hooks.fused_kernel(KernelName.SWIGLU, "spec")() == (KernelName.SWIGLU, "spec")
     assert hooks.attention_kernel(None)() == "no argument"
 
 

@@ -89,6 +89,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def report(site: Site):
     """The report of one plugin, by name (the first, where several have it)."""
-    from anytron.plugins import list_plugins
+    from anytron.plugins import survey_plugins
 
-    return lambda name: next(one for one in list_plugins() if one.name == name)
+    return lambda name: next(one for one in survey_plugins().reports if one.name == name)

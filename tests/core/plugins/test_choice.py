@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from anytron.errors import ConfigError, PlatformError
-from anytron.plugins import State, list_plugins, open_session, survey_plugins
+from anytron.plugins import State, open_session, survey_plugins
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_a_probe_that_raises_is_broken_and_recorded(site):
     site.platform("npx", body="    def probe(self): raise OSError('bus error')\n")
     with pytest.raises(PlatformError, match="bus error"):
         open_session()
-    assert next(one for one in list_plugins() if one.name == "npx").state is State.BROKEN
+    assert next(one for one in survey_plugins().reports if one.name == "npx").state is State.BROKEN
 
 
 def test_a_probe_that_answers_something_else_is_broken(site):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anytron.errors import PluginError
-from anytron.plugins import State, list_plugins, open_session
+from anytron.plugins import State, open_session, survey_plugins
 
 HOOK = "    @hookimpl\n    def {signature}: {body}\n"
 
@@ -74,6 +74,47 @@ def test_a_wrapper_is_broken(site, report):
     assert "wraps attention_kernel" in report("chip").reason
 
 
+def test_a_method_with_a_hooks_name_and_no_marker_is_broken(site, report):
+    """pluggy leaves it out, and the run would use another kernel in silence."""
+    site.platform("chip", body="    def attention_kernel(self, spec): return None\n")
+    chip = report("chip")
+    assert chip.state is State.BROKEN
+    assert "has a function attention_kernel without the marker hookimpl" in chip.reason
+    assert "acme_chip.py" in chip.reason
+    assert "@anytron.hookimpl" in chip.remedy
+
+
+@pytest.mark.parametrize("decorator", ["@staticmethod", "@classmethod", "@functools.cache"])
+def test_a_decorator_does_not_hide_a_method_without_a_marker(site, report, decorator):
+    site.platform("chip", body=f"    import functools\n    {decorator}\n    def attention_kernel(spec): return None\n")
+    assert report("chip").state is State.BROKEN
+
+
+def test_an_unmarked_method_that_overrides_a_marked_one_is_broken(site, report):
+    body = HOOK.format(signature="attention_kernel(self, spec)", body="return None")
+    site.platform(
+        "chip", body=body + "class Base(Chip): pass\nclass Chip(Base):\n    attention_kernel = lambda self: 1\n"
+    )
+    assert report("chip").state is State.BROKEN
+
+
+def test_a_run_refuses_a_plugin_with_an_unmarked_function(site):
+    site.extension("acme", "def rollout_options(engine): return {'x': 1}")
+    with pytest.raises(PluginError, match="cannot be used: acme") as caught:
+        open_session()
+    assert "rollout_options is the name of a hook" in caught.value.why
+
+
+def test_other_things_with_a_hooks_name_are_no_implementations(site, report):
+    """Attributes that are no functions, imported functions, and methods inherited from another distribution."""
+    site.install("acme-tools", "def configure(): ...\nclass Tool:\n    def requirements(self): ...", entry_points="")
+    site.extension("module", "from acme_tools import configure\nrequirements = ['torch']")
+    site.platform("chip", body="    requirements = ()\n    configure = property(lambda self: 1)\n")
+    site.extension("tool", "from acme_tools import Tool\nclass Plugin(Tool):\n    rollout_options = None", "Plugin")
+    assert {name: report(name).reason for name in ("module", "tool") if report(name).state is not State.ACTIVE} == {}
+    assert (report("chip").state, report("chip").hooks) == (State.ACTIVE, ())
+
+
 def test_what_is_no_platform_is_broken(site, report):
     site.install("acme-chip", "class Chip: pass", entry_points="[anytron.platforms]\nchip = acme_chip:Chip\n")
     assert report("chip").state is State.BROKEN
@@ -117,7 +158,7 @@ def test_one_name_twice_uses_neither_and_names_both(site, report):
     """pluggy skips a second plugin of the same name in silence."""
     site.platform("chip", distribution="acme-chip")
     site.platform("chip", distribution="other-chip")
-    both = [one for one in list_plugins() if one.name == "chip"]
+    both = [one for one in survey_plugins().reports if one.name == "chip"]
     assert [one.state for one in both] == [State.DUPLICATE] * 2
     assert {one.distribution for one in both} == {"acme-chip", "other-chip"}
     assert all("acme-chip" in one.reason and "other-chip" in one.reason for one in both)
@@ -162,7 +203,7 @@ def test_an_empty_allow_list_blocks_every_third_party_plugin(site, report, monke
 def test_an_allow_list_entry_that_matches_nothing_is_an_error(site, monkeypatch):
     monkeypatch.setenv("ANYTRON_PLUGINS", "wnated")
     with pytest.raises(PluginError, match="wnated"):
-        list_plugins()
+        survey_plugins()
 
 
 def test_disabled_plugins_are_blocked_embedded_ones_too(report):
@@ -172,5 +213,5 @@ def test_disabled_plugins_are_blocked_embedded_ones_too(report):
 
 def test_disabling_what_is_not_installed_is_said(site, monkeypatch, caplog):
     monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "megatron,typo")
-    list_plugins()
+    survey_plugins()
     assert "typo" in caplog.text

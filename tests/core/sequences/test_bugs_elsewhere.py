@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anytron.errors import HookContractError
-from anytron.hooks.registry import spec_arguments
+from anytron.hooks.registry import specifications
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask
 from anytron.plugins import hooks_of
@@ -47,7 +47,7 @@ def test_1_the_lengths_of_a_layout_are_those_after_the_last_padding():
 
 def test_4_what_is_real_is_not_asked_of_a_mask():
     """After the model, verl took the diagonal of whatever mask had gone in; where that was None it failed (#5904)."""
-    assert spec_arguments("postprocess_output") == ("values", "layout")
+    assert specifications()["postprocess_output"].arguments == ("values", "layout")
     tokens = torch.arange(14.0)
     layout = plan_layout(LENGTHS, format="bshd", tensor_parallel=4)
     for accepted in ({MaskKind.NONE}, {MaskKind.FULL_4D}, {MaskKind.PADDING_2D}):

@@ -1,5 +1,6 @@
 """A platform that notes in which order a worker does things."""
 
+import contextlib
 import sys
 
 from anytron import Platform, hookimpl
@@ -29,6 +30,12 @@ class TestChip(Platform):
         class TestChipRuntime(CpuRuntime):
             def device_name(self):
                 return "simulated chip"
+
+            @contextlib.contextmanager
+            def profiler_range(self, name):
+                EVENTS.append(("begin", name))
+                yield
+                EVENTS.append(("end", name))
 
         return TestChipRuntime()
 

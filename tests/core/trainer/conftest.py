@@ -104,7 +104,7 @@ class TorchEngine:
         self.critic.save_pretrained(path)
 
     def describe(self):
-        return {"engine": "torch", "device": "cpu", "patches": []}
+        return {"engine": "torch", "device": "cpu", "patches": [], "kernels": {"log_prob_kernel": "acme"}}
 
 
 @dataclass
@@ -167,8 +167,8 @@ class RecordedProgress:
     total: int | None = None
     finished: bool = False
 
-    def start(self, total_steps, devices):
-        self.total, self.devices = total_steps, devices
+    def start(self, total_steps, devices, kernels):
+        self.total, self.devices, self.kernels = total_steps, devices, kernels
 
     def step(self, metrics):
         self.steps.append(dict(metrics))

@@ -54,6 +54,7 @@ def test_a_policy_learns_what_it_is_rewarded_for(new_run):
     assert run.progress.total == 40
     assert run.progress.steps == metrics
     assert run.progress.finished
+    assert run.progress.kernels == {"log_prob_kernel": "acme"}
 
     assert {path.name for path in summary.output_dir.iterdir()} == {
         "config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf",

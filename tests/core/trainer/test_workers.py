@@ -11,7 +11,7 @@ from anytron.algorithms.losses import PolicyLoss, ValueLoss
 from anytron.batch import RaggedBatch, TokenScores
 from anytron.engines.protocol import Topology
 from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import TrainingWorkers
+from anytron.trainer.workers import TrainingWorkers, kernel_suppliers
 
 
 @dataclass
@@ -151,3 +151,9 @@ def test_only_the_scores_that_are_needed_are_computed(workers, batch, changes, k
     assert (scored.reference_log_probs is not None) == reference
     if reference:
         assert torch.equal(scored.reference_log_probs, -2.0 * batch.tokens)
+
+
+def test_the_suppliers_of_kernels_are_those_of_any_rank():
+    """Only the last pipeline stage asks for a log-prob kernel; an engine of others may say nothing."""
+    facts = [{"kernels": {"attention_kernel": "acme"}}, {}, {"kernels": {"log_prob_kernel": "neutral-default"}}]
+    assert kernel_suppliers(facts) == {"attention_kernel": "acme", "log_prob_kernel": "neutral-default"}

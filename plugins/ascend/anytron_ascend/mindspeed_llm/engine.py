@@ -161,6 +161,7 @@ class MindSpeedLlmEngine:
                 "kind": self._preparer.mask_kind.kind.value,
                 "mode": self._preparer.mask_kind.kernel_mode,
             },
+            "kernels": self._context.hooks.suppliers(),
             "patches": self._context.ledger.report(),
         }
 
