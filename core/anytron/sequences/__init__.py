@@ -1,4 +1,4 @@
-"""Ragged batches and how they are arranged for a model: layouts, pack, unpack, scopes.
+"""How ragged batches are arranged for a model: layouts, packing, unpacking, scopes.
 
 Legend of shape suffixes used in this package:
 
@@ -12,7 +12,6 @@ N     slots of one rank, N = R * C (real tokens and padding)
 
 from anytron.sequences.inputs import ModelInputs
 from anytron.sequences.layout import ContextShard, LayoutConstraints, SequenceLayout
-from anytron.sequences.lengths import lengths_from_cu_seqlens, lengths_from_keep_mask
 from anytron.sequences.planning import plan_layout
 
 __all__ = [
@@ -20,7 +19,5 @@ __all__ = [
     "LayoutConstraints",
     "ModelInputs",
     "SequenceLayout",
-    "lengths_from_cu_seqlens",
-    "lengths_from_keep_mask",
     "plan_layout",
 ]

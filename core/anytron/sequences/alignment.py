@@ -1,4 +1,4 @@
-"""Say to which length each sequence is padded: the only place that knows.
+"""Decide to which length each sequence is padded. No other file does.
 
 The rules are those of Megatron-Core's context parallelism and of Transformer Engine's FP8 kernels, as
 verl, ms-swift and slime use them (docs/explanation/layouts.md). Elsewhere they are written out once
@@ -12,8 +12,6 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-
-from anytron.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +27,14 @@ def sequence_alignment(tensor_parallel: int, chunks: int, align: int) -> int:
 
     Args:
         tensor_parallel: Sequence parallelism splits the rows by it.
-        chunks: Pieces into which context parallelism cuts a sequence (``2 * cp`` in zigzag).
+        chunks: Pieces into which context parallelism cuts a sequence (``2 * cp``; 1 without).
         align: What the platform asks for.
     """
     return math.lcm(tensor_parallel * chunks, align)
 
 
 def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) -> Tensor:
-    """Lengths in a packed buffer: int64 ``[B]``; what the total lacks is added to the last sequence."""
+    """Lengths in a packed buffer: int64 ``[B]``; padding of the total is added to the last sequence."""
     per_sequence = math.lcm(FP8_SEQUENCE, align) if fp8 else align
     padded = (real + (per_sequence - 1)).div_(per_sequence, rounding_mode="floor").mul_(per_sequence)
     # The bucket counts the packed buffer of all shards; the deficit must keep the last sequence aligned.
@@ -49,7 +47,7 @@ def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) 
     return padded
 
 
-def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool, forced: int | None) -> Tensor:
+def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool) -> Tensor:
     """Lengths where each sequence has a row: int64 ``[B]``, all the same.
 
     Args:
@@ -58,21 +56,11 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool,
         bucket: The same, as the platform's bucket.
         ranks: Tensor times context parallel ranks, between which FP8 blocks are split.
         fp8: ``B * S`` is a multiple of 128 blocks on every rank.
-        forced: Row length to give in place of the longest; it is rounded up like any other.
-
-    Raises:
-        DataError: A sequence is longer than ``forced``.
     """
-    longest = int(real.max())
-    if forced is not None:
-        if longest > forced:
-            why = f"sequence {int(real.argmax())} has {longest} tokens, max_seqlen is {forced}"
-            raise DataError("A sequence is longer than the forced row length.", where="plan_layout", why=why)
-        longest = forced
     if fp8:
         block = FP8_TOTAL * ranks
         align = math.lcm(block // math.gcd(real.numel(), block), align)
-    return torch.full_like(real, round_up(longest, math.lcm(align, bucket)))
+    return torch.full_like(real, round_up(int(real.max()), math.lcm(align, bucket)))
 
 
 def round_up(value: int, multiple: int) -> int:

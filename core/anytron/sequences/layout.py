@@ -1,8 +1,8 @@
-"""The plan itself: where every token of a micro-batch lies on one rank, and how values follow it.
+"""The layout of a micro-batch on one rank: where every token lies, and how per-token values are arranged.
 
-Everything that a model sees per token (ids, labels, loss masks, positions, routing indices) goes
-through the same index, so that they cannot disagree. Nothing here loops over sequences or waits for
-the device. :func:`~anytron.sequences.planning.plan_layout` makes layouts.
+Everything that a model sees per token (ids, labels, positions, routing indices) goes through the same
+index, so that the values cannot disagree. Nothing here loops over sequences or waits for the device.
+:func:`~anytron.sequences.planning.plan_layout` makes layouts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Format = Literal["thd", "bshd"]
-Partition = Literal["zigzag", "contiguous"]
 
 TakenAs = Literal["shard", "whole", "rows"]
-"""How a model takes its input, that is, who shards it for context parallelism and who packs it.
+"""How a model takes its input: whether the engine or the model shards it for context parallelism and packs it.
 
 ``shard``: the engine does both; the model gets its own rank's slots. ``whole``: the model gets the
-slots of all shards in order and shards inside, after it has put images into the text (mcore-bridge's
+slots of all shards in order and shards inside, after it has inserted images into the text (mcore-bridge's
 vision models). ``rows``: the model gets ``[B, longest]``, right-padded, and packs *and* shards inside
 (mbridge's vision models, which want the 2-D map for it). What the model returns are its rank's slots
 in every case.
@@ -46,30 +45,25 @@ flow through the local slice only (:func:`anytron.sequences.parallel.gather_slot
 class ContextShard:
     """Which part of each sequence one context-parallel rank holds.
 
-    ``zigzag`` cuts each padded sequence into ``2 * size`` chunks and gives rank ``r`` the chunks
-    ``r`` and ``2 * size - 1 - r``, so that causal attention costs every rank the same.
-    ``contiguous`` gives rank ``r`` the ``r``-th of ``size`` equal slices (of the packed buffer in
-    thd, of every row in bshd).
+    Each padded sequence is cut into ``2 * size`` chunks, and rank ``r`` holds the chunks ``r`` and
+    ``2 * size - 1 - r`` (zigzag), so that causal attention costs every rank the same.
 
-    ``group`` holds the context-parallel ranks; whoever unpacks gathers over it. It is None where a
+    ``group`` holds the context-parallel ranks, over which outputs are gathered. It is None where a
     layout is only planned, as in tests that simulate all ranks in one process.
     """
 
     size: int = 1
     rank: int = 0
-    partition: Partition = "zigzag"
     group: ProcessGroup | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise DataError("Impossible context-parallel shard.", why=f"rank {self.rank} of size {self.size}")
-        if self.partition not in ("zigzag", "contiguous"):
-            raise DataError("Unknown context-parallel partition.", why=f"{self.partition!r}")
 
     @property
     def chunks(self) -> int:
         """Pieces into which each padded sequence is cut."""
-        return 2 * self.size if self.size > 1 and self.partition == "zigzag" else self.size
+        return 2 * self.size if self.size > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,7 @@ class LayoutConstraints:
             raise DataError("Layout constraints are at least 1.", why=f"align {self.align}, bucket {self.bucket}")
 
     def merge(self, other: LayoutConstraints) -> LayoutConstraints:
-        """Satisfy both: the least common multiple of each field."""
+        """Satisfy both: take the least common multiple of each field."""
         return LayoutConstraints(math.lcm(self.align, other.align), math.lcm(self.bucket, other.bucket))
 
 
@@ -196,27 +190,6 @@ class SequenceLayout:
             raise _misfit("Values do not fit the layout.", "pack_axes", why)
         return self.pack(values.t(), fill).permute(2, 0, 1).contiguous()
 
-    def pack_temperatures(self, temperatures: Tensor) -> Tensor:
-        """Give each slot its sequence's temperature, and padding the neutral 1.0.
-
-        Not a tiny number for padding: cast to the logits' float16 it is 0, and 0 / 0 is NaN, which no
-        mask removes from a gradient (verl ``transformer_impl.py:1199``).
-
-        Args:
-            temperatures: float ``[B]``, by which logits are divided.
-
-        Returns:
-            ``[R, C]``, same dtype.
-
-        Raises:
-            DataError: ``temperatures`` is not one float for each sequence.
-        """
-        if tuple(temperatures.shape) != (self.num_sequences,) or not temperatures.is_floating_point():
-            why = f"{temperatures.dtype} {tuple(temperatures.shape)}, expected float ({self.num_sequences},)"
-            raise _misfit("Temperatures do not fit the layout.", "pack_temperatures", why)
-        lengths = self.cu_seqlens.diff().long()
-        return self.pack(torch.repeat_interleave(temperatures, lengths, output_size=self.num_tokens), fill=1.0)
-
     def unpack(self, values: Tensor, gather: Gather | None = None) -> Tensor:
         """Undo :meth:`pack`: flat values without padding, in the order of the input sequences.
 
@@ -231,30 +204,6 @@ class SequenceLayout:
             DataError: The shape is not this layout's, or a gather is needed and missing or incomplete.
         """
         return self._of_all_shards(self._slots(values, "unpack"), gather, "unpack").index_select(0, self.slot_index)
-
-    def last_token(self, values: Tensor, gather: Gather | None = None) -> Tensor:
-        """Take each sequence's value at its last real token, as value and reward heads need it.
-
-        Only ``B`` values travel between context-parallel ranks; the gradient reaches the rank that
-        holds the token.
-
-        Args:
-            values: ``[R, C, ...]`` of this rank.
-            gather: Needed if ``shard.size > 1``.
-
-        Returns:
-            ``[B, ...]``.
-
-        Raises:
-            DataError: As :meth:`unpack`.
-        """
-        slots = self._slots(values, "last_token")
-        last = self.slot_index.index_select(0, self.cu_seqlens[1:].long() - 1)
-        # On ranks that do not hold the token the local number points at another one, which is not chosen below.
-        shard, local = last // slots.shape[0], last % slots.shape[0]
-        candidates = self._of_all_shards(slots.index_select(0, local), gather, "last_token")
-        sequence = torch.arange(self.num_sequences, device=shard.device)
-        return candidates.index_select(0, shard * self.num_sequences + sequence)
 
     def next_tokens(self, tokens: Tensor, ahead: int = 1) -> Tensor:
         """Labels: at each position a real token that follows in its sequence.

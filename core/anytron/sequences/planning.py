@@ -1,7 +1,7 @@
 """Turn lengths into a layout, on the host: one pass over the tokens for each field, no loop over sequences.
 
-Planned is the *whole* first: all padded sequences one behind the other. A context-parallel shard is
-then a choice of whole slots in another order, and the fields of a rank are what that choice shows.
+First the *whole* is planned: all padded sequences one after the other. A context-parallel shard then
+selects slots of the whole, in another order, and the fields of a rank describe the selected slots.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ def plan_layout(
     shard: ContextShard | None = None,
     constraints: LayoutConstraints | None = None,
     fp8: bool = False,
-    max_seqlen: int | None = None,
     context_length: int | None = None,
     taken_as: TakenAs = "shard",
     device: torch.device | str = "cpu",
 ) -> SequenceLayout:
     """Turn lengths into a layout.
 
-    Each sequence is padded on the right to a multiple of ``tensor_parallel`` (context parallelism
-    off), ``2 * tensor_parallel * cp`` (zigzag) or ``tensor_parallel * cp`` (contiguous), and of
-    ``constraints.align``. FP8 (Transformer Engine's block sizes) asks in thd for multiples of 16 per
-    sequence and of 128 alignments in total; in bshd the row length grows until ``B * S`` is such a
-    multiple. What the total lacks is added to the last sequence.
+    Each sequence is padded on the right to a multiple of ``tensor_parallel`` (``2 * tensor_parallel * cp``
+    with context parallelism) and of ``constraints.align``. FP8 (Transformer Engine's block sizes) needs
+    multiples of 16 per sequence and of 128 alignments in total in thd; in bshd the row length grows
+    until ``B * S`` is such a multiple. Padding of the total is added to the last sequence.
 
     Args:
         lengths: Real lengths, each at least 1; a sequence of ints or an int tensor ``[B]``, best on
@@ -50,8 +48,6 @@ def plan_layout(
         shard: The context-parallel shard; default: no context parallelism.
         constraints: What the platform asks for.
         fp8: Pad for FP8 kernels.
-        max_seqlen: bshd only: force this row length (for example a mini-batch's maximum), rounded up
-            as any other.
         context_length: The longest sequence that the model reads; None = no limit. Positions of
             padding stay below it too, for models that look positions up in a table.
         taken_as: How the model takes its input; see :data:`TakenAs`.
@@ -61,30 +57,28 @@ def plan_layout(
         The layout of ``shard``.
 
     Raises:
-        DataError: No sequence, a length below 1, above ``max_seqlen`` or above ``context_length``;
-            sizes below 1; an option that does not exist or that the format does not have.
+        DataError: No sequence, a length below 1 or above ``context_length``; sizes below 1; an option that
+            does not exist or that the format does not have.
     """
     shard = shard or ContextShard()
     constraints = constraints or LayoutConstraints()
-    _check_options(format, tensor_parallel, max_seqlen, taken_as)
+    _check_options(format, tensor_parallel, taken_as)
     real = checked_lengths(lengths, context_length)
     cp = shard.size
     align = sequence_alignment(tensor_parallel, shard.chunks, constraints.align)
     if format == "thd":
         padded = padded_packed(real, align, constraints.bucket, cp, fp8=fp8)
     else:
-        padded = padded_rows(real, align, constraints.bucket, tensor_parallel * cp, fp8=fp8, forced=max_seqlen)
+        padded = padded_rows(real, align, constraints.bucket, tensor_parallel * cp, fp8=fp8)
     whole = None
     if taken_as == "rows":
-        whole = _arrange(
-            "bshd", real, padded_rows(real, 1, 1, 1, fp8=False, forced=None), ContextShard(), context_length
-        )
+        whole = _arrange("bshd", real, padded_rows(real, 1, 1, 1, fp8=False), ContextShard(), context_length)
     elif taken_as == "whole" and cp > 1:
         whole = _arrange(format, real, padded, ContextShard(), context_length)
     return _arrange(format, real, padded, shard, context_length, whole).to(device)
 
 
-def _check_options(format: Format, tensor_parallel: int, max_seqlen: int | None, taken_as: TakenAs) -> None:
+def _check_options(format: Format, tensor_parallel: int, taken_as: TakenAs) -> None:
     where = "plan_layout"
     if format not in ("thd", "bshd"):
         raise DataError("Unknown sequence format.", where=where, why=f"{format!r}", fix="use 'thd' or 'bshd'")
@@ -93,9 +87,6 @@ def _check_options(format: Format, tensor_parallel: int, max_seqlen: int | None,
         raise DataError("Unknown way of taking the input.", where=where, why=f"{taken_as!r}", fix=fix)
     if tensor_parallel < 1:
         raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
-    if format == "thd" and max_seqlen is not None:
-        fix = "use format='bshd', or leave max_seqlen away"
-        raise DataError("A packed layout has no row length to force.", where=where, why="format is 'thd'", fix=fix)
     if format == "bshd" and taken_as == "rows":
         fix = "use taken_as='whole': in bshd the model gets rows in any case"
         raise DataError("Only a packed layout can be taken as rows.", where=where, why="format is 'bshd'", fix=fix)
@@ -109,7 +100,7 @@ def _arrange(
     context_length: int | None,
     whole: SequenceLayout | None = None,
 ) -> SequenceLayout:
-    """Lay sequences of these real and padded lengths out and take one shard."""
+    """Arrange sequences of these real and padded lengths, and take one shard."""
     ends, padded_ends = real.cumsum(0), padded.cumsum(0)
     total, slots = int(ends[-1]), int(padded_ends[-1])
     starts, padded_starts = ends - real, padded_ends - padded
@@ -120,7 +111,7 @@ def _arrange(
     shown = torch.full((slots,), total).scatter_(0, slot_index, ramp[:total])
     position = _counted(slots, padded_starts, 1 - padded[:-1])
 
-    order = _shard_order(format, padded, padded_starts, shard)
+    order = _shard_order(padded, padded_starts, shard)
     share = slice(shard.rank * (slots // shard.size), (shard.rank + 1) * (slots // shard.size))
     if order is None:
         shown, position = shown[share], position[share]
@@ -150,16 +141,16 @@ def _arrange(
     )
 
 
-def _shard_order(format: Format, padded: Tensor, padded_starts: Tensor, shard: ContextShard) -> Tensor | None:
-    """Which whole slot each slot shows, the slots of all shards one behind the other: int64 ``[cp * N]``.
+def _shard_order(padded: Tensor, padded_starts: Tensor, shard: ContextShard) -> Tensor | None:
+    """Give the whole slot that each slot shows, the shards' slots one after the other: int64 ``[cp * N]``.
 
-    None where that is the order of the whole itself.
+    None without context parallelism: the order is that of the whole.
     """
-    if shard.size == 1 or (shard.partition == "contiguous" and format == "thd"):
+    if shard.size == 1:
         return None
     rank = torch.arange(shard.size)
-    # Each shard holds, of each sequence in turn, these chunks.
-    chunk = torch.stack([rank, 2 * shard.size - 1 - rank], 1) if shard.partition == "zigzag" else rank[:, None]
+    # Each shard holds these chunks of each sequence in turn.
+    chunk = torch.stack([rank, 2 * shard.size - 1 - rank], 1)
     width = padded // shard.chunks
     begins = padded_starts[None, :, None] + chunk[:, None, :] * width[None, :, None]
     widths = width[None, :, None].expand_as(begins).flatten()

@@ -22,10 +22,9 @@ CAUSAL = ModelTraits()
 TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 
 
-def layouts(format, cp=1, align=1, partition="zigzag", lengths=LENGTHS):
+def layouts(format, cp=1, align=1, lengths=LENGTHS):
     return [
-        plan_layout(lengths, format=format, tensor_parallel=align, shard=ContextShard(cp, rank, partition))
-        for rank in range(cp)
+        plan_layout(lengths, format=format, tensor_parallel=align, shard=ContextShard(cp, rank)) for rank in range(cp)
     ]
 
 
@@ -50,11 +49,6 @@ def test_transformer_engine_is_exact_with_causal_rows_and_with_padded_causal_pac
     expected = defined_pairs(LENGTHS, traits)
     assert read_transformer_engine(plain("causal"), layouts("bshd", cp), traits) == expected
     assert read_transformer_engine(plain("padding_causal"), layouts("thd", cp), traits) == expected
-
-
-def test_a_ring_of_transformer_engine_does_not_understand_contiguous_shards():
-    pairs = read_transformer_engine(plain("causal"), layouts("bshd", 2, partition="contiguous"), CAUSAL)
-    assert pairs != defined_pairs(LENGTHS, CAUSAL)
 
 
 def test_without_causality_unmasked_rows_see_padding():

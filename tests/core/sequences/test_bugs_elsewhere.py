@@ -127,30 +127,6 @@ def test_14_a_kernel_for_other_value_heads_changes_nothing_but_its_answer():
     assert [tensor._version for tensor in (query, key, value, cu_seqlens)] == versions
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_27_the_temperature_of_padding_is_not_zero_in_any_dtype(dtype):
-    """1e-8 for padding is 0 in float16: 0 / 0 is NaN, and NaN times a gradient of zero is NaN."""
-    layout = plan_layout(LENGTHS, format="bshd")
-    temperatures = layout.pack_temperatures(torch.full((3,), 0.7, dtype=dtype))
-    assert (temperatures[~layout.valid] == 1).all()
-    logits = torch.zeros(*layout.shape, 4, dtype=dtype, requires_grad=True)
-    log_probs = (logits / temperatures[..., None]).float().log_softmax(-1)
-    (log_probs[..., 0] * layout.valid).sum().backward()
-    assert bool(logits.grad.isfinite().all())
-
-
-@pytest.mark.parametrize("format", ["thd", "bshd"])
-def test_31_the_last_token_under_context_parallelism(format):
-    """It was counted in a mask whose query rows had been cut: a rank without the last rows took another token."""
-    layouts = shards(2, format=format)
-    values = torch.arange(14.0)
-    slots = [layout.pack(values, fill=-1.0) for layout in layouts]
-    ends = layouts[0].cu_seqlens[1:].long() - 1
-    candidates = torch.cat([one.flatten()[layouts[0].slot_index[ends] % one.numel()] for one in slots])
-    for layout, one in zip(layouts, slots, strict=True):
-        assert layout.last_token(one, lambda _: candidates).tolist() == [4.0, 6.0, 13.0]
-
-
 def test_32_a_full_mask_has_the_keys_of_all_ranks():
     """ms-swift cut the queries of a 4-D mask for context parallelism and left the keys: what were they then?
     Here the contract says it: this rank's queries, every rank's keys."""

@@ -1,9 +1,8 @@
-"""What goes through a layout beside ids: routing, positions of images, temperatures, last tokens; who shards."""
+"""What goes through a layout beside ids: routing and positions of images; who shards."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -22,12 +21,11 @@ plans = st.fixed_dictionaries(
         "fp8": st.booleans(),
     }
 )
-shardings = st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from(["zigzag", "contiguous"]))
+context_sizes = st.sampled_from([1, 2, 4])
 
 
-def all_shards(plan, sharding, **more):
-    cp, partition = sharding
-    return [plan_layout(**plan, **more, shard=ContextShard(cp, rank, partition)) for rank in range(cp)]
+def all_shards(plan, cp, **more):
+    return [plan_layout(**plan, **more, shard=ContextShard(cp, rank)) for rank in range(cp)]
 
 
 def gathered(layouts, outputs, rank):
@@ -36,9 +34,9 @@ def gathered(layouts, outputs, rank):
 
 
 @settings(deadline=None, max_examples=80)
-@given(plan=plans, sharding=shardings)
-def test_routing_indices_and_image_positions_follow_the_ids(plan, sharding):
-    layouts = all_shards(plan, sharding)
+@given(plan=plans, cp=context_sizes)
+def test_routing_indices_and_image_positions_follow_the_ids(plan, cp):
+    layouts = all_shards(plan, cp)
     total = layouts[0].num_tokens
     ids = torch.arange(total)
     routing = (ids[:, None, None] * 10 + torch.arange(6).view(1, 2, 3)).int()
@@ -56,29 +54,9 @@ def test_routing_indices_and_image_positions_follow_the_ids(plan, sharding):
 
 
 @settings(deadline=None, max_examples=80)
-@given(plan=plans, sharding=shardings)
-def test_the_last_token_is_each_sequences_last_real_one_and_its_owner_alone_gets_the_gradient(plan, sharding):
-    layouts = all_shards(plan, sharding)
-    tokens = torch.arange(layouts[0].num_tokens, dtype=torch.float64)
-    expected = [sum(plan["lengths"][: i + 1]) - 1 for i in range(len(plan["lengths"]))]
-    outputs = [layout.pack(tokens, fill=math.nan).requires_grad_() for layout in layouts]
-    ends = layouts[0].cu_seqlens[1:].long() - 1
-    locals_ = [
-        output.detach().flatten()[layout.slot_index[ends] % output.numel()]
-        for layout, output in zip(layouts, outputs, strict=True)
-    ]
-    for rank, (layout, output) in enumerate(zip(layouts, outputs, strict=True)):
-        last = layout.last_token(output, gathered(layouts, locals_, rank))
-        assert last.tolist() == expected
-        last.sum().backward()
-        touched = output.grad.flatten().nonzero().flatten()
-        assert output.flatten()[touched].tolist() == [t for t in expected if t in output.flatten().tolist()]
-
-
-@settings(deadline=None, max_examples=80)
-@given(plan=plans, sharding=shardings)
-def test_a_gather_gives_the_gradient_of_the_local_slice_only(plan, sharding):
-    layouts = all_shards(plan, sharding)
+@given(plan=plans, cp=context_sizes)
+def test_a_gather_gives_the_gradient_of_the_local_slice_only(plan, cp):
+    layouts = all_shards(plan, cp)
     total = layouts[0].num_tokens
     outputs = [layout.pack(torch.ones(total, dtype=torch.float64)).requires_grad_() for layout in layouts]
     slots = [output.detach().flatten() for output in outputs]
@@ -88,35 +66,19 @@ def test_a_gather_gives_the_gradient_of_the_local_slice_only(plan, sharding):
 
 
 @settings(deadline=None, max_examples=80)
-@given(plan=plans, sharding=shardings)
-def test_temperatures_are_the_sequences_own(plan, sharding):
-    temperatures = torch.arange(1, len(plan["lengths"]) + 1) / 4
-    owner = torch.repeat_interleave(torch.arange(len(plan["lengths"])), torch.tensor(plan["lengths"]))
-    for layout in all_shards(plan, sharding):
-        packed = layout.pack_temperatures(temperatures)
-        shown = layout.pack(owner, fill=-1)
-        assert torch.equal(packed, torch.where(shown >= 0, temperatures[shown], 1.0))
-
-
-@settings(deadline=None, max_examples=80)
-@given(plan=plans, sharding=shardings)
-def test_a_model_that_shards_inside_gets_whole_sequences_whose_shards_are_ours(plan, sharding):
-    cp, partition = sharding
-    layouts = all_shards(plan, sharding, taken_as="whole")
+@given(plan=plans, cp=context_sizes)
+def test_a_model_that_shards_inside_gets_whole_sequences_whose_shards_are_ours(plan, cp):
+    layouts = all_shards(plan, cp, taken_as="whole")
     ids = torch.arange(layouts[0].num_tokens)
     whole = layouts[0].taken.pack(ids, fill=-1)
     positions = layouts[0].taken.position_ids
     assert whole.shape[1] == cp * layouts[0].shape[1]
     # Sharding as mcore-bridge's split_cp_inputs: by cu_seqlens in thd, by row in bshd.
     ends = layouts[0].cu_seqlens_padded.tolist()
-    parts = (
-        [range(a, b) for a, b in itertools.pairwise(ends)]
-        if plan["format"] == "thd" and (partition == "zigzag" or cp == 1)
-        else [range(whole.shape[1])]
-    )
+    parts = [range(a, b) for a, b in itertools.pairwise(ends)] if plan["format"] == "thd" else [range(whole.shape[1])]
     for rank, layout in enumerate(layouts):
         assert layout.taken.shard.size == 1
-        chunks = (rank, 2 * cp - 1 - rank) if partition == "zigzag" and cp > 1 else (rank,)
+        chunks = (rank, 2 * cp - 1 - rank) if cp > 1 else (rank,)
         mine = []
         for part in parts:
             width = len(part) // layout.shard.chunks
@@ -127,10 +89,10 @@ def test_a_model_that_shards_inside_gets_whole_sequences_whose_shards_are_ours(p
 
 
 @settings(deadline=None, max_examples=40)
-@given(plan=plans, sharding=shardings)
-def test_a_model_that_packs_inside_gets_bare_rows_and_answers_in_our_slots(plan, sharding):
+@given(plan=plans, cp=context_sizes)
+def test_a_model_that_packs_inside_gets_bare_rows_and_answers_in_our_slots(plan, cp):
     plan = {**plan, "format": "thd"}
-    for layout in all_shards(plan, sharding, taken_as="rows"):
+    for layout in all_shards(plan, cp, taken_as="rows"):
         taken = layout.taken
         assert taken.format == "bshd"
         assert taken.shape == (len(plan["lengths"]), max(plan["lengths"]))
@@ -143,12 +105,6 @@ def test_without_context_parallelism_the_whole_is_the_shard():
     assert layout.taken is layout
 
 
-def test_forced_row_length():
-    assert plan_layout([3, 4], format="bshd", tensor_parallel=4, max_seqlen=9).shape == (2, 12)
-    with pytest.raises(DataError, match="sequence 1 has 4 tokens, max_seqlen is 3"):
-        plan_layout([3, 4], format="bshd", max_seqlen=3)
-
-
 def test_positions_of_padding_stay_inside_of_the_context():
     layout = plan_layout([5], tensor_parallel=8, context_length=6)
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 5, 5]]
@@ -157,7 +113,6 @@ def test_positions_of_padding_stay_inside_of_the_context():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_seqlen": 8}, "no row length to force"),
         ({"format": "bhsd"}, "use 'thd' or 'bshd'"),
         ({"taken_as": "model"}, "Unknown way of taking"),
         ({"format": "bshd", "taken_as": "rows"}, "taken_as='whole'"),
@@ -175,7 +130,6 @@ def test_options_that_do_not_fit_are_refused(arguments, message):
     [
         (lambda: ContextShard(2, 2), "rank 2 of size 2"),
         (lambda: ContextShard(0), "rank 0 of size 0"),
-        (lambda: ContextShard(2, 0, "striped"), "'striped'"),
         (lambda: LayoutConstraints(align=0), "align 0"),
         (lambda: LayoutConstraints(bucket=-8), "bucket -8"),
     ],
@@ -189,11 +143,8 @@ def test_impossible_shards_and_constraints_are_refused(make, message):
     ("call", "message"),
     [
         (lambda layout: layout.pack_axes(torch.zeros(5, 3)), r"expected \(A, 5\)"),
-        (lambda layout: layout.pack_temperatures(torch.ones(5)), r"expected float \(2,\)"),
-        (lambda layout: layout.pack_temperatures(torch.ones(2, dtype=torch.int64)), "expected float"),
         (lambda layout: layout.pack(torch.tensor(1.0)), "scalar values for 5 tokens"),
         (lambda layout: layout.next_tokens(torch.zeros(4, dtype=torch.int64)), r"expected \(5,\)"),
-        (lambda layout: layout.last_token(torch.zeros(2, 5)), r"the layout \(1, 5\)"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(call, message):
@@ -205,8 +156,6 @@ def test_an_incomplete_gather_is_refused():
     layout = plan_layout([4, 3], shard=ContextShard(2, 0))
     with pytest.raises(DataError, match="4 slots, expected 8"):
         layout.unpack(torch.zeros(layout.shape), gather=lambda own: own)
-    with pytest.raises(DataError, match="2 slots, expected 4"):
-        layout.last_token(torch.zeros(layout.shape), gather=lambda own: own)
 
 
 def test_one_token_sequences_predict_nothing():

@@ -58,13 +58,11 @@ def test_one_micro_batch(format, cp, where, copies):
             lengths, format=format, tensor_parallel=2, shard=ContextShard(cp), taken_as="whole", device="meta"
         )
         ids, labels = layout.taken.pack(tokens), layout.next_tokens(tokens)
-        temperatures = layout.pack_temperatures(torch.empty(3, device="meta"))
         mask = hooks.build_attn_mask(MaskRequest(format, TRAITS, request.parallel, request.accepted, layout))
         gather = (lambda own: own.repeat(cp, *[1] * (own.ndim - 1))) if cp > 1 else None
         flat = layout.unpack(layout.pack(output), gather)
-        last = layout.last_token(layout.pack(output), gather)
     assert counted.copies == copies
-    tensors = (ids, labels, temperatures, mask.padding_mask, mask.linear_attn_mask, flat, last)
+    tensors = (ids, labels, mask.padding_mask, mask.linear_attn_mask, flat)
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 

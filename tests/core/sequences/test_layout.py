@@ -17,7 +17,6 @@ plans = st.fixed_dictionaries(
         "format": st.sampled_from(["thd", "bshd"]),
         "tensor_parallel": st.sampled_from([1, 2, 4, 8]),
         "cp": st.sampled_from([1, 2, 4, 8]),
-        "partition": st.sampled_from(["zigzag", "contiguous"]),
         "fp8": st.booleans(),
         "align": st.sampled_from([1, 3, 16]),
         "bucket": st.sampled_from([1, 5, 64]),
@@ -30,7 +29,7 @@ def shards(plan):
     arguments = {name: plan[name] for name in ("lengths", "format", "tensor_parallel", "fp8")}
     constraints = LayoutConstraints(align=plan["align"], bucket=plan["bucket"])
     return [
-        plan_layout(**arguments, shard=ContextShard(plan["cp"], rank, plan["partition"]), constraints=constraints)
+        plan_layout(**arguments, shard=ContextShard(plan["cp"], rank), constraints=constraints)
         for rank in range(plan["cp"])
     ]
 
@@ -80,7 +79,7 @@ def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahea
 @given(plan=plans)
 def test_padded_lengths_keep_every_promise(plan):
     layout = shards(plan)[0]
-    chunks = {True: 2 * plan["cp"], False: plan["cp"]}[plan["partition"] == "zigzag" and plan["cp"] > 1]
+    chunks = 2 * plan["cp"] if plan["cp"] > 1 else 1
     align = math.lcm(plan["tensor_parallel"] * chunks, plan["align"])
     assert (layout.padded_lengths >= layout.lengths).all()
     assert (layout.padded_lengths % align == 0).all()
