@@ -1,69 +1,46 @@
-"""What of a critic cannot be trained, found before anything is imported. Light to import."""
+"""Check that this critic can be trained beside this policy. Imports no Megatron."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 from anytron_megatron.checks.experts import EXPERTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
+    from anytron_megatron.checks.subject import Subject
 
 
-def critic_diagnostics(config: RunConfig, policy: Mapping[str, Any], critic: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Find what a critic does not go with.
+def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
+    """Check a critic against the policy; what every model must pass is checked elsewhere.
 
     Args:
-        config: The run, with a critic.
-        policy: The Hugging Face config of the policy; empty if there is none.
-        critic: That of the critic.
+        critic: The model that it starts from; the policy's if it has none of its own.
+        policy: The policy's model.
+        run: The run, with a critic.
     """
-    if config.model.lora is not None:
-        why = "a critic beside a policy with adapters was never tried"
-        yield Diagnostic("error", "critic", why, "leave model.lora out, or set algorithm.advantage=grpo")
-    if policy.get("vision_config") or critic.get("vision_config"):
-        why = "critics of vision-language models cannot be trained: the value head is for language models"
-        yield Diagnostic("error", "critic", why, "set algorithm.advantage=grpo")
-    ours_of, theirs_of = policy.get("text_config", policy).get, critic.get("text_config", critic).get
-    layers, others = ours_of("num_hidden_layers"), theirs_of("num_hidden_layers")
-    if layers != others and any((theirs_of(name) or 0) > 1 for name in EXPERTS):
+    without = "set algorithm.advantage=grpo"
+    if run.model.lora is not None:
+        message = "no test trains a critic beside a policy with adapters"
+        yield Diagnostic("error", "critic", message, f"leave model.lora out, or {without}")
+    if policy.config.get("vision_config") or critic.config.get("vision_config"):
+        message = "the value head is for language models, and this is a vision-language model"
+        yield Diagnostic("error", "critic", message, without)
+    layers, policy_layers = critic.text.get("num_hidden_layers"), policy.text.get("num_hidden_layers")
+    if layers != policy_layers and any((critic.text.get(name) or 0) > 1 for name in EXPERTS):
         # megatron/core/transformer/moe/moe_utils.py, save_to_aux_losses_tracker: one for all models of a process
-        why = f"a mixture of experts with {others} layers cannot be the critic of a model with {layers}: Megatron "
-        why += "notes auxiliary losses by layer, as of one model"
-        yield Diagnostic("error", "critic.path", why, "give a model with as many layers, or a dense one")
-    for key, what in (("vocab_size", "tokens"), ("max_position_embeddings", "positions")):
-        ours, theirs = ours_of(key), theirs_of(key)
-        if ours and theirs and theirs < ours:
-            why = f"the critic knows {theirs} {what}, and the policy {ours}"
-            yield Diagnostic("error", "critic.path", why, "give a model with the policy's tokenizer and context")
-
-
-def as_policy(config: RunConfig) -> RunConfig:
-    """Make the run whose policy would be the critic's model, for the checks that any model has to pass.
-
-    Args:
-        config: A run with ``critic.path``.
-    """
-    assert config.critic is not None
-    model = {"path": config.critic.path, "config": None, "freeze": [], "lora": None}
-    policy_only = ("mtp_loss_coefficient", "router_replay")
-    options = {name: value for name, value in config.engine.options.items() if name not in policy_only}
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update=model),
-            "engine": config.engine.model_copy(update={"options": options}),
-        }
-    )
-
-
-def of_critic(found: Iterable[Diagnostic], known: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Say of diagnostics of :func:`as_policy` that they are of the critic; leave out those that are known."""
-    known = list(known)
-    for diagnostic in found:
-        if diagnostic not in known:
-            key = diagnostic.key.replace("model.path", "critic.path")
-            yield replace(diagnostic, key=key, message=f"the critic's model: {diagnostic.message}")
+        yield Diagnostic(
+            "error",
+            critic.key,
+            f"a mixture of experts with {layers} layers cannot be the critic of a model with {policy_layers}: "
+            "Megatron records auxiliary losses by layer, as if there were one model",
+            "give a model with as many layers, or a dense one",
+        )
+    for name, what in (("vocab_size", "tokens"), ("max_position_embeddings", "positions")):
+        known, needed = critic.text.get(name), policy.text.get(name)
+        if known and needed and known < needed:
+            message = f"the critic knows {known} {what}, and the policy {needed}"
+            yield Diagnostic("error", critic.key, message, "give a model with the policy's tokenizer and context")

@@ -1,8 +1,8 @@
-"""What Megatron would refuse after minutes, or compute wrongly, of a mixture of experts. Light to import."""
+"""Check that Megatron can train a mixture of experts in this run. Imports no Megatron."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
+    from anytron_megatron.checks.subject import Subject
     from anytron_megatron.options import MegatronOptions
 
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -19,86 +20,105 @@ _EXPERT = "parallel.expert_model_parallel_size"
 _EXPERT_TENSOR = "parallel.expert_tensor_parallel_size"
 _REPLAY = "engine.options.router_replay"
 _BALANCING = "engine.options.transformer.moe_router_load_balancing_type"
+_COEFFICIENT = "engine.options.transformer.moe_aux_loss_coeff"
 
 
-class BalancingMistake(NamedTuple):
-    """Why a load-balancing loss cannot be used, and what to do."""
-
-    why: str
-    fix: str
-
-
-def balancing_mistake(kind: str, sequence_format: str) -> BalancingMistake | None:
-    """Judge a load-balancing loss that has a coefficient above 0.
+def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: str) -> Iterator[Diagnostic]:
+    """Check the load-balancing losses of a model.
 
     Args:
-        kind: Megatron's ``moe_router_load_balancing_type``.
+        coefficients: Megatron's ``moe_router_load_balancing_type`` -> ``moe_aux_loss_coeff``.
         sequence_format: ``thd`` or ``bshd``.
     """
-    if kind == "seq_aux_loss" and sequence_format == "thd":
-        return BalancingMistake(
-            "it balances each sequence, and Megatron takes a packed micro-batch for one sequence",
+    used = {kind for kind, coefficient in coefficients.items() if coefficient}
+    if "seq_aux_loss" in used and sequence_format == "thd":
+        yield Diagnostic(
+            "error",
+            _BALANCING,
+            "seq_aux_loss: it balances each sequence, and Megatron takes a packed micro-batch for one sequence",
             f"set {_BALANCING}=aux_loss, or engine.sequence_format=bshd",
         )
-    if kind == "global_aux_loss":
-        return BalancingMistake(
-            "it adds up token counts over an update in the order of the micro-batches, each with those before it, "
-            "so that its value depends on their order, and waits for all copies in each of them",
+    if "global_aux_loss" in used:
+        yield Diagnostic(
+            "error",
+            _BALANCING,
+            "global_aux_loss: it adds up token counts over an update, so that its value depends on the order of the "
+            "micro-batches, and synchronizes all data-parallel replicas in each of them",
             f"set {_BALANCING}=aux_loss",
         )
-    if kind == "sinkhorn":
-        return BalancingMistake(
-            "sinkhorn routing has no auxiliary loss",
-            "set engine.options.transformer.moe_aux_loss_coeff=0, or another type",
+    if "sinkhorn" in used:
+        yield Diagnostic(
+            "error",
+            _BALANCING,
+            "sinkhorn: this routing has no auxiliary loss",
+            f"set {_COEFFICIENT}=0, or another type",
         )
-    return None
 
 
-def expert_diagnostics(config: RunConfig, options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Hold expert parallelism, auxiliary losses and router replay against a model.
+def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check expert parallelism and load-balancing losses.
 
     Args:
-        config: The run.
+        subject: The model.
+        run: The run.
         options: Options of the engine ``megatron``; the defaults for another one.
-        model: The Hugging Face config of the language model; empty if there is none.
     """
-    if not model:
+    if not subject.config:
         return
-    experts = _number_of_experts(config, options, model)
-    if experts:
-        yield from _sizes(config, model, experts)
-        yield from _balancing(config, options)
-    else:
-        yield from _dense(config, options)
+    if experts := _number_of_experts(subject, run, options):
+        yield from _sizes(subject, run, experts)
+        yield from balancing_diagnostics(_coefficients(options), run.engine.sequence_format)
+    elif run.parallel.expert_model_parallel_size > 1:
+        yield Diagnostic("error", _EXPERT, "the model has no experts to split over ranks", "leave it out")
 
 
-def _number_of_experts(config: RunConfig, options: MegatronOptions, model: Mapping[str, Any]) -> int:
-    """How many experts a layer has; 0 for a dense model."""
-    given = next((model[name] for name in EXPERTS if model.get(name)), 0)
-    concerned = config.parallel.sizes().expert > 1 or options.replays_routing
-    if given or not concerned or config.model.path is not None:
+def routing_replay_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check that the routing of the policy can be replayed, if it is to be."""
+    if not options.replays_routing or not policy.config:
+        return
+    if not _number_of_experts(policy, run, options):
+        yield Diagnostic("error", _REPLAY, "the model has no experts, hence no routing", "leave it out")
+        return
+    if "sinkhorn" in _listed(options.transformer.get("moe_router_load_balancing_type")):
+        yield Diagnostic("error", _REPLAY, "sinkhorn routing cannot be replayed", "leave it out")
+    if options.transformer.get("moe_router_fusion"):
+        message = "Megatron's fused router does not let replay choose the experts"
+        yield Diagnostic("error", _REPLAY, message, "set engine.options.transformer.moe_router_fusion=false")
+
+
+def _coefficients(options: MegatronOptions) -> dict[str, float]:
+    kinds = _listed(options.transformer.get("moe_router_load_balancing_type"))
+    coefficients = _listed(options.transformer.get("moe_aux_loss_coeff", 0.0))
+    return dict(zip(kinds, coefficients, strict=False))
+
+
+def _listed(value: Any) -> list[Any]:
+    """Megatron takes one value, or a list of several; None = the option is not set."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _number_of_experts(subject: Subject, run: RunConfig, options: MegatronOptions) -> int:
+    """Return how many experts a layer has; 0 for a dense model."""
+    given = next((subject.text[name] for name in EXPERTS if subject.text.get(name)), 0)
+    needed = run.parallel.sizes().expert > 1 or options.replays_routing
+    if given or not needed or subject.path is not None:
         return int(given)
     # A config that is written by hand may leave the number to the default of its class.
     from anytron.data.pretrained import load_hf_config
 
-    complete = load_hf_config(config.model).get_text_config()
+    complete = load_hf_config(run.model).get_text_config()
     return int(next((getattr(complete, name) for name in EXPERTS if getattr(complete, name, None)), 0))
 
 
-def _dense(config: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    if config.parallel.expert_model_parallel_size > 1:
-        yield Diagnostic("error", _EXPERT, "the model has no experts to share out", "leave it out")
-    if options.replays_routing:
-        yield Diagnostic("error", _REPLAY, "the model has no experts, hence no routing", "leave it out")
-
-
-def _sizes(config: RunConfig, model: Mapping[str, Any], experts: int) -> Iterator[Diagnostic]:
-    sizes, world = config.parallel.sizes(), config.parallel.world_size
+def _sizes(subject: Subject, run: RunConfig, experts: int) -> Iterator[Diagnostic]:
+    sizes, world = run.parallel.sizes(), run.parallel.world_size
     if experts % sizes.expert:
         yield Diagnostic(
             "error",
             _EXPERT,
-            f"{experts} experts cannot be shared out over {sizes.expert} ranks",
+            f"{experts} experts cannot be split over {sizes.expert} ranks",
             f"use a size that divides {experts}",
         )
     # megatron/core/parallel_state.py, initialize_model_parallel
@@ -117,9 +137,9 @@ def _sizes(config: RunConfig, model: Mapping[str, Any], experts: int) -> Iterato
             _EXPERT_TENSOR,
             f"with parallel.expert_model_parallel_size=1 Megatron sums the gradients of experts over data-parallel "
             f"ranks only: experts on {sizes.expert_tensor} ranks in a model on {sizes.tensor} get wrong ones",
-            f"leave it out, or share the experts out with {_EXPERT} above 1",
+            f"leave it out, or split the experts over ranks with {_EXPERT} above 1",
         )
-    hidden = model.get("moe_intermediate_size")
+    hidden = subject.text.get("moe_intermediate_size")
     if hidden and hidden % sizes.expert_tensor:
         yield Diagnostic(
             "error",
@@ -134,25 +154,4 @@ def _sizes(config: RunConfig, model: Mapping[str, Any], experts: int) -> Iterato
             "parallel.sequence_parallel",
             "Megatron trains experts with tensor parallelism only together with sequence parallelism",
             "leave it out",
-        )
-
-
-def _balancing(config: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    fields, replay = options.transformer, options.replays_routing
-    kinds = fields.get("moe_router_load_balancing_type", [])
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    coefficients = fields.get("moe_aux_loss_coeff", 0.0)
-    coefficients = coefficients if isinstance(coefficients, list) else [coefficients]
-    for kind, coefficient in zip(kinds, coefficients, strict=False):
-        mistake = balancing_mistake(kind, config.engine.sequence_format) if coefficient else None
-        if mistake:
-            yield Diagnostic("error", _BALANCING, f"{kind}: {mistake.why}", mistake.fix)
-    if replay and "sinkhorn" in kinds:
-        yield Diagnostic("error", _REPLAY, "sinkhorn routing cannot be replayed", "leave it out")
-    if replay and fields.get("moe_router_fusion"):
-        yield Diagnostic(
-            "error",
-            _REPLAY,
-            "Megatron's fused router asks nobody which experts to take",
-            "set engine.options.transformer.moe_router_fusion=false",
         )

@@ -1,4 +1,4 @@
-"""What Megatron would refuse after minutes, or compute wrongly, of recurrent layers. Light to import."""
+"""Check that Megatron can train a model's recurrent layers in this run. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
+    from anytron_megatron.checks.subject import Subject
 
 CLASSES = "USE_MCORE_GDN"
 """Environment variable of mcore-bridge (config/parser.py): 0 builds Hugging Face's layers instead of Megatron's."""
 _FALSE = ("0", "n", "no", "f", "false", "off")
 
 
-def has_linear_attention(model: Mapping[str, Any]) -> bool:
-    """Whether a Hugging Face config (of the language model) describes recurrent layers."""
+def _has_linear_attention(model: Mapping[str, Any]) -> bool:
+    """Whether the Hugging Face config of a language model describes recurrent layers."""
     return "linear_attention" in (model.get("layer_types") or ()) or bool(model.get("linear_num_value_heads"))
 
 
-def linear_attention_diagnostics(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Hold the parallel sizes, the format and mcore-bridge's switch against a model with Gated DeltaNet.
+def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
+    """Check parallel sizes, sequence format and mcore-bridge's switch for a model with Gated DeltaNet.
 
     Args:
-        config: The run.
-        model: The Hugging Face config of the language model; empty if there is none.
+        subject: The model.
+        run: The run.
     """
-    if not has_linear_attention(model):
+    model = subject.text
+    if not _has_linear_attention(model):
         return
-    if config.parallel.context_parallel_size > 1:
+    if run.parallel.context_parallel_size > 1:
         # megatron/core/transformer/transformer_config.py, line 974.
         yield Diagnostic(
             "error",
@@ -39,7 +41,7 @@ def linear_attention_diagnostics(config: RunConfig, model: Mapping[str, Any]) ->
             "Gated DeltaNet carries its state along the whole sequence, and Megatron does not pass it between ranks",
             "set parallel.context_parallel_size=1",
         )
-    tensor = config.parallel.tensor_model_parallel_size
+    tensor = run.parallel.tensor_model_parallel_size
     for name in ("linear_num_key_heads", "linear_num_value_heads"):
         if model.get(name, 0) % tensor:
             yield Diagnostic(
@@ -48,7 +50,7 @@ def linear_attention_diagnostics(config: RunConfig, model: Mapping[str, Any]) ->
                 f"{name} {model[name]} cannot be split over {tensor} ranks",
                 f"use a size that divides {model[name]}",
             )
-    if config.engine.deterministic and config.engine.sequence_format == "thd":
+    if run.engine.deterministic and run.engine.sequence_format == "thd":
         # mcore_bridge/model/modules/gated_delta_net.py, lines 323 and 399: both are assertions.
         yield Diagnostic(
             "error",
@@ -60,6 +62,6 @@ def linear_attention_diagnostics(config: RunConfig, model: Mapping[str, Any]) ->
         yield Diagnostic(
             "error",
             "engine.name",
-            f"{CLASSES}={os.environ[CLASSES]} builds layers that are handed no mask and are not split over ranks",
+            f"{CLASSES}={os.environ[CLASSES]} builds layers that get no mask and are not split over ranks",
             f"unset {CLASSES}",
         )

@@ -1,7 +1,4 @@
-"""What can be said of ``model.lora`` before Megatron is imported: the names of layers, and the adapter to go on from.
-
-Light to import.
-"""
+"""Check ``model.lora``: names of layers, and the adapter that training starts from. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import did_you_mean
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE, scaling
-from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import LoraSection, RunConfig
+    from anytron_megatron.options import MegatronOptions
 
 
 _PLAIN: Mapping[str, Any] = {
@@ -35,15 +32,15 @@ _PLAIN: Mapping[str, Any] = {
 """Settings of PEFT that must have these values (or be absent): adapters here are plain ones, all of one rank."""
 
 
-def lora_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find layers that no model has, adapters that cannot be gone on from, and what makes no sense beside them."""
-    section = config.model.lora
+def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check that layers have known names, that training can resume from the adapter, and what else is trained."""
+    section = run.model.lora
     if section is None:
         return
-    if config.model.freeze:
+    if run.model.freeze:
         why = "with model.lora the whole model is frozen, and adapters of the language model are trained"
         yield Diagnostic("error", "model.freeze", why, "leave it out")
-    if MegatronOptions.of(config).mtp_loss_coefficient > 0:
+    if options.mtp_loss_coefficient > 0:
         why = "with model.lora the modules of multi-token prediction are frozen, and have no adapters"
         yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "leave it out")
     for target in section.targets:
@@ -55,7 +52,7 @@ def lora_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def _near(layer: str) -> str:
-    """Say which layer was meant: the one that holds a Hugging Face layer, or the one spelled nearly so."""
+    """Suggest the layer that holds this Hugging Face layer, or the one that is spelled most like it."""
     holders = [name for name, inside in LAYERS.items() if layer in inside]
     if holders:
         inside = ", ".join(LAYERS[holders[0]])
@@ -93,6 +90,6 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
 
 
 def _scaling(found: Mapping[str, Any], section: LoraSection) -> float:
-    """The same of an adapter on disk, of the same rank; PEFT's defaults where it is silent."""
+    """Return an adapter's factor, for an adapter on disk of the same rank; what it leaves out is PEFT's default."""
     alpha = float(found.get("lora_alpha", 8))
     return alpha / (math.sqrt(section.rank) if found.get("use_rslora") else section.rank)

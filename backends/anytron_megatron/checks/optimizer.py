@@ -1,4 +1,4 @@
-"""What Megatron's optimizers cannot do, found before anything is imported. Light to import."""
+"""Check that Megatron has the optimizer. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 
-def optimizer_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Hold the optimizers of policy and critic against the way in which their state is shared."""
-    names = {"optimizer.name": config.optimizer.name}
-    if config.critic is not None:
-        names["critic.optimizer.name"] = config.critic.optimizer.name
+def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
+    """Check the optimizers of policy and critic against the way in which their state is sharded."""
+    names = {"optimizer.name": run.optimizer.name}
+    if run.critic is not None:
+        names["critic.optimizer.name"] = run.critic.optimizer.name
     for key, name in names.items():
-        if name != "adam" and config.engine.distributed_optimizer:
+        if name != "adam" and run.engine.distributed_optimizer:
             # megatron/core/optimizer/distrib_optimizer.py: "Only Adam and HybridDeviceOptimizer currently supported".
             yield Diagnostic(
                 "error",

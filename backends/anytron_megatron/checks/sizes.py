@@ -1,28 +1,30 @@
-"""Sizes of a model that its parallel layout cannot divide, found before anything is imported. Light to import."""
+"""Check that the parallel layout can divide a model. Imports no Megatron."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
+    from anytron_megatron.checks.subject import Subject
     from anytron_megatron.options import MegatronOptions
 
 
-def size_diagnostics(config: RunConfig, options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Compare the model's sizes with the parallel ones; sizes that are not given are not judged.
+def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Compare a model's sizes with the parallel ones; sizes that its config does not give are not checked.
 
     Args:
-        config: The run.
+        subject: The model.
+        run: The run.
         options: Options of the engine ``megatron``; the defaults for another one.
-        model: The Hugging Face config of the language model.
     """
-    tensor = config.parallel.tensor_model_parallel_size
-    pipeline = config.parallel.pipeline_model_parallel_size
+    model = subject.text
+    tensor = run.parallel.tensor_model_parallel_size
+    pipeline = run.parallel.pipeline_model_parallel_size
     key_tensor, key_pipeline = "parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"
     heads, groups = model.get("num_attention_heads"), model.get("num_key_value_heads")
     if heads and heads % tensor:
@@ -51,7 +53,7 @@ def size_diagnostics(config: RunConfig, options: MegatronOptions, model: Mapping
         yield _not_divisible(key_pipeline, f"{layers} layers", pipeline)
     elif layers and layers % (pipeline * chunks) and not uneven:
         yield _not_divisible(key_chunks, f"{layers // pipeline} layers of a rank", chunks)
-    longest, context = config.rollout.max_new_tokens, model.get("max_position_embeddings")
+    longest, context = run.rollout.max_new_tokens, model.get("max_position_embeddings")
     if context and longest >= context:
         yield Diagnostic(
             "error",

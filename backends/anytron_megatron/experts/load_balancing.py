@@ -24,8 +24,8 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.moe.router import TopKRouter
 
-from anytron.errors import ConfigError
-from anytron_megatron.checks.experts import balancing_mistake
+from anytron.config.diagnostics import refuse
+from anytron_megatron.checks.experts import balancing_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,14 +56,8 @@ class LoadBalancing:
     def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, sequence_format: str) -> None:
         kinds, coefficients = _listed(config.moe_router_load_balancing_type), _listed(config.moe_aux_loss_coeff)
         wanted = {kind: value for kind, value in zip(kinds, coefficients, strict=False) if value}
-        for kind in wanted:
-            if mistake := balancing_mistake(kind, sequence_format):
-                raise ConfigError(
-                    "This load-balancing loss cannot be used here.",
-                    where="engine.options.transformer.moe_router_load_balancing_type",
-                    why=mistake.why,
-                    fix=mistake.fix,
-                )
+        # mcore-bridge may have read the type from the model's own config, which no check before did.
+        refuse(balancing_diagnostics(wanted, sequence_format))
         self._names = [_NAMES[kind] for kind in wanted] + [_Z_LOSS] * bool(config.moe_z_loss_coeff)
         routers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, TopKRouter)]
         # Megatron and mcore-bridge copy the configuration for some modules.

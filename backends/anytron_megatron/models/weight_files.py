@@ -7,9 +7,9 @@ header and the data (https://github.com/huggingface/safetensors#format), and the
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Diagnostic
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
@@ -25,57 +25,61 @@ _LONGEST_HEADER = 100_000_000
 _DOWNLOAD = "complete the download"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with the weights, and what helps."""
-
-    why: str
-    fix: str
-
-
-def weight_faults(directory: Path, config: Mapping[str, Any]) -> Iterator[Fault]:
+def weight_diagnostics(key: str, directory: Path, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Check the headers of safetensors files against their index and the model's config.
 
     Args:
-        directory: A Hugging Face model directory with one file or an index.
+        key: The configuration key that names the directory.
+        directory: A Hugging Face model directory.
         config: Contents of its ``config.json``.
 
     Yields:
-        Files that are missing, damaged or cut short; tensors that are missing, unknown or of another
-        shape, all of them counted and the first ones named. Names and shapes are checked for the families
-        with ``layer`` in :mod:`anytron_megatron.models.families`; the training ranks check those of others.
+        Errors: weights in a format that mcore-bridge does not read (no weights at all are the core's to report);
+        files that are missing, damaged or cut short; tensors that are missing, unknown or of another shape, all
+        of them counted and the first ones named. Names and shapes are checked for the families with ``layer`` in
+        :mod:`anytron_megatron.models.families`; the training ranks check those of others.
     """
+    for message, fix in _faults(directory, config):
+        yield Diagnostic("error", key, message, fix)
+
+
+def _faults(directory: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the weights, and the fix."""
+    readable = any((directory / name).is_file() for name in (SINGLE, INDEX))
+    if not readable and any(found for pattern in ("*.safetensors", "*.bin") for found in directory.glob(pattern)):
+        message = f"mcore-bridge reads {SINGLE} or {INDEX}, and {directory} has neither"
+        yield message, "convert the weights: load the model with transformers and save it with save_pretrained"
     files, faults = _files(directory)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, wanted in files.items():
         try:
             found = read_header(directory / name)
         except DamagedFileError as error:
-            faults.append(Fault(f"{name}: {error}", _DOWNLOAD))
+            faults.append((f"{name}: {error}", _DOWNLOAD))
             continue
         if absent := sorted(wanted - found.keys()):
-            faults.append(Fault(f"{name} lacks {listed(absent)}, which {INDEX} says it has", _DOWNLOAD))
+            faults.append((f"{name} lacks {listed(absent)}, which {INDEX} says it has", _DOWNLOAD))
         shapes |= found
     yield from faults
     family = FAMILIES.get(config.get("model_type", ""))
     expected = None if family is None else family.tensors(config)
     # Without all headers every tensor of a damaged file would be called missing.
-    if faults or expected is None:
+    if faults or expected is None or not files:
         return
     modules = prediction_tensors(shapes, config["num_hidden_layers"])
     own = "use the weights that belong to this config.json"
     if absent := sorted(expected.keys() - shapes.keys()):
-        yield Fault(f"{len(absent)} of the model's {len(expected)} tensors are missing: {listed(absent)}", own)
+        yield f"{len(absent)} of the model's {len(expected)} tensors are missing: {listed(absent)}", own
     if unknown := sorted(name for name in shapes.keys() - expected.keys() - modules if not _allowed(name, config)):
-        yield Fault(f"{len(unknown)} of {len(shapes)} tensors are none of the model's: {listed(unknown)}", own)
+        yield f"{len(unknown)} of {len(shapes)} tensors are none of the model's: {listed(unknown)}", own
     differing = sorted(name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name])
     if differing:
         first = differing[0]
-        yield Fault(
+        message = (
             f"{len(differing)} of {len(shapes)} tensors have another shape: {listed(differing)} "
-            f"({first} has {shapes[first]}, the config says {expected[first]})",
-            own,
+            f"({first} has {shapes[first]}, the config says {expected[first]})"
         )
+        yield message, own
 
 
 class DamagedFileError(Exception):
@@ -113,7 +117,7 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def _files(directory: Path) -> tuple[dict[str, set[str]], list[Fault]]:
+def _files(directory: Path) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
     """File names with the tensors that the index expects in each, and what is wrong with the index."""
     if not (directory / INDEX).is_file():
         return ({SINGLE: set()} if (directory / SINGLE).is_file() else {}), []
@@ -121,13 +125,13 @@ def _files(directory: Path) -> tuple[dict[str, set[str]], list[Fault]]:
         index = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
         files: dict[str, set[str]] = {name: set() for name in sorted(set(index.values()))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return {}, [Fault(f"{INDEX} cannot be read: {type(error).__name__}: {error}", _DOWNLOAD)]
+        return {}, [(f"{INDEX} cannot be read: {type(error).__name__}: {error}", _DOWNLOAD)]
     for tensor, name in index.items():
         files[name].add(tensor)
     absent = [name for name in files if not (directory / name).is_file()]
     if not absent:
         return files, []
-    fault = Fault(f"{len(absent)} of {len(files)} files in {INDEX} are missing: {listed(absent)}", _DOWNLOAD)
+    fault = (f"{len(absent)} of {len(files)} files in {INDEX} are missing: {listed(absent)}", _DOWNLOAD)
     return {name: tensors for name, tensors in files.items() if name not in absent}, [fault]
 
 

@@ -99,7 +99,7 @@ def test_a_critic_of_the_policys_model_is_not_remarked_on():
     ("model", "critic", "key", "says"),
     [
         ({}, {"num_experts": 4, "num_hidden_layers": 2}, "critic.path", "mixture of experts with 2 layers cannot be"),
-        ({"vision_config": {"depth": 1}}, None, "critic", "critics of vision-language models"),
+        ({"vision_config": {"depth": 1}}, None, "critic", "this is a vision-language model"),
         ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "knows 80 tokens, and the policy 90"),
         ({}, {"max_position_embeddings": 32}, "critic.path", "knows 32 positions, and the policy 64"),
         ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: mcore-bridge does not know"),
@@ -120,6 +120,22 @@ def test_a_model_that_cannot_be_a_critic_is_refused_by_name(model, critic, key, 
     found = [(d.key, d.message) for d in MegatronBackend().configure(run)]
     assert [where for where, _ in found] == [key]
     assert all(says in message for _, message in found)
+
+
+def test_what_concerns_the_policy_alone_is_not_asked_of_the_critic(tmp_path):
+    mixture = {**MODEL, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    replay = {"options": {"router_replay": "old-log-probs"}}
+    assert keys(config(mixture, critic={"path": str(tmp_path)}, engine=replay, **PPO)) == []
+
+
+def test_the_critics_weights_are_checked_under_the_critics_key(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "model.safetensors").write_bytes(b"cut short")
+    (found,) = MegatronBackend().configure(config(critic={"path": str(tmp_path)}, **PPO))
+    assert found.key == "critic.path"
+    assert found.message.startswith("the critic's model: model.safetensors")
+    assert found.fix == "complete the download"
 
 
 def test_a_critic_beside_adapters_is_refused():
@@ -199,5 +215,5 @@ def test_layers_that_read_no_mask_are_not_built(monkeypatch):
     assert keys(config(DELTA_NET)) == []
     monkeypatch.setenv("USE_MCORE_GDN", "0")
     (found,) = MegatronBackend().configure(config(DELTA_NET))
-    assert "handed no mask" in found.message
+    assert "get no mask" in found.message
     assert keys(config()) == []

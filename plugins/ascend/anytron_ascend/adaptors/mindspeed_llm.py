@@ -15,6 +15,7 @@ from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_megatron.checks.experts import expert_diagnostics
 from anytron_megatron.checks.optimizer import optimizer_diagnostics
 from anytron_megatron.checks.sizes import size_diagnostics
+from anytron_megatron.checks.subject import Subject
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ class MindSpeedLlmAdaptor:
         except AnytronError as error:
             yield Diagnostic("error", error.where, f"{error.what} {error.why}", error.fix)
         else:
-            yield from size_diagnostics(config, MegatronOptions(), model)
-            yield from expert_diagnostics(config, MegatronOptions(), model)
+            policy = dataclasses.replace(Subject.policy(config), config=model)
+            yield from size_diagnostics(policy, config, MegatronOptions())
+            yield from expert_diagnostics(policy, config, MegatronOptions())
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """The engine does that itself: it knows its arguments."""

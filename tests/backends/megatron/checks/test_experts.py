@@ -56,7 +56,7 @@ def test_sizes_that_megatron_computes_rightly_are_not_remarked_on(parallel):
             MIXTURE,
             {"data_parallel_size": 3, "expert_model_parallel_size": 3},
             EXPERT,
-            "8 experts cannot be shared out over 3",
+            "8 experts cannot be split over 3",
             "divides 8",
         ),
         (

@@ -10,6 +10,7 @@ from anytron.errors import EngineError
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
 from anytron_megatron.lora.peft_directory import peft_targets, require_same_tensors
+from anytron_megatron.options import MegatronOptions
 from tests.backends.megatron.lora.conftest import LORA
 
 
@@ -22,7 +23,7 @@ def complaints(*, frozen=(), engine=None, **settings):
             "engine": engine or {},
         }
     )
-    return [(found.key, found.message, found.fix) for found in lora_diagnostics(config)]
+    return [(found.key, found.message, found.fix) for found in lora_diagnostics(config, MegatronOptions.of(config))]
 
 
 def test_layers_are_called_as_megatron_calls_them():

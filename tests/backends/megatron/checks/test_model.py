@@ -146,7 +146,7 @@ def test_the_reason_for_refusing_sparse_attention_still_holds():
 def test_rotary_embeddings_that_depend_on_the_batch_are_refused(key):
     model = {**CONFIGS["llama"], key: {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
     assert "longest sequence of a batch" in refusal(model).message
-    assert "never compared" in refusal({**CONFIGS["llama"], key: {"type": "novel"}}).message
+    assert "no test compares" in refusal({**CONFIGS["llama"], key: {"type": "novel"}}).message
 
 
 def test_a_partial_rotation_that_transformers_ignores_is_refused():
@@ -160,7 +160,7 @@ def test_prediction_modules_can_only_be_trained_where_there_are_any(tmp_path):
     assert "has no multi-token prediction modules" in refusal(CONFIGS["deepseek_v3"], **trained).message
     model = {**CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 1}
     assert "random weights" in refusal(model, **trained).message
-    assert "never compared" in refusal({**CONFIGS["qwen3"], "num_nextn_predict_layers": 1}, **trained).message
+    assert "no test compares" in refusal({**CONFIGS["qwen3"], "num_nextn_predict_layers": 1}, **trained).message
     (tmp_path / "config.json").write_text(json.dumps(model))
     run = RunConfig.model_validate(
         {"model": {"path": str(tmp_path)}, "data": {"source": "s"}, "rewards": [{"function": "f"}], **trained}

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.weight_files import INDEX, SINGLE, weight_faults
+from anytron_megatron.models.weight_files import INDEX, SINGLE, weight_diagnostics
 
 JUDGED = ("llama", "qwen2", "qwen2_5", "qwen3", "qwen3_tied", "qwen3_moe", "deepseek_v3")
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -22,7 +22,7 @@ def expected_tensors(config):
 
 
 def reasons(directory):
-    return [fault.why for fault in weight_faults(directory, config_of(directory))]
+    return [found.message for found in weight_diagnostics("model.path", directory, config_of(directory))]
 
 
 @pytest.fixture

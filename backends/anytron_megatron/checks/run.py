@@ -1,0 +1,56 @@
+"""All checks of a run whose engine is ``megatron``, before anything starts. Imports no Megatron."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from anytron_megatron.checks.critic import critic_diagnostics
+from anytron_megatron.checks.experts import expert_diagnostics, routing_replay_diagnostics
+from anytron_megatron.checks.linear_attention import linear_attention_diagnostics
+from anytron_megatron.checks.lora import lora_diagnostics
+from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
+from anytron_megatron.checks.optimizer import optimizer_diagnostics
+from anytron_megatron.checks.sizes import size_diagnostics
+from anytron_megatron.checks.subject import Subject
+from anytron_megatron.checks.vision import freeze_diagnostics, vision_diagnostics
+from anytron_megatron.models.weight_files import weight_diagnostics
+from anytron_megatron.options import MegatronOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.diagnostics import Diagnostic
+    from anytron.config.schema import RunConfig
+
+
+def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
+    """Find settings that Megatron would refuse after minutes, or compute wrongly.
+
+    Args:
+        run: A run whose engine is ``megatron``.
+    """
+    options, policy, critic = MegatronOptions.of(run), Subject.policy(run), Subject.critic(run)
+    yield from optimizer_diagnostics(run)
+    yield from transformer_diagnostics(policy, options)
+    yield from _of_any_model(policy, run, options)
+    yield from prediction_diagnostics(policy, options)
+    yield from freeze_diagnostics(policy, run)
+    yield from routing_replay_diagnostics(policy, run, options)
+    yield from lora_diagnostics(run, options)
+    if run.critic is not None:
+        yield from critic_diagnostics(critic or policy, policy, run)
+    if critic is not None:
+        for found in _of_any_model(critic, run, options):
+            yield replace(found, message=f"the critic's model: {found.message}")
+
+
+def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """What policies and critics alike must pass."""
+    yield from model_diagnostics(model, options)
+    if model.path is not None:
+        yield from weight_diagnostics(model.key, model.path, model.config)
+    yield from size_diagnostics(model, run, options)
+    yield from linear_attention_diagnostics(model, run)
+    yield from vision_diagnostics(model, run, options)
+    yield from expert_diagnostics(model, run, options)
