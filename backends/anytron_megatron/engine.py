@@ -25,11 +25,11 @@ from anytron_megatron.options import MegatronOptions
 from anytron_megatron.patches.phases import reach
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import attention_conformance
-from anytron_megatron.training.memory import dismantle
+from anytron_megatron.training.logits import whole_logits
+from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.mtp import MultiTokenPrediction
-from anytron_megatron.training.schedule import ModelChunk
-from anytron_megatron.training.scoring import token_scores, whole_logits
+from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.trained_model import TrainedModel
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import LossOutputs, PolicyLoss, ValueLoss
-    from anytron.batch import RaggedBatch, TokenScores
+    from anytron.algorithms.losses import PolicyLoss, ValueLoss
+    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
 
@@ -96,7 +96,6 @@ class MegatronEngine:
             distributed_optimizer=config.engine.distributed_optimizer,
             steps=config.policy_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
-            sizes=self._sizes,
         )
         self._critic: Critic | None = None
         if config.critic is not None:
@@ -117,26 +116,25 @@ class MegatronEngine:
             replays_scoring=self._options.replays_routing,
         )
 
-    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
         if role == "reference":
             chunks, weights = self._reference_model()
             with weights:
-                scores = token_scores(chunks, micro_batches, self._preparer)
-            return scores if parallel.topology().reports else None
-        around = self._experts.in_scoring()
-        scores = token_scores(self._policy, micro_batches, self._preparer, around=around)
-        routing = self._experts.routing(len(micro_batches))
+                outputs = forward(chunks, micro_batches, self._preparer)
+            return outputs if parallel.topology().reports else None
+        outputs = forward(self._policy, micro_batches, self._preparer, self._experts.record_routing())
+        routing = self._experts.recorded_routing(len(micro_batches))
         if not parallel.topology().reports:
             return None
-        return [replace(score, routing=chosen) for score, chosen in zip(scores, routing, strict=True)]
+        return [replace(one, routing=chosen) for one, chosen in zip(outputs, routing, strict=True)]
 
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
         """Compute the policy's whole logits, for comparisons; each rank gathers all of them."""
-        found = whole_logits(
+        logits = whole_logits(
             self._policy, micro_batch, self._preparer, vocab_size=self._bridge.vocab_size, sizes=self._sizes
         )
-        return found[0] if parallel.topology().reports else None
+        return logits if parallel.topology().reports else None
 
     def attention_conformance(self) -> Conformance:
         """Hold the platform's masks and attention kernels for this model against their definition."""
@@ -150,14 +148,10 @@ class MegatronEngine:
         )
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
-        """Do one optimizer update on this copy's share of a mini-batch."""
-
-        def weigh(log_probs: Tensor, entropy: Tensor, *rest: Any) -> LossOutputs:
-            *predicted, batch = rest
-            return self._prediction.add(loss(log_probs, entropy, batch), predicted, batch)
-
-        with self._prediction.computed():
-            metrics = self._trained.update(micro_batches, weigh, around=self._experts.in_update)
+        """Do one optimizer update on this replica's part of a mini-batch."""
+        loss_fn = partial(self._prediction.add_loss, loss)
+        features = self._experts.replay_routing(), self._prediction.scope
+        metrics = self._trained.update(micro_batches, loss_fn, *features)
         balance = self._experts.metrics()
         return None if metrics is None else {**balance, **metrics}
 
@@ -209,7 +203,7 @@ class MegatronEngine:
         """Leave the process groups; another engine may be built in this process afterwards."""
         self._bridge.close()
         critic = [] if self._critic is None else self._critic.chunks
-        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
+        release_memory(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
         self._runtime.empty_cache()
 

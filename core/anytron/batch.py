@@ -70,8 +70,8 @@ class RaggedBatch:
         return self.tokens.numel()
 
     @property
-    def only_fills_up(self) -> bool:
-        """True if no token has a weight: copies need equally many micro-batches, and there was none left."""
+    def is_filler(self) -> bool:
+        """True for a micro-batch without any weight: every data-parallel replica must run equally many."""
         return self.token_shares is not None and not self.token_shares.any()
 
     def select(self, sequences: Tensor) -> RaggedBatch:
@@ -112,16 +112,34 @@ def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TokenScores:
-    """What a model says of a batch's tokens.
+class TokenOutputs:
+    """What a model computes for the tokens of a batch; a field is None where the model does not compute it.
+
+    A loss reads it, with gradients (:class:`anytron.algorithms.losses.LossFunction`), and scoring returns it,
+    without gradients and on the host.
 
     Attributes:
-        log_probs: float32 ``[T]``, token coordinates.
-        entropy: float32 ``[T]``, of the distribution that each token was drawn from.
+        log_probs: float32 ``[T]``, the log-prob of each token; None from a model with a value head.
+        entropy: float32 ``[T]``, of the distribution that each token was drawn from; None as ``log_probs``.
+        predicted: One float32 ``[T]`` for each depth of multi-token prediction: the log-prob of each token as
+            depth d predicted it, 0 for the first 1 + d tokens of a sequence.
+        values: float32 ``[T]``, entry t of the state before token t, 0 for the first token of a sequence; None
+            without a value head.
+        logits: ``[T, V]``, row t after token t, untouched by the temperature; None unless asked for, because
+            training never makes whole logits.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
             a token; None unless the engine records it.
     """
 
-    log_probs: Tensor
-    entropy: Tensor
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    predicted: tuple[Tensor, ...] = ()
+    values: Tensor | None = None
+    logits: Tensor | None = None
     routing: Tensor | None = None
+
+    def to(self, device: torch.device) -> TokenOutputs:
+        """Copy everything to ``device``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        copied: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, predicted=tuple(log_probs.to(device) for log_probs in self.predicted), **copied)

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from anytron.errors import EngineError
 from anytron_megatron.critic.value_head import ValueHead
 from anytron_megatron.training import parallel
-from anytron_megatron.training.schedule import ModelChunk
-from anytron_megatron.training.scoring import token_values
+from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.trained_model import TrainedModel
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Critic:
             _load(self._head, Path(config.critic.path) / HEAD_FILE)
         self._preparer = preparer
         self._trained = TrainedModel(
-            [ModelChunk(module, None) for module in modules],
+            [ModelChunk(module, self._head if module.post_process else None) for module in modules],
             preparer,
             config.critic.optimizer,
             key="critic.optimizer",
@@ -69,18 +68,18 @@ class Critic:
             distributed_optimizer=config.engine.distributed_optimizer,
             steps=config.trainer.total_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
-            sizes=config.parallel.sizes(),
         )
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
         """Value states without gradients (:meth:`anytron.engines.protocol.TrainingEngine.values`)."""
-        values = token_values(self._trained.chunks, micro_batches, self._preparer)
+        outputs = forward(self._trained.chunks, micro_batches, self._preparer)
+        values = [one.values for one in outputs if one.values is not None]
         return values if parallel.topology().reports else None
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
         """Do one optimizer update (:meth:`anytron.engines.protocol.TrainingEngine.update_critic`)."""
-        around = None if self._experts is None else self._experts.in_update
-        metrics = self._trained.update(micro_batches, loss, around=around, read=self._preparer.state_values)
+        features = [] if self._experts is None else [self._experts.replay_routing()]
+        metrics = self._trained.update(micro_batches, loss, *features)
         balance = {} if self._experts is None else self._experts.metrics()
         return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
 

@@ -1,4 +1,4 @@
-"""In the place of the output layer: one number per state, what a critic expects of it."""
+"""Replace the output layer of a critic: one value per state, never whole logits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import nn
 
+from anytron.batch import TokenOutputs
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from anytron_megatron.training.micro_batch import PreparedBatch
+
 
 class ValueHead(nn.Module):
-    """Stand in for the forward of a model's output layer, with a linear layer of one output and no bias.
+    """Replace the forward of a model's output layer by a linear layer of one output and no bias.
 
     Its weight is float32 whatever the model's dtype, and the same on all tensor-parallel ranks. It begins as
     zero: the first advantages are then the plain outcomes, not the noise of a random layer, and no parallel
@@ -59,3 +63,11 @@ class ValueHead(nn.Module):
             # Every rank computes the same loss of all values: none has a part of their gradient to add.
             values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
         return values, None
+
+    def scope(self, prepared: PreparedBatch) -> None:
+        """Values depend on nothing but hidden states: a micro-batch needs no scope here."""
+
+    def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
+        """Bring values, float32 ``[T, 1]``, each of the state after its token, to token coordinates."""
+        starts = prepared.inputs.layout.cu_seqlens[:-1].long()
+        return TokenOutputs(values=torch.roll(answers.squeeze(-1), 1).index_fill(0, starts, 0.0))

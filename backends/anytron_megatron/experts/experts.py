@@ -1,4 +1,4 @@
-"""What a mixture of experts adds to the engine's passes: router replay and weighed auxiliary losses."""
+"""What a mixture of experts adds to the engine's passes: router replay and weighted auxiliary losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import PreparedBatch
-    from anytron_megatron.training.schedule import Surroundings
+    from anytron_megatron.training.schedule import Feature
 
 
 class Experts:
@@ -39,34 +39,31 @@ class Experts:
         self._balancing = LoadBalancing(chunks, config, sequence_format) if mixture else None
         self._replays = RouterReplays(chunks, config) if mixture and router_replay else None
 
-    def in_scoring(self) -> Surroundings | None:
-        """Begin a scoring pass of the policy; the answer goes around its forward passes."""
-        if self._replays is None:
-            return None
-        self._replays.start_recording()
-        return self._replays.recording
+    def record_routing(self) -> Feature:
+        """Begin a scoring pass; in the scope of its forward passes routing is recorded."""
+        if self._replays is not None:
+            self._replays.start_recording()
+        return self._recording
 
-    def routing(self, micro_batches: int) -> list[Tensor] | list[None]:
+    def recorded_routing(self, micro_batches: int) -> list[Tensor] | list[None]:
         """Give each micro-batch's routing in the scoring pass that has ended. A collective over pipeline stages."""
         return [None] * micro_batches if self._replays is None else self._replays.recorded()
 
-    def in_update(self, factor: float) -> Surroundings:
-        """Begin an update; the answer goes around its forward passes.
-
-        Args:
-            factor: Micro-batches of a copy times copies: what Megatron divides gradients by.
-        """
+    def replay_routing(self) -> Feature:
+        """Begin an update; in the scope of its forward passes routing is replayed and auxiliary losses weighted."""
         if self._balancing is not None:
             self._balancing.start()
-
-        def around(chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
-            return scopes.combine(
-                self._replays and self._replays.replaying(chunk, prepared),
-                self._balancing and self._balancing.weighing(prepared, factor),
-            )
-
-        return around
+        return self._replaying
 
     def metrics(self) -> dict[str, float]:
         """Report the update's auxiliary losses, to be added over copies. A collective over the ranks of a copy."""
         return {} if self._balancing is None else self._balancing.metrics()
+
+    def _recording(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        return None if self._replays is None else self._replays.recording(chunk, prepared)
+
+    def _replaying(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        return scopes.combine(
+            None if self._replays is None else self._replays.replaying(chunk, prepared),
+            None if self._balancing is None else self._balancing.weighting(prepared),
+        )

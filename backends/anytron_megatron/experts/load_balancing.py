@@ -17,6 +17,7 @@ micro-batch inside of its scope: recomputation, where Megatron computes these lo
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,28 +72,12 @@ class LoadBalancing:
         """Begin an update: forget what was summed up."""
         self._sums = {}
 
-    def weighing(self, prepared: PreparedBatch, factor: float) -> ScopeFactory | None:
-        """Make the scope in which a micro-batch's auxiliary losses have their weight and are noted.
-
-        Args:
-            prepared: The micro-batch, with ``token_shares``.
-            factor: Micro-batches of a copy times copies: what Megatron divides gradients by.
-        """
+    def weighting(self, prepared: PreparedBatch) -> ScopeFactory | None:
+        """Make the scope in which a micro-batch's auxiliary losses have their weight and are noted."""
         if not self._names or prepared.batch.token_shares is None:
             return None
         share = float(prepared.batch.token_shares.sum())
-        part = self._part(prepared)
-
-        @contextlib.contextmanager
-        def scope() -> Iterator[None]:
-            with contextlib.ExitStack() as stack:
-                for config in self._configs:
-                    stack.enter_context(_scaled(config, share * factor, part * self._shards.size()))
-                clear_aux_losses_tracker()
-                yield
-                self._note(share, part)
-
-        return scope
+        return partial(self._weighted, share, self._part(prepared), prepared.loss_scale)
 
     def metrics(self) -> dict[str, float]:
         """Report this copy's part of each loss, averaged over layers. A collective over the ranks of a copy.
@@ -122,6 +107,15 @@ class LoadBalancing:
             group = parallel_state.get_tensor_model_parallel_group()
             valid = valid.chunk(group.size(), dim=1)[group.rank()]
         return valid.sum().clamp(min=1e-6) / prepared.batch.num_tokens
+
+    @contextlib.contextmanager
+    def _weighted(self, share: float, part: Tensor, loss_scale: int) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for config in self._configs:
+                stack.enter_context(_scaled(config, share * loss_scale, part * self._shards.size()))
+            clear_aux_losses_tracker()
+            yield
+            self._note(share, part)
 
     def _note(self, share: float, part: Tensor) -> None:
         tracker = get_moe_layer_wise_logging_tracker()

@@ -10,6 +10,7 @@ and lets it live in a micro-batch's scope, so that recomputation replays the sam
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,16 +65,7 @@ class RouterReplays:
             chunk: Which of the chunks runs.
             prepared: The micro-batch.
         """
-        routers = self._chunks[chunk]
-
-        @contextlib.contextmanager
-        def scope() -> Iterator[None]:
-            with _acting(routers, RouterReplayAction.RECORD):
-                yield
-                chosen = [router.router_replay.get_recorded_indices() for router in routers]
-                self._recorded[chunk].append(self._to_tokens(chosen, prepared.inputs.layout))
-
-        return scope
+        return partial(self._record, chunk, prepared.inputs.layout)
 
     def recorded(self) -> list[Tensor]:
         """Collect the routing of all layers. A collective over pipeline stages.
@@ -115,16 +107,15 @@ class RouterReplays:
                 fix="compute old log-probs with this engine first (engine.options.router_replay)",
             )
         routers = self._chunks[chunk]
-        targets = self._to_slots(routing, routers, prepared.inputs.layout)
+        return partial(_replay, routers, self._to_slots(routing, routers, prepared.inputs.layout))
 
-        @contextlib.contextmanager
-        def scope() -> Iterator[None]:
-            with _acting(routers, RouterReplayAction.REPLAY_FORWARD):
-                for router, target in zip(routers, targets, strict=True):
-                    router.router_replay.set_target_indices(target)
-                yield
-
-        return scope
+    @contextlib.contextmanager
+    def _record(self, chunk: int, layout: SequenceLayout) -> Iterator[None]:
+        routers = self._chunks[chunk]
+        with _acting(routers, RouterReplayAction.RECORD):
+            yield
+            chosen = [router.router_replay.get_recorded_indices() for router in routers]
+            self._recorded[chunk].append(self._to_tokens(chosen, layout))
 
     def _to_tokens(self, chosen: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
         """Bring routers' choices, int64 ``[N, K]`` of this rank's tokens each, to int32 ``[T, layers, K]``."""
@@ -164,6 +155,14 @@ def _routers(chunk: nn.Module) -> list[nn.Module]:
         for name, module in chunk.named_modules()
         if isinstance(module, TopKRouter) and "mtp" not in name.split(".")
     ]
+
+
+@contextlib.contextmanager
+def _replay(routers: Sequence[nn.Module], targets: Sequence[Tensor]) -> Iterator[None]:
+    with _acting(routers, RouterReplayAction.REPLAY_FORWARD):
+        for router, target in zip(routers, targets, strict=True):
+            router.router_replay.set_target_indices(target)
+        yield
 
 
 @contextlib.contextmanager

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from anytron.hooks.types import LayoutRequest
 from anytron.masks import AttnMask, MaskKind, MaskRequest
-from anytron.sequences import ModelInputs, plan_layout
+from anytron.sequences import ModelInputs, plan_layout, scopes
+from anytron_megatron.training.current_mask import scope_of
 from anytron_megatron.training.vision import refuse_images
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from anytron.hooks.facade import Hooks
     from anytron.sequences import ContextShard, SequenceLayout
     from anytron.sequences.layout import Format, TakenAs
+    from anytron.sequences.scopes import ScopeFactory
     from anytron.traits import ModelTraits, ParallelSizes
     from anytron_megatron.training.vision import VisionInputs
 
@@ -30,11 +32,14 @@ class PreparedBatch:
 
     Attributes:
         inputs: What the model is called with.
-        mask: The platform's answer; kind and mode as at engine build. Routing takes the tokens of a
-            micro-batch that only fills up for padding.
+        mask: The platform's answer; kind and mode as at engine build. For routing, all tokens of a filler
+            micro-batch are padding.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
         tokens: int64 ``[T]``, its tokens on the device.
+        loss_scale: Micro-batches of an update times data-parallel replicas. Megatron divides gradients by it;
+            our losses are normalised over the whole mini-batch (``RaggedBatch.loss_weights``) and are
+            multiplied by it first.
     """
 
     inputs: ModelInputs
@@ -42,6 +47,21 @@ class PreparedBatch:
     packed: PackedSeqParams | None
     batch: RaggedBatch
     tokens: Tensor
+    loss_scale: int
+
+    def arguments(self) -> dict[str, Any]:
+        """Give the arguments of the model's forward."""
+        return {
+            "input_ids": self.inputs.input_ids,
+            "position_ids": self.inputs.position_ids,
+            "attention_mask": self.mask.for_model(),
+            "packed_seq_params": self.packed,
+            **self.inputs.extra,
+        }
+
+    def scope(self) -> ScopeFactory | None:
+        """Make the scope of the forward pass: the platform's, and the mask that kernels ask for."""
+        return scopes.combine(self.inputs.scope, scope_of(self.mask))
 
     def following(self, ahead: int) -> Tensor:
         """Give the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
@@ -61,6 +81,10 @@ class BatchPreparer:
         device: Where the tensors go.
         context_length: Longest sequence that the model can take.
         vision: How the model takes images; None if it takes none.
+
+    Attributes:
+        device: Where the tensors go.
+        mask_kind: The platform's answer at engine build: the kind of mask and the mode of its kernels.
     """
 
     def __init__(
@@ -81,30 +105,36 @@ class BatchPreparer:
         self._format = sequence_format
         self._sizes = sizes
         self._shard = shard
-        self._device = device
+        self.device = device
         self._context_length = context_length
         self._taken_as = _taken_as(sequence_format, traits, accepted)
         self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
         self._request = MaskRequest(sequence_format, traits, sizes, accepted)
         self.mask_kind = hooks.build_attn_mask(self._request)
 
-    def prepare(self, batch: RaggedBatch) -> PreparedBatch:
-        """Turn a micro-batch into model inputs. Called once for each forward pass."""
+    def prepare(self, batch: RaggedBatch, micro_batches: int = 1) -> PreparedBatch:
+        """Turn a micro-batch into model inputs. Called once for each forward pass.
+
+        Args:
+            batch: The micro-batch.
+            micro_batches: How many each data-parallel replica runs in this pass.
+        """
         layout = self.plan(batch.lengths, self._shard)
-        tokens = batch.tokens.to(self._device, non_blocking=True)
+        tokens = batch.tokens.to(self.device, non_blocking=True)
         inputs = self._hooks.preprocess_sequences(
             ModelInputs(
                 layout=layout,
                 input_ids=layout.taken.pack(tokens),
                 position_ids=self._position_ids(batch, layout),
                 labels=layout.next_tokens(tokens),
-                extra=self._vision.arguments(batch, layout, self._device) if self._vision else {},
+                extra=self._vision.arguments(batch, layout, self.device) if self._vision else {},
             )
         )
         mask = self.mask_of(layout)
-        if mask.padding_mask is not None and batch.only_fills_up:
+        if mask.padding_mask is not None and batch.is_filler:
             mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
-        return PreparedBatch(inputs, mask, self._packed(layout) if self._format == "thd" else None, batch, tokens)
+        packed = self._packed(layout) if self._format == "thd" else None
+        return PreparedBatch(inputs, mask, packed, batch, tokens, loss_scale=micro_batches * self._sizes.data)
 
     @property
     def traits(self) -> ModelTraits:
@@ -121,61 +151,15 @@ class BatchPreparer:
             constraints=self._constraints,
             context_length=self._context_length,
             taken_as=self._taken_as,
-            device=self._device,
+            device=self.device,
         )
 
     def mask_of(self, layout: SequenceLayout) -> AttnMask:
         """Ask the platform for the mask of a layout."""
         return self._hooks.build_attn_mask(replace(self._request, layout=layout), self.mask_kind)
 
-    def flatten(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor, ...]:
-        """Bring a model's scores back to the micro-batch's tokens.
-
-        Args:
-            output: float32 ``[R, C, 2 + D]``; each position scores the token after it, and with D depths of
-                multi-token prediction those after that.
-            prepared: The micro-batch it belongs to.
-
-        Returns:
-            Log-probs and entropies, float32 ``[T]``, in token coordinates: 0 for the first token of
-            each sequence. For each depth d its log-probs: 0 for the first 1 + d tokens.
-        """
-        layout = prepared.inputs.layout
-        log_probs, entropy, *predicted = self._hooks.postprocess_output(output, layout).unbind(-1)
-        # A sequence's last positions score nothing and hold 0 (their labels are ignored), so that a plain
-        # roll gives every sequence's first tokens a 0 and every other one the score made before it.
-        ahead = [1, 1, *range(2, 2 + len(predicted))]
-        return tuple(
-            torch.roll(score, places) for score, places in zip([log_probs, entropy, *predicted], ahead, strict=True)
-        )
-
-    def state_values(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor]:
-        """Bring the answers of a value head back to the micro-batch's tokens.
-
-        Args:
-            output: float32 ``[R, C, 1]``; each position values the state behind its token.
-            prepared: The micro-batch it belongs to.
-
-        Returns:
-            float32 ``[T]``, entry t of the state before token t: 0 for the first token of each sequence.
-        """
-        layout = prepared.inputs.layout
-        behind = self._hooks.postprocess_output(output, layout).squeeze(-1)
-        return (torch.roll(behind, 1).index_fill(0, layout.cu_seqlens[:-1].long(), 0.0),)
-
-    def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
-        """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
-
-        mcore-bridge's vision models shard ids and images themselves and take positions sharded
-        (``mcore_bridge/model/mm_gpt_model.py``, ``needs_split``).
-        """
-        if self._vision is not None:
-            return layout.pack_axes(self._vision.position_ids(batch).to(self._device, non_blocking=True))
-        refuse_images(batch)
-        return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
-
-    def unpack(self, output: Tensor, prepared: PreparedBatch) -> tuple[Tensor]:
-        """Bring a model's values back to the micro-batch's tokens, each to the token at its position.
+    def postprocess(self, output: Tensor, prepared: PreparedBatch) -> Tensor:
+        """Bring a model's output back to the micro-batch's tokens, each value to the token at its position.
 
         Args:
             output: ``[R, C, ...]``.
@@ -184,7 +168,18 @@ class BatchPreparer:
         Returns:
             ``[T, ...]``.
         """
-        return (self._hooks.postprocess_output(output, prepared.inputs.layout),)
+        return self._hooks.postprocess_output(output, prepared.inputs.layout)
+
+    def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
+        """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
+
+        mcore-bridge's vision models shard ids and images themselves and take positions sharded
+        (``mcore_bridge/model/mm_gpt_model.py``, ``needs_split``).
+        """
+        if self._vision is not None:
+            return layout.pack_axes(self._vision.position_ids(batch).to(self.device, non_blocking=True))
+        refuse_images(batch)
+        return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
 
     @staticmethod
     def _packed(layout: SequenceLayout) -> PackedSeqParams:

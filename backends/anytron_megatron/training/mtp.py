@@ -19,21 +19,24 @@ tokens, and positions stay: attention with rotary embeddings sees only their dif
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from anytron.algorithms.losses import LossOutputs
+from anytron_megatron.training.token_score_head import TokenScoreHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
-    from anytron.algorithms.losses import LossOutputs
-    from anytron.batch import RaggedBatch
+    from anytron.algorithms.losses import LossFunction
+    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.sequences.scopes import ScopeFactory
+    from anytron_megatron.training.micro_batch import PreparedBatch
     from anytron_megatron.training.schedule import ModelChunk
-    from anytron_megatron.training.token_score_head import TokenScoreHead
 
 _OF_THE_DECODER = ("attention_mask", "rotary_pos_emb", "packed_seq_params", "padding_mask")
 """Arguments of the decoder that the modules' layers take as well."""
@@ -54,39 +57,41 @@ class MultiTokenPrediction:
         self._detach = detach
         self._computes = False
         for chunk in chunks:
-            if coefficient > 0.0 and chunk.head is not None:
+            if coefficient > 0.0 and isinstance(chunk.head, TokenScoreHead):
                 hook = partial(self._predict, chunk.module, chunk.head)
                 chunk.module.decoder.register_forward_hook(hook, with_kwargs=True)
 
-    @contextlib.contextmanager
-    def computed(self) -> Iterator[None]:
-        """Let the forward passes within answer with a log-prob for each depth behind their scores."""
-        self._computes = True
-        try:
-            yield
-        finally:
-            self._computes = False
+    def scope(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        """Make the scope of an update's forward pass: its outputs have a prediction for each depth."""
+        del chunk, prepared
+        return self._computing if self._coefficient > 0.0 else None
 
-    def add(self, outputs: LossOutputs, predicted: Sequence[Tensor], batch: RaggedBatch) -> LossOutputs:
-        """Add the loss to the policy's.
+    def add_loss(self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
+        """Compute the policy's loss and the modules' together.
 
         Args:
-            outputs: The policy's loss and metrics.
-            predicted: Log-probs of each depth, float32 ``[T]``; none without modules.
+            loss_fn: Computes the policy's loss.
+            outputs: What the policy computed, with a prediction for each depth.
             batch: The micro-batch, on their device.
 
         Returns:
             Both losses, and the metric ``mtp/loss``: this micro-batch's part of the modules' loss.
         """
-        if not predicted:
-            return outputs
+        policy = loss_fn(outputs, batch)
+        if not outputs.predicted:
+            return policy
         assert batch.loss_weights is not None
-        loss = -torch.stack([torch.sum(batch.loss_weights * log_probs) for log_probs in predicted]).mean()
-        return replace(
-            outputs,
-            loss=outputs.loss + self._coefficient * loss,
-            metrics={**outputs.metrics, "mtp/loss": loss.detach()},
-        )
+        loss = -torch.stack([torch.sum(batch.loss_weights * log_probs) for log_probs in outputs.predicted]).mean()
+        metrics = {**policy.metrics, "mtp/loss": loss.detach()}
+        return LossOutputs(policy.loss + self._coefficient * loss, metrics)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        self._computes = True
+        try:
+            yield
+        finally:
+            self._computes = False
 
     def _predict(
         self,
@@ -109,7 +114,7 @@ class MultiTokenPrediction:
             tokens = head.following(depth).clamp(min=0)  # where there is none, nothing is predicted either
             embedded = model.embedding(input_ids=tokens, position_ids=None)
             hidden = _run(layer, hidden, embedded.detach() if self._detach else embedded, kwargs)
-            head.add(hidden, head.following(depth + 1), weight)
+            head.predict(hidden, head.following(depth + 1), weight)
 
 
 def _run(layer: nn.Module, hidden: Tensor, embedded: Tensor, of_the_decoder: Mapping[str, Any]) -> Tensor:

@@ -1,30 +1,49 @@
-"""Run micro-batches through Megatron's pipeline schedules."""
+"""Run micro-batches through Megatron's pipeline schedules: from ragged batches to outputs, and to gradients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from anytron.sequences import scopes
-from anytron_megatron.training.current_mask import scope_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import torch
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
+    from anytron.algorithms.losses import LossFunction
+    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
-    from anytron_megatron.training.token_score_head import TokenScoreHead
 
-    Consumer = Callable[..., tuple[Tensor, Any]]
-    Surroundings = Callable[[int, PreparedBatch], ScopeFactory | None]
-    Reader = Callable[[Tensor, PreparedBatch], tuple[Tensor, ...]]
+Result = TypeVar("Result")
+
+
+class OutputHead(Protocol):
+    """Replaces the forward of a model's output layer, on the last pipeline stage."""
+
+    def scope(self, prepared: PreparedBatch) -> ScopeFactory | None:
+        """Make the scope in which the output layer answers for this micro-batch."""
+
+    def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
+        """Bring the output layer's answers, float32 ``[T, N]``, entry t after token t, to token coordinates."""
+
+
+class Feature(Protocol):
+    """Adds to the scope of a micro-batch, as router replay and multi-token prediction do."""
+
+    def __call__(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        """Make the feature's part of :func:`micro_batch_scope`.
+
+        Args:
+            chunk: Which of this rank's chunks runs.
+            prepared: The micro-batch.
+        """
 
 
 @dataclass(frozen=True)
@@ -33,69 +52,106 @@ class ModelChunk:
 
     Attributes:
         module: What runs: the model, or its data-parallel wrapper.
-        head: Scores tokens, on the last stage; None elsewhere, and where the module has a value head.
+        head: Stands in for the output layer on the last stage; None elsewhere.
     """
 
     module: torch.nn.Module
-    head: TokenScoreHead | None
+    head: OutputHead | None
 
 
-def run_micro_batches(
+def forward(
     chunks: Sequence[ModelChunk],
     micro_batches: Sequence[RaggedBatch],
     preparer: BatchPreparer,
-    consume: Consumer,
-    *,
-    forward_only: bool,
-    around: Surroundings | None = None,
-    read: Reader | None = None,
-) -> list[Any]:
-    """Run forward, and unless ``forward_only`` backward, over all micro-batches.
+    *features: Feature,
+) -> list[TokenOutputs]:
+    """Compute what a model says of the tokens of some micro-batches, without gradients. A collective.
 
     Args:
-        chunks: The model on this rank, in order.
+        chunks: The model on this rank, in order, wrapped for training or not.
         micro_batches: The same number on every rank.
         preparer: Makes model inputs of a micro-batch.
-        consume: Called on the last stage with log-probs and entropies, float32 ``[T]``, token
-            coordinates, what multi-token prediction adds to them, and the micro-batch; returns the loss
-            (scalar, what Megatron averages over micro-batches and data-parallel ranks) and whatever is to
-            be collected.
-        forward_only: Compute no gradients.
-        around: Given the number of a chunk and a micro-batch, makes a scope for that chunk's forward pass
-            of it, and for its recomputations.
-        read: Brings the last stage's output back to tokens, as the values that ``consume`` is called
-            with before the micro-batch; default: the preparer's log-probs and entropies.
+        features: What adds to the scope of the forward passes.
 
     Returns:
-        What ``consume`` collected for each micro-batch, in order; empty except on the last stage.
+        Each micro-batch's, on the host; none except on the last pipeline stage.
+    """
+
+    def collect(outputs: TokenOutputs, _: PreparedBatch) -> tuple[Tensor, TokenOutputs]:
+        return torch.zeros((), device=preparer.device), outputs.to(torch.device("cpu"))
+
+    for chunk in chunks:
+        chunk.module.eval()
+    with torch.no_grad():
+        return _run(chunks, micro_batches, preparer, collect, features, forward_only=True)
+
+
+def forward_backward(
+    chunks: Sequence[ModelChunk],
+    micro_batches: Sequence[RaggedBatch],
+    preparer: BatchPreparer,
+    loss_fn: LossFunction,
+    *features: Feature,
+) -> list[Mapping[str, Tensor]]:
+    """Add the gradients of some micro-batches' loss to the gradient buffers. A collective.
+
+    Args:
+        chunks: The model on this rank, in order, wrapped for training.
+        micro_batches: The same number on every rank.
+        preparer: Makes model inputs of a micro-batch.
+        loss_fn: Computes a micro-batch's part of the loss, on the last pipeline stage.
+        features: What adds to the scope of the forward passes and their recomputations.
+
+    Returns:
+        Each micro-batch's metrics; none except on the last pipeline stage.
+    """
+
+    def compute_loss(outputs: TokenOutputs, prepared: PreparedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        part = loss_fn(outputs, prepared.batch.to(preparer.device))
+        return part.loss * prepared.loss_scale, part.metrics
+
+    for chunk in chunks:
+        chunk.module.train()
+    return _run(chunks, micro_batches, preparer, compute_loss, features, forward_only=False)
+
+
+def micro_batch_scope(
+    chunk: int, head: OutputHead | None, prepared: PreparedBatch, features: Sequence[Feature]
+) -> ScopeFactory | None:
+    """Combine all that holds during one chunk's forward pass of one micro-batch, and during its recomputations."""
+    answering = None if head is None else head.scope(prepared)
+    return scopes.combine(prepared.scope(), answering, *(feature(chunk, prepared) for feature in features))
+
+
+def _run(
+    chunks: Sequence[ModelChunk],
+    micro_batches: Sequence[RaggedBatch],
+    preparer: BatchPreparer,
+    finish: Callable[[TokenOutputs, PreparedBatch], tuple[Tensor, Result]],
+    features: Sequence[Feature],
+    *,
+    forward_only: bool,
+) -> list[Result]:
+    """Let Megatron's schedule drive the chunks.
+
+    ``finish`` runs on the last stage and returns the loss, which Megatron divides by the number of micro-batches
+    and averages over data-parallel replicas, and what is to be collected.
     """
     numbers = {id(chunk.module): number for number, chunk in enumerate(chunks)}
-    bring_back = preparer.flatten if read is None else read
-
-    def finish(output: Tensor, *, prepared: PreparedBatch) -> tuple[Tensor, Any]:
-        return consume(*bring_back(output, prepared), prepared.batch)
 
     def forward_step(
         batches: Iterator[RaggedBatch], module: torch.nn.Module
-    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Any]]]:
-        prepared = preparer.prepare(next(batches))
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Result]]]:
+        prepared = preparer.prepare(next(batches), len(micro_batches))
         number = numbers[id(module)]
-        inputs, head = prepared.inputs, chunks[number].head
-        more = around(number, prepared) if around is not None else None
-        arguments = {
-            "input_ids": inputs.input_ids,
-            "position_ids": inputs.position_ids,
-            "attention_mask": prepared.mask.for_model(),
-            "packed_seq_params": prepared.packed,
-            **inputs.extra,
-        }
-        with scopes.enter(scopes.combine(inputs.scope, scope_of(prepared.mask), more)):
-            if head is None:
-                output = module(**arguments)
-            else:
-                with head.scoring(inputs.labels, prepared.batch.temperature, prepared.following):
-                    output = module(**arguments)
-        return output, partial(finish, prepared=prepared)
+        head = chunks[number].head
+        with scopes.enter(micro_batch_scope(number, head, prepared, features)):
+            output = module(**prepared.arguments())
+        return output, partial(loss_step, head, prepared)
+
+    def loss_step(head: OutputHead, prepared: PreparedBatch, output: Tensor) -> tuple[Tensor, Result]:
+        answers = preparer.postprocess(output, prepared)
+        return finish(head.token_outputs(answers, prepared), prepared)
 
     collected: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,

@@ -1,8 +1,9 @@
-"""In the place of logits: the two numbers per token that reinforcement learning wants of them."""
+"""Replace the output layer: log-prob and entropy per token, never whole logits."""
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,22 +14,25 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_tensor_model_parallel_region,
 )
 
+from anytron.batch import TokenOutputs
 from anytron.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
     from anytron.kernels.contract import LogProbKernel
+    from anytron.sequences.scopes import ScopeFactory
+    from anytron_megatron.training.micro_batch import PreparedBatch
 
 
 class TokenScoreHead:
-    """Stand in for the forward of a model's output layer, so that whole logits never exist.
+    """Replace the forward of a model's output layer, so that whole logits never exist.
 
-    Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes what it
-    got to batch-first; it does not look inside. So the output layer answers with ``[S, B, 2]``:
-    log-prob of the label and entropy, and behind them what multi-token prediction has added.
+    Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes the answer to
+    batch-first, whatever it holds. So the output layer answers with ``[S, B, 2 + D]``: the label's log-prob,
+    the entropy, and one log-prob for each of the D depths of multi-token prediction.
 
     Args:
         layer: The model's ``ColumnParallelLinear`` output layer; keeps its parameters and its place.
@@ -38,37 +42,44 @@ class TokenScoreHead:
     def __init__(self, layer: torch.nn.Module, kernel: LogProbKernel) -> None:
         self._layer = layer
         self._kernel = kernel
-        self._labels: Tensor | None = None
-        self._temperature = 1.0
-        self._following: Callable[[int], Tensor] | None = None
-        self._added: list[Tensor] = []
+        self._prepared: PreparedBatch | None = None
+        self._predicted: list[Tensor] = []
         self._whole = False
         layer.forward = self.score
 
-    @contextlib.contextmanager
-    def scoring(self, labels: Tensor, temperature: float, following: Callable[[int], Tensor]) -> Iterator[None]:
-        """Set what the forward passes within score.
+    def scope(self, prepared: PreparedBatch) -> ScopeFactory:
+        """Make the scope in which the output layer scores the labels of a micro-batch."""
+        return partial(self._answering, prepared)
+
+    def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
+        """Bring answers to token coordinates.
 
         Args:
-            labels: int64 ``[B, S]``; negative = ignored.
-            temperature: Logits are divided by it.
-            following: Gives the tokens that stand so many places after each position, as ``labels``.
+            answers: float32 ``[T, 2 + D]``, entry t made at token t, of the tokens after it; or whole logits.
+            prepared: The micro-batch.
+
+        Returns:
+            Log-probs, entropies and predictions; within :meth:`answering_logits` the logits only.
         """
-        self._labels, self._temperature, self._following, self._added = labels, temperature, following, []
-        try:
-            yield
-        finally:
-            self._labels, self._following, self._added = None, None, []
+        del prepared
+        if self._whole:
+            return TokenOutputs(logits=answers)
+        log_probs, entropy, *predicted = answers.unbind(-1)
+        # A sequence's last positions score nothing and hold 0 (their labels are ignored), so that a plain
+        # roll gives every sequence's first tokens a 0 and every other one the score made before it.
+        return TokenOutputs(
+            log_probs=torch.roll(log_probs, 1),
+            entropy=torch.roll(entropy, 1),
+            predicted=tuple(torch.roll(values, 1 + depth) for depth, values in enumerate(predicted, start=1)),
+        )
 
     def following(self, ahead: int) -> Tensor:
-        """Tokens that stand ``ahead`` places after each position of this pass: int64 ``[B, S]``, negative = none."""
-        if self._following is None:
-            raise EngineError("The model was run outside of a scoring pass.", where="TokenScoreHead")
-        return self._following(ahead)
+        """Give the tokens ``ahead`` places after each position of this pass: int64 ``[B, S]``, negative = none."""
+        return self._micro_batch().following(ahead)
 
     @contextlib.contextmanager
     def answering_logits(self) -> Iterator[None]:
-        """Let the forward passes within answer with whole logits, ``[S, B, padded V]``, in place of scores."""
+        """Let the forward passes within answer with whole logits, ``[S, B, padded V]``, instead of scores."""
         self._whole = True
         try:
             yield
@@ -84,28 +95,40 @@ class TokenScoreHead:
             unused: Further arguments of the output layer, which concern logits.
 
         Returns:
-            float32 ``[S, B, 2 + number of additions]``, or whole logits within :meth:`answering_logits`; and
-            the bias that output layers do not have.
+            float32 ``[S, B, 2 + D]``, or whole logits within :meth:`answering_logits`; and the bias that
+            output layers do not have.
         """
         del unused
-        if self._labels is None:
-            raise EngineError("The model was run outside of a scoring pass.", where="TokenScoreHead")
+        labels = self._micro_batch().inputs.labels
         weight = self._layer.weight if weight is None else weight
         if self._whole:
             shard = torch.nn.functional.linear(self._on_every_rank(hidden), weight)
             return gather_from_tensor_model_parallel_region(shard), None
-        log_probs, entropy = self._evaluate(hidden, self._labels, weight)
-        return torch.stack([log_probs, entropy, *self._added], dim=-1), None
+        log_probs, entropy = self._evaluate(hidden, labels, weight)
+        return torch.stack([log_probs, entropy, *self._predicted], dim=-1), None
 
-    def add(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
-        """Evaluate other labels by other hidden states, before the forward pass reaches the output layer.
+    def predict(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
+        """Score the labels of one depth of multi-token prediction, before the pass reaches the output layer.
 
         Args:
             hidden: As in :meth:`score`.
             labels: int64 ``[B, S]``; negative = ignored.
             weight: ``[V / tp, H]``.
         """
-        self._added.append(self._evaluate(hidden, labels, weight)[0])
+        self._predicted.append(self._evaluate(hidden, labels, weight)[0])
+
+    @contextlib.contextmanager
+    def _answering(self, prepared: PreparedBatch) -> Iterator[None]:
+        self._prepared, self._predicted = prepared, []
+        try:
+            yield
+        finally:
+            self._prepared, self._predicted = None, []
+
+    def _micro_batch(self) -> PreparedBatch:
+        if self._prepared is None:
+            raise EngineError("The model was run outside of the scope of a micro-batch.", where="TokenScoreHead")
+        return self._prepared
 
     def _evaluate(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of labels and entropies, float32 ``[S, B]``."""
@@ -118,7 +141,9 @@ class TokenScoreHead:
                 why=f"hidden states {tuple(hidden.shape[:2])}, labels {tuple(labels.shape)} (sequence, batch)",
             )
         group = parallel_state.get_tensor_model_parallel_group()
-        log_probs, entropy = self._kernel(hidden.flatten(0, 1), weight, labels.reshape(-1), self._temperature, group)
+        log_probs, entropy = self._kernel(
+            hidden.flatten(0, 1), weight, labels.reshape(-1), self._micro_batch().batch.temperature, group
+        )
         return log_probs.view(labels.shape), entropy.view(labels.shape)
 
     def _on_every_rank(self, hidden: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from anytron.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.batch import RaggedBatch
+    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.schema import AlgorithmSection, CriticSection
 
 
@@ -30,6 +30,18 @@ class LossOutputs:
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
+
+
+class LossFunction(Protocol):
+    """Computes a loss. It travels to the training ranks, so it must be picklable."""
+
+    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
+        """Compute one micro-batch's part of the loss.
+
+        Args:
+            outputs: What the model computed, with gradients.
+            batch: The micro-batch, on the same device.
+        """
 
 
 @dataclass(frozen=True)
@@ -70,18 +82,19 @@ class PolicyLoss:
             entropy_coefficient=algorithm.entropy_coefficient,
         )
 
-    def __call__(self, log_probs: Tensor, entropy: Tensor, batch: RaggedBatch) -> LossOutputs:
+    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            log_probs: float32 ``[T]``, token coordinates, with gradient.
-            entropy: float32 ``[T]``, of the distribution that each token was drawn from, with gradient.
+            outputs: With ``log_probs`` and ``entropy``.
             batch: The micro-batch on the same device, with ``advantages``, ``loss_weights`` and
                 ``token_shares``.
 
         Raises:
-            DataError: A field of the batch that the loss needs is missing.
+            DataError: A field that the loss needs is missing.
         """
+        log_probs = _required(outputs.log_probs, "log_probs", self)
+        entropy = _required(outputs.entropy, "entropy", self)
         advantages = _required(batch.advantages, "advantages", self)
         weights = _required(batch.loss_weights, "loss_weights", self)
         shares = _required(batch.token_shares, "token_shares", self)
@@ -143,17 +156,18 @@ class ValueLoss:
         """Take the limit from the configuration."""
         return cls(clip=critic.clip_value)
 
-    def __call__(self, values: Tensor, batch: RaggedBatch) -> LossOutputs:
+    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            values: float32 ``[T]``, entry t of the state before token t, with gradient.
+            outputs: With ``values``.
             batch: The micro-batch on the same device, with ``values``, ``returns``, ``loss_weights`` and
                 ``token_shares``.
 
         Raises:
-            DataError: A field of the batch is missing.
+            DataError: A field that the loss needs is missing.
         """
+        values = _required(outputs.values, "values", self)
         old = _required(batch.values, "values", self)
         returns = _required(batch.returns, "returns", self)
         weights = _required(batch.loss_weights, "loss_weights", self)
@@ -178,5 +192,5 @@ class ValueLoss:
 def _required(value: Tensor | None, name: str, loss: PolicyLoss | ValueLoss) -> Tensor:
     if value is None:
         where = type(loss).__name__
-        raise DataError("The loss needs a field that the batch lacks.", where=where, why=f"{name} is None")
+        raise DataError("The loss lacks a field that it needs.", where=where, why=f"{name} is None")
     return value

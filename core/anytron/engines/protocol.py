@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.losses import PolicyLoss, ValueLoss
-    from anytron.batch import RaggedBatch, TokenScores
+    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
     from anytron.engines.weights import WeightManifest
@@ -90,7 +90,7 @@ class TrainingEngine(Protocol):
     def topology(self) -> Topology:
         """Where this rank stands."""
 
-    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies without gradients.
 
         Returns:

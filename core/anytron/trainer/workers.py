@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from anytron.batch import RaggedBatch, TokenScores, token_index
+from anytron.batch import RaggedBatch, TokenOutputs, token_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from anytron.algorithms.losses import PolicyLoss, ValueLoss
     from anytron.config.schema import RunConfig
@@ -49,8 +49,8 @@ class TrainingWorkers:
     def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> RaggedBatch:
         """Add what updates need of models' scores: the old policy's and the reference's log-probs, and routing."""
         if updates.needs_old_log_probs:
-            scores = self.token_scores(batch, updates, "policy")
-            batch = replace(batch, old_log_probs=scores.log_probs, routing=scores.routing)
+            policy = self.token_outputs(batch, updates, "policy")
+            batch = replace(batch, old_log_probs=policy.log_probs, routing=policy.routing)
         if loss.kl_coefficient > 0.0:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
         return batch
@@ -63,22 +63,20 @@ class TrainingWorkers:
 
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> Tensor:
         """Compute log-probs, float32 ``[T]``, without gradients."""
-        return self.token_scores(batch, updates, role).log_probs
+        log_probs = self.token_outputs(batch, updates, role).log_probs
+        assert log_probs is not None, "every engine computes log-probs"
+        return log_probs
 
-    def token_scores(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> TokenScores:
-        """Compute all that a model says of a batch's tokens, without gradients."""
+    def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> TokenOutputs:
+        """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
         shares = updates.micro_batches(batch, self.copies)
-        results: list[list[TokenScores]] = self._scatter("score", shares, role)
+        results: list[list[TokenOutputs]] = self._scatter("score", shares, role)
 
-        def joined(part: Callable[[TokenScores], Tensor]) -> Tensor:
-            return _joined(batch, shares, [[part(score) for score in scores] for scores in results])
+        def joined(name: str) -> Tensor | None:
+            parts = [[getattr(outputs, name) for outputs in share] for share in results]
+            return None if parts[0][0] is None else _joined(batch, shares, parts)
 
-        routed = results[0][0].routing is not None
-        return TokenScores(
-            log_probs=joined(lambda score: score.log_probs),
-            entropy=joined(lambda score: score.entropy),
-            routing=joined(lambda score: cast("Tensor", score.routing)) if routed else None,
-        )
+        return TokenOutputs(log_probs=joined("log_probs"), entropy=joined("entropy"), routing=joined("routing"))
 
     def logits(self, batch: RaggedBatch) -> Tensor:
         """Compute whole logits, float32 ``[T, V]``, row t after token t; for small batches."""

@@ -42,13 +42,14 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     plan = replace(UpdatePlan.from_config(config, trainer.topology[0]), epochs=1, count=1, group_size=SAMPLES)
     loss = PolicyLoss.from_config(config.algorithm)
     logits = trainer.logits(first_sequences(batch))
-    scores = trainer.token_scores(batch, plan, "policy")
-    batch = replace(batch, old_log_probs=scores.log_probs, routing=scores.routing)
+    scored = trainer.token_outputs(batch, plan, "policy")
+    assert scored.log_probs is not None, "every engine computes log-probs"
+    batch = replace(batch, old_log_probs=scored.log_probs, routing=scored.routing)
     if loss.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
     mini_batch = next(plan.mini_batches(batch, config.trainer.seed))
     grad_norm = trainer.update(mini_batch, plan, loss)["grad_norm"]
-    return Observation(logits, scores.log_probs, grad_norm)
+    return Observation(logits, scored.log_probs, grad_norm)
 
 
 def first_sequences(batch: RaggedBatch) -> RaggedBatch:

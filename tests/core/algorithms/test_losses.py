@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anytron.algorithms.aggregation import loss_weights, token_shares
 from anytron.algorithms.losses import PolicyLoss, ValueLoss
-from anytron.batch import RaggedBatch
+from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.errors import DataError
 from anytron.trainer.updates import UpdatePlan
 
@@ -76,7 +76,7 @@ def naive_loss(batch, log_probs, entropy, aggregation, loss):
 def test_the_loss_is_that_of_the_papers(aggregation):
     loss = PolicyLoss(clip_low=0.1, clip_high=0.3, kl_coefficient=0.2, kl_estimator="k3", entropy_coefficient=0.05)
     batch, log_probs, entropy = make_batch([3, 1, 2, 4], [5, 9, 0, 1], aggregation)
-    outputs = loss(log_probs, entropy, batch)
+    outputs = loss(TokenOutputs(log_probs, entropy), batch)
     expected = naive_loss(batch, log_probs.tolist(), entropy, aggregation, loss)
     # Weights are float32: their rounding is the difference.
     assert outputs.loss.item() == pytest.approx(expected, rel=1e-6)
@@ -92,7 +92,7 @@ def test_clipping_stops_the_gradient_where_the_ratio_has_moved_enough():
         old_log_probs=torch.zeros(5, dtype=torch.float64),
         advantages=torch.tensor([0.0, 1.0, -1.0, 1.0, -1.0], dtype=torch.float64),
     )
-    outputs = PolicyLoss()(log_probs, entropy, batch)
+    outputs = PolicyLoss()(TokenOutputs(log_probs, entropy), batch)
     outputs.loss.backward()
     assert (log_probs.grad != 0).tolist() == [False, False, True, True, False]
     assert outputs.metrics["policy/clip_fraction"].item() == 0.5
@@ -100,7 +100,7 @@ def test_clipping_stops_the_gradient_where_the_ratio_has_moved_enough():
 
 def test_without_old_log_probs_the_gradient_is_the_policy_gradient():
     batch, log_probs, entropy = make_batch([2, 2], [3, 4], old_log_probs=None)
-    outputs = PolicyLoss()(log_probs, entropy, batch)
+    outputs = PolicyLoss()(TokenOutputs(log_probs, entropy), batch)
     outputs.loss.backward()
     torch.testing.assert_close(log_probs.grad, -batch.loss_weights * batch.advantages)
     assert outputs.metrics["policy/ratio_mean"].item() == pytest.approx(1)
@@ -119,7 +119,7 @@ def test_parts_add_up_however_the_batch_is_split(pairs, max_tokens, copies, aggr
     prompts, responses = zip(*pairs, strict=True)
     batch, log_probs, entropy = make_batch(prompts, responses, aggregation)
     loss = PolicyLoss(kl_coefficient=0.1, entropy_coefficient=0.01)
-    whole = loss(log_probs, entropy, batch)
+    whole = loss(TokenOutputs(log_probs, entropy), batch)
     (expected,) = torch.autograd.grad(whole.loss, log_probs)
 
     plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation=aggregation, max_tokens=max_tokens)
@@ -127,7 +127,9 @@ def test_parts_add_up_however_the_batch_is_split(pairs, max_tokens, copies, aggr
     index = torch.arange(batch.num_tokens)
     shares = plan.micro_batches(replace(batch, tokens=index), copies)
     parts = [
-        loss(log_probs[part.batch.tokens], entropy[part.batch.tokens], part.batch) for share in shares for part in share
+        loss(TokenOutputs(log_probs[part.batch.tokens], entropy[part.batch.tokens]), part.batch)
+        for share in shares
+        for part in share
     ]
     total = sum(part.loss for part in parts)
     (gradient,) = torch.autograd.grad(total, log_probs)
@@ -140,17 +142,19 @@ def test_what_stands_outside_of_responses_has_no_influence():
     batch, log_probs, entropy = make_batch([3, 2], [2, 2])
     outside = ~batch.response_mask
     wild = log_probs.detach().masked_fill(outside, 1e4).requires_grad_()
-    outputs = PolicyLoss(kl_coefficient=0.1)(wild, entropy, batch)
+    outputs = PolicyLoss(kl_coefficient=0.1)(TokenOutputs(wild, entropy), batch)
     outputs.loss.backward()
     assert torch.isfinite(outputs.loss)
     assert torch.all(wild.grad[outside] == 0)
-    torch.testing.assert_close(outputs.loss, PolicyLoss(kl_coefficient=0.1)(log_probs, entropy, batch).loss)
+    torch.testing.assert_close(
+        outputs.loss, PolicyLoss(kl_coefficient=0.1)(TokenOutputs(log_probs, entropy), batch).loss
+    )
 
 
 def test_the_difference_from_the_rollout_is_averaged_over_response_tokens():
     batch, log_probs, entropy = make_batch([2, 1], [1, 3], "sequence-mean")
     expected = (batch.old_log_probs - batch.rollout_log_probs)[batch.response_mask].abs().mean()
-    found = PolicyLoss()(log_probs, entropy, batch).metrics["rollout/log_prob_abs_diff"]
+    found = PolicyLoss()(TokenOutputs(log_probs, entropy), batch).metrics["rollout/log_prob_abs_diff"]
     torch.testing.assert_close(found, expected)
 
 
@@ -158,7 +162,7 @@ def test_the_difference_from_the_rollout_is_averaged_over_response_tokens():
 def test_a_missing_field_is_named(field):
     batch, log_probs, entropy = make_batch([2], [2], **{field: None})
     with pytest.raises(DataError, match=f"{field} is None"):
-        PolicyLoss(kl_coefficient=0.1)(log_probs, entropy, batch)
+        PolicyLoss(kl_coefficient=0.1)(TokenOutputs(log_probs, entropy), batch)
 
 
 def test_the_loss_travels_between_processes():
@@ -177,7 +181,7 @@ def with_values(batch, seed=1):
 def test_the_value_loss_is_half_the_larger_squared_error(clip):
     batch, _, _ = make_batch([3, 1, 2, 4], [5, 9, 0, 1])
     batch, values = with_values(batch)
-    outputs = ValueLoss(clip)(values, batch)
+    outputs = ValueLoss(clip)(TokenOutputs(values=values), batch)
     errors, clipped = [], 0
     for token in batch.response_mask.nonzero().flatten().tolist():
         value, old, target = (series[token].item() for series in (values, batch.values, batch.returns))
@@ -195,7 +199,7 @@ def test_a_value_that_has_come_nearer_by_the_limit_moves_no_further():
     series = torch.tensor([0.0, 0.6, 0.4, -0.6, 1.6], dtype=torch.float64)
     batch = replace(batch, values=torch.zeros(5).double(), returns=torch.ones(5).double())
     values = series.requires_grad_()
-    ValueLoss(0.5)(values, batch).loss.backward()
+    ValueLoss(0.5)(TokenOutputs(values=values), batch).loss.backward()
     # Past the limit and near the return, within it, past it on the wrong side, and far beyond the return.
     assert (values.grad != 0).tolist() == [False, False, True, True, True]
 
@@ -203,10 +207,12 @@ def test_a_value_that_has_come_nearer_by_the_limit_moves_no_further():
 def test_parts_of_the_value_loss_add_up():
     batch, _, _ = make_batch([3, 1, 2, 4], [5, 9, 0, 1], "sequence-mean")
     batch, values = with_values(batch)
-    whole = ValueLoss()(values, batch)
+    whole = ValueLoss()(TokenOutputs(values=values), batch)
     plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation="sequence-mean", max_tokens=7)
     shares = plan.micro_batches(replace(batch, tokens=torch.arange(batch.num_tokens)), 2)
-    parts = [ValueLoss()(values[part.batch.tokens], part.batch) for share in shares for part in share]
+    parts = [
+        ValueLoss()(TokenOutputs(values=values[part.batch.tokens]), part.batch) for share in shares for part in share
+    ]
     torch.testing.assert_close(sum(part.loss for part in parts), whole.loss)
     for name, value in whole.metrics.items():
         torch.testing.assert_close(sum(part.metrics[name] for part in parts), value)
@@ -217,7 +223,7 @@ def test_a_field_that_the_value_loss_needs_is_named(field):
     batch, _, _ = make_batch([2], [2])
     batch, values = with_values(batch)
     with pytest.raises(DataError, match=rf"(?s)ValueLoss.*{field} is None"):
-        ValueLoss()(values, replace(batch, **{field: None}))
+        ValueLoss()(TokenOutputs(values=values), replace(batch, **{field: None}))
 
 
 def test_the_value_loss_travels_between_processes():

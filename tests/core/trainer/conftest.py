@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from anytron.batch import TokenScores
+from anytron.batch import TokenOutputs
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.engines.protocol import EngineContext, Response, Topology
@@ -63,7 +63,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def score(self, micro_batches, role="policy"):
-        return [TokenScores(*self.forward(batch, role)) for batch in micro_batches]
+        return [TokenOutputs(*self.forward(batch, role)) for batch in micro_batches]
 
     def value(self, batch):
         lengths = batch.lengths.tolist()
@@ -78,10 +78,14 @@ class TorchEngine:
 
     def update(self, micro_batches, loss):
         self.version += 1
-        return self.step(self.optimizer, [(loss(*self.forward(batch, "policy"), batch)) for batch in micro_batches])
+        return self.step(
+            self.optimizer, [(loss(TokenOutputs(*self.forward(batch, "policy")), batch)) for batch in micro_batches]
+        )
 
     def update_critic(self, micro_batches, loss):
-        return self.step(self.critic_optimizer, [loss(self.value(batch), batch) for batch in micro_batches])
+        return self.step(
+            self.critic_optimizer, [loss(TokenOutputs(values=self.value(batch)), batch) for batch in micro_batches]
+        )
 
     def step(self, optimizer, parts):
         optimizer.zero_grad()

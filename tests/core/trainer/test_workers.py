@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anytron.algorithms.losses import PolicyLoss, ValueLoss
-from anytron.batch import RaggedBatch, TokenScores
+from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.engines.protocol import Topology
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers, kernel_suppliers
@@ -27,7 +27,7 @@ class Rank:
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
         scale = {"policy": -1.0, "reference": -2.0}[role]
         scores = [
-            TokenScores(scale * batch.tokens, torch.zeros(batch.num_tokens), routing_of(batch.tokens))
+            TokenOutputs(scale * batch.tokens, torch.zeros(batch.num_tokens), routing=routing_of(batch.tokens))
             for batch in micro_batches
         ]
         return scores if self.place.reports else None

@@ -26,10 +26,10 @@ from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.patches.phases import reach
 from anytron_megatron.training import parallel
-from anytron_megatron.training.memory import dismantle
+from anytron_megatron.training.logits import whole_logits
+from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.micro_batch import BatchPreparer
-from anytron_megatron.training.schedule import ModelChunk
-from anytron_megatron.training.scoring import token_scores, whole_logits
+from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.trained_model import TrainedModel
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.losses import PolicyLoss, ValueLoss
-    from anytron.batch import RaggedBatch, TokenScores
+    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
 
@@ -91,7 +91,6 @@ class MindSpeedLlmEngine:
             distributed_optimizer=config.engine.distributed_optimizer,
             steps=config.policy_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
-            sizes=self._sizes,
         )
         self._critic: Critic | None = None
         if config.critic is not None:
@@ -103,19 +102,19 @@ class MindSpeedLlmEngine:
         """Where this rank stands."""
         return parallel.topology()
 
-    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenScores] | None:
+    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
         chunks = self._policy if role == "policy" else self._reference
         if chunks is None:
             raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
-        scores = token_scores(chunks, micro_batches, self._preparer)
-        return scores if parallel.topology().reports else None
+        outputs = forward(chunks, micro_batches, self._preparer)
+        return outputs if parallel.topology().reports else None
 
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
         """Compute the policy's whole logits, for comparisons; each rank gathers all of them."""
         vocab_size = self._arguments.vocab_size
-        found = whole_logits(self._policy, micro_batch, self._preparer, vocab_size=vocab_size, sizes=self._sizes)
-        return found[0] if parallel.topology().reports else None
+        logits = whole_logits(self._policy, micro_batch, self._preparer, vocab_size=vocab_size, sizes=self._sizes)
+        return logits if parallel.topology().reports else None
 
     def attention_conformance(self) -> Conformance | None:
         """Nothing of its own: masks and kernels are MindSpeed-LLM's, and the other checks cover them."""
@@ -168,7 +167,7 @@ class MindSpeedLlmEngine:
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
         critic = [] if self._critic is None else self._critic.chunks
-        dismantle(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
+        release_memory(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
         self._runtime.empty_cache()
         release()

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anytron.algorithms.losses import ValueLoss
+from anytron.batch import TokenOutputs
 from anytron.errors import AnytronError, EngineError
 from anytron.trainer.updates import UpdatePlan
 
@@ -152,7 +153,7 @@ def test_updates_are_those_of_autograd(one_rank, recorded, start_model):
         ]
         values = torch.cat([torch.cat([torch.zeros(1), one[:-1]]) for one in behind])
         optimizer.zero_grad()
-        loss = ValueLoss()(values, batch).loss
+        loss = ValueLoss()(TokenOutputs(values=values), batch).loss
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(parameters, torch.inf).item())
         losses.append(loss.item())

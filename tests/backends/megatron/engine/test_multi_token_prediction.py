@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anytron.batch import TokenOutputs
 from anytron.errors import AnytronError
 from tests.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 
@@ -139,7 +140,7 @@ def by_the_paper(directory, batch, policy_loss, tmp_path, *, detach, misplaced=0
             chosen = logits[: length - 1].log_softmax(-1).gather(1, wanted[:, None])[:, 0]
             predicted[depth - 1].append(torch.cat([every.new_zeros(depth + 1), chosen]))
     modules = -sum((batch.loss_weights * torch.cat(depth)).sum() for depth in predicted) / DEPTHS
-    outputs = policy_loss(torch.cat(scores), torch.cat(entropies), batch)
+    outputs = policy_loss(TokenOutputs(torch.cat(scores), torch.cat(entropies)), batch)
     (outputs.loss + COEFFICIENT * modules).backward()
     with torch.no_grad():
         for parameter in [*model.parameters(), *own.values()]:

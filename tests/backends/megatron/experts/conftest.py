@@ -64,7 +64,7 @@ def train(start_engine, recorded, policy_loss, tiny_family):
                 path = output / f"{step}.safetensors"
                 workers.export_weights(str(path))
                 weights.append(load_file(path))
-            routing = workers.token_scores(batch, updates, "policy").routing
+            routing = workers.token_outputs(batch, updates, "policy").routing
         return Run(scored, metrics, weights, routing)
 
     return run

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from anytron.batch import TokenOutputs
 from tests.backends.megatron.experts.conftest import OPTIONS
 
 EXPERTS, TOPK = 4, 2
@@ -51,7 +52,7 @@ class Oracle:
             zero = torch.zeros(1)
             log_probs = torch.cat([zero, log_softmax.gather(1, part.tokens[1:, None])[:, 0]])
             entropy = torch.cat([zero, -(log_softmax.exp() * log_softmax).sum(-1)])
-            outputs = self.loss(log_probs, entropy, part)
+            outputs = self.loss(TokenOutputs(log_probs, entropy), part)
             for name, value in outputs.metrics.items():
                 add(name, value)
             share = part.token_shares.sum()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anytron.batch import TokenOutputs
 from tests.backends.megatron.lora.conftest import SCALING, shared_group, token_scores, weight_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -99,7 +100,7 @@ def test_one_update_is_that_of_peft_on_the_hugging_face_model(
     trained = train_adapters("qwen3", steps=1, **split, optimizer={"name": "sgd", "lr": 0.5, "clip_grad": 0.0})
     model = peft_model("qwen3", random_adapter("qwen3"), is_trainable=True)
     log_probs, entropies = token_scores(model, recorded)
-    policy_loss(log_probs, entropies, recorded).loss.backward()
+    policy_loss(TokenOutputs(log_probs, entropies), recorded).loss.backward()
 
     torch.testing.assert_close(trained.log_probs, log_probs.detach(), atol=1e-5, rtol=0)
     parameters = {
