@@ -253,6 +253,7 @@ class MegatronEngine:
             device=self._runtime.current_device(),
             context_length=bridge.context_length,
             vision=bridge.vision,
+            fp8=bool(bridge.config.fp8),
         )
 
     def _build(self) -> list[ModelChunk]:

@@ -81,6 +81,7 @@ class BatchPreparer:
         device: Where the tensors go.
         context_length: Longest sequence that the model can take.
         vision: How the model takes images; None if it takes none.
+        fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
 
     Attributes:
         device: Where the tensors go.
@@ -99,9 +100,11 @@ class BatchPreparer:
         device: torch.device,
         context_length: int,
         vision: VisionInputs | None = None,
+        fp8: bool = False,
     ) -> None:
         self._hooks = hooks
         self._vision = vision
+        self._fp8 = fp8
         self._format = sequence_format
         self._sizes = sizes
         self._shard = shard
@@ -150,6 +153,7 @@ class BatchPreparer:
             shard=shard,
             constraints=self._constraints,
             context_length=self._context_length,
+            fp8=self._fp8,
             taken_as=self._taken_as,
             device=self.device,
         )

@@ -159,6 +159,30 @@ def test_a_vision_model_gets_whole_ids_and_its_own_positions(recorder, sequence_
         assert prepared.packed.cu_seqlens_q.tolist() == layout.cu_seqlens_padded.tolist() != layout.cu_seqlens.tolist()
 
 
+@pytest.mark.parametrize(
+    ("sequence_format", "padded"), [("thd", [16, 16, 224]), ("bshd", [256, 256, 256])], ids=["thd", "bshd"]
+)
+def test_a_model_that_computes_in_fp8_gets_whole_blocks_of_tokens(sequence_format, padded):
+    """Only the layout's own tests asked for FP8's padding; a model in FP8 was given the layout of any other."""
+
+    def lengths(*, fp8):
+        preparer = BatchPreparer(
+            hooks_of(extensions={}),
+            sequence_format=sequence_format,
+            traits=ModelTraits(),
+            accepted=frozenset({MaskKind.NONE}),
+            sizes=ParallelSizes(tensor=2),
+            shard=ContextShard(),
+            device=torch.device("cpu"),
+            context_length=4096,
+            fp8=fp8,
+        )
+        return preparer.prepare(batch(LENGTHS)).inputs.layout.padded_lengths.tolist()
+
+    assert lengths(fp8=True) == padded
+    assert lengths(fp8=False) != padded
+
+
 def test_images_that_no_part_of_the_model_takes_are_refused(preparer):
     with pytest.raises(DataError, match="takes no images"):
         preparer.prepare(batch_with_an_image())
