@@ -13,6 +13,7 @@ from rich.console import Console
 from anytron.cli.tables import kernels_line, print_table
 from anytron.components import load_component
 from anytron.config.diagnostics import refuse
+from anytron.preflight.capabilities import verification_diagnostics
 from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     run = open_run(path, overrides)
     for line in run.lines:
         notes.print(line, markup=False)
-    refuse(run.diagnostics)
+    refuse([*run.diagnostics, *verification_diagnostics(run.config)])
     config, session = run.config, run.session
     executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
 

@@ -1,8 +1,9 @@
 """The protocols that the loop is written against: training engine, rollout engine.
 
-Implementations are found by entry point (groups ``anytron.training_engines`` and
-``anytron.rollout_engines``; the value is a class) and live in worker processes; the loop calls them
-through an executor.
+Implementations are found by entry point (:class:`anytron.components.EngineInfo`) and live in worker processes; the loop
+calls them through an executor. :class:`TrainingEngine` and :class:`RolloutEngine` are what every engine needs. What
+some can do besides is a protocol of its own, and a capability that the engine declares: a run that needs one that is
+not declared is refused before any process starts (:mod:`anytron.preflight.capabilities`).
 """
 
 from __future__ import annotations
@@ -98,8 +99,67 @@ class TrainingEngine(Protocol):
             have their ``routing`` if :attr:`Topology.replays_scoring`.
         """
 
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update.
+
+        Args:
+            micro_batches: Those of this rank; every data-parallel replica gets equally many.
+            loss: Computes each micro-batch's part of the loss.
+
+        Returns:
+            On reporting ranks: metrics of this rank's micro-batches (sums over their tokens, to be added
+            over replicas), and ``grad_norm``, ``lr`` (the same everywhere). None elsewhere.
+        """
+
+    def export_weights(self, path: str) -> WeightManifest | None:
+        """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
+
+    def save_hf(self, path: str) -> None:
+        """Write a complete Hugging Face model directory (without tokenizer and processor)."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
+
+        ``kernels`` is what :meth:`anytron.hooks.facade.Hooks.suppliers` returns.
+        """
+
+    def close(self) -> None:
+        """Release what the engine holds; another may be built in this process afterwards."""
+
+
+class CriticEngine(TrainingEngine, Protocol):
+    """A training engine that trains the critic of PPO too: capability ``critic``; called with ``critic`` only."""
+
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Ask the critic for its values, without gradients.
+
+        Returns:
+            float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
+            value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
+        """
+
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+        """Do one optimizer update of the critic. Arguments and results as in :meth:`TrainingEngine.update`."""
+
+    def save_critic(self, path: str) -> None:
+        """Write the critic, so that ``critic.path`` can name the directory."""
+
+
+class AdapterEngine(TrainingEngine, Protocol):
+    """A training engine that trains adapters: capability ``adapters``; called with ``model.lora`` only."""
+
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters of ``model.lora``, in PEFT's format."""
+
+
+class ObservableEngine(TrainingEngine, Protocol):
+    """A training engine whose computation can be compared with others: capability ``observation``.
+
+    ``anytron verify`` needs it; training does not.
+    """
+
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
-        """Compute the policy's whole logits, without gradients, to hold them against another computation.
+        """Compute the policy's whole logits, without gradients, to compare them with another computation.
 
         For small micro-batches: no pass of a training step ever makes them.
 
@@ -112,51 +172,10 @@ class TrainingEngine(Protocol):
         """
 
     def attention_conformance(self) -> Conformance | None:
-        """Hold the platform's masks and attention kernels for this model against their definition, in float64.
+        """Compare the platform's masks and attention kernels for this model with their definition, in float64.
 
         Returns:
             What was found on this rank; None if the engine has nothing to check.
-        """
-
-    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
-        """Do one optimizer update.
-
-        Args:
-            micro_batches: This copy's share; every copy gets equally many.
-            loss: Computes each micro-batch's part of the loss.
-
-        Returns:
-            On reporting ranks: metrics of this copy's share (sums over its tokens, to be added over
-            copies), and ``grad_norm``, ``lr`` (the same everywhere). None elsewhere.
-        """
-
-    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Ask the critic for its values, without gradients; not called without one.
-
-        Returns:
-            float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
-            value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
-        """
-
-    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
-        """Do one optimizer update of the critic; not called without one. Arguments and results as in :meth:`update`."""
-
-    def export_weights(self, path: str) -> WeightManifest | None:
-        """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
-
-    def save_hf(self, path: str) -> None:
-        """Write a complete Hugging Face model directory (without tokenizer and processor)."""
-
-    def save_adapter(self, path: str) -> None:
-        """Write the adapters of ``model.lora`` in PEFT's format; not called without them."""
-
-    def save_critic(self, path: str) -> None:
-        """Write the critic, so that ``critic.path`` can name the directory; not called without one."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
-
-        ``kernels`` is what :meth:`anytron.hooks.facade.Hooks.suppliers` returns.
         """
 
 
@@ -209,13 +228,6 @@ class RolloutEngine(Protocol):
     def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
         """Sample ``samples_per_prompt`` responses for each prompt, in order."""
 
-    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits of given sequences, each by itself and without padding.
-
-        Returns:
-            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature.
-        """
-
     def load_weights(self, manifest: WeightManifest) -> int:
         """Take new weights, verify every checksum, and return the version now in use.
 
@@ -225,3 +237,14 @@ class RolloutEngine(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records: device, patches of this process, versions."""
+
+
+class ObservableRollout(RolloutEngine, Protocol):
+    """A rollout engine whose computation can be compared with others: capability ``observation``."""
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits of given sequences, each by itself and without padding.
+
+        Returns:
+            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature.
+        """

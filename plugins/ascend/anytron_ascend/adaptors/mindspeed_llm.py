@@ -132,7 +132,6 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
 def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
     """What other engines have and this one would leave out in silence."""
     wanted = {
-        "model.lora": config.model.lora is not None,
         "model.freeze": bool(config.model.freeze),
     }
     for key, is_wanted in wanted.items():

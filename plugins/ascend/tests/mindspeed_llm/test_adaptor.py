@@ -104,7 +104,6 @@ def test_engine_and_adaptor_go_together():
 @pytest.mark.parametrize(
     ("key", "sections"),
     [
-        ("model.lora", {"model": {"config": QWEN3, "tokenizer": "unused", "lora": {}}}),
         ("parallel.context_parallel_size", {"parallel": {"context_parallel_size": 2}}),
         ("engine.options.moe.dispatcher", {"engine": {"name": "mindspeed_llm", "options": {"moe": {"dispatcher": 1}}}}),
     ],

@@ -1,0 +1,38 @@
+"""Check that the engines can do what a run asks of them. Imports no engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.options import chosen_engines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.components import Capability
+    from anytron.config.schema import RunConfig
+
+
+def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find capabilities that the run needs and its training engine does not declare."""
+    if config.critic is not None:
+        fix = "use another engine, or an algorithm.advantage that needs no critic"
+        yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
+    if config.model.lora is not None:
+        yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
+
+
+def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find an engine whose computation cannot be compared with another one."""
+    for section, key in (("engine", "engine.name"), ("rollout", "rollout.engine")):
+        yield from _lacking(config, section, "observation", key, "show its logits", "train without anytron verify")
+
+
+def _lacking(
+    config: RunConfig, section: str, capability: Capability, key: str, what: str, fix: str
+) -> Iterator[Diagnostic]:
+    info = chosen_engines(config.engine.name, config.rollout.engine).get(f"{section}.options")
+    if info is not None and capability not in info.capabilities:
+        name = config.engine.name if section == "engine" else config.rollout.engine
+        yield Diagnostic("error", key, f"the engine {name} cannot {what}: it does not declare {capability}", fix)

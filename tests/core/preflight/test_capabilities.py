@@ -1,0 +1,78 @@
+"""What an engine does not declare is refused by name, before any process starts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from anytron.components import EngineInfo
+from anytron.config.diagnostics import refuse
+from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError
+from anytron.preflight.capabilities import training_diagnostics, verification_diagnostics
+from anytron.preflight.open_run import open_run
+from anytron_megatron.options import MEGATRON
+from anytron_rollout.options import TRANSFORMERS
+
+
+def run_of(engine="small", **sections) -> RunConfig:
+    model = {"config": {"model_type": "qwen3"}, "tokenizer": "t", **sections.pop("model", {})}
+    values = {"model": model, "data": {"source": "s"}, "rewards": [{"function": "f"}], "engine": {"name": engine}}
+    return RunConfig.model_validate(values | sections)
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("critic", {"algorithm": {"advantage": "gae"}, "critic": {}}),
+        ("model.lora", {"model": {"lora": {}}}),
+    ],
+)
+def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, key, sections):
+    (found,) = training_diagnostics(run_of(**sections))
+    assert (found.severity, found.key) == ("error", key)
+    assert found.message.startswith("the engine small cannot train")
+    assert list(training_diagnostics(run_of("megatron", **sections))) == []
+    assert "testchip_engine" not in sys.modules
+
+
+def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):
+    assert list(training_diagnostics(run_of())) == []
+
+
+def test_verification_needs_engines_that_can_be_observed(testchip):
+    (found,) = verification_diagnostics(run_of())
+    assert (found.key, "cannot show its logits" in found.message) == ("engine.name", True)
+    assert list(verification_diagnostics(run_of("megatron"))) == []
+
+
+def test_it_is_found_with_all_other_mistakes_and_its_place(testchip, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model:\n  config: {model_type: qwen3}\n  tokenizer: t\n  lora: {}\ndata: {source: s}\n"
+        "rewards: [{function: f}]\nengine: {name: small}\nplatform: {name: testchip}\n"
+    )
+    with pytest.raises(ConfigError, match=rf"model\.lora \({file}:4\): the engine small cannot train adapters"):
+        refuse(open_run(file, []).diagnostics)
+
+
+def test_an_entry_point_that_names_no_description_says_what_to_do(site_with_old_entry_point):
+    with pytest.raises(ConfigError, match=r"(?s)has no description.*not an anytron.components.EngineInfo.*reinstall"):
+        list(training_diagnostics(run_of("old", critic={}, algorithm={"advantage": "gae"})))
+
+
+@pytest.fixture
+def site_with_old_entry_point(tmp_path, monkeypatch) -> Path:
+    metadata = tmp_path / "old-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: old\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[anytron.training_engines]\nold = pathlib:Path\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("info", [MEGATRON, TRANSFORMERS], ids=["megatron", "transformers"])
+def test_descriptions_are_light_and_complete(info: EngineInfo):
+    assert info.options_model is not None
+    assert info.options_model.model_config["extra"] == "forbid"
+    assert all(field.description for field in info.options_model.model_fields.values())
