@@ -33,9 +33,9 @@ def list_command(
 ) -> None:
     """List the patches of a training process, as the installed versions decide on them.
 
-    The verdict is `applies`, `skipped` (the installed version does not have the fault), or `superseded`
-    (a class that inherits from the target brings its own version). Nothing is imported or changed; what
-    a run really did stands in its patches.json.
+    The verdict is `applies`, `skipped` (the installed version does not have the fault), `superseded` (a class
+    that inherits from the target brings its own version), or `missing` (there is no such target). Nothing is
+    imported or changed; what a run really did stands in its patches.json.
     """
     from anytron.components import require_component
     from anytron.hooks.types import Role
@@ -92,7 +92,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
     from anytron.cli.tables import print_table
 
-    colours = {"applies": "green", "superseded": "cyan", "skipped": "dim"}
+    colours = {"applies": "green", "superseded": "cyan", "skipped": "dim", "missing": "red"}
     table = Table(box=None, pad_edge=False)
     for heading in ("verdict", "id"):
         table.add_column(heading, no_wrap=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from anytron.patches.targets import missing_target
 from anytron.patches.versions import in_range, installed_version
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class Verdict(str, Enum):
     APPLIES = "applies"
     SKIPPED = "skipped"
     SUPERSEDED = "superseded"
+    MISSING = "missing"
+    """The version is right, but the target does not exist there: a required patch would stop the run."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,14 @@ def judge(patch: Patch) -> Judgement:
 
 
 def plan(patches: Iterable[Patch]) -> list[Judgement]:
-    """Judge every patch; one that applies is followed by the classes that supersede it here."""
+    """Judge every patch by version and target; one that applies is followed by the classes that supersede it here."""
     judgements = []
     for patch in patches:
-        verdict = judge(patch)
-        judgements.append(verdict)
-        if verdict.verdict is Verdict.APPLIES:
+        judgement = judge(patch)
+        if judgement.verdict is Verdict.APPLIES and (missing := missing_target(patch)):
+            judgement = replace(judgement, verdict=Verdict.MISSING, why=missing)
+        judgements.append(judgement)
+        if judgement.verdict is Verdict.APPLIES:
             judgements += supersessions(patch)
     return judgements
 

@@ -11,7 +11,7 @@ def make(**fields):
     return Patch(**{**values, "replacement": lambda original: original.__class__ and (lambda self: "cake"), **fields})
 
 
-def test_the_verdict_names_the_version_that_decided():
+def test_the_verdict_names_the_version_that_decided(victim):
     version = installed_version("pluggy")
     affected, cured, absent, always = plan([
         make(package="pluggy", requires=">=1"),
@@ -29,7 +29,7 @@ def superseded(requires):
     return make(superseded_by=(Supersession("victim:Bakery.sell", "pluggy", requires, "it bakes itself"),))
 
 
-def test_a_class_that_brings_its_own_is_a_row_of_its_own():
+def test_a_class_that_brings_its_own_is_a_row_of_its_own(victim):
     patch, row = plan([superseded(">=1")])
     assert (patch.verdict, patch.target) == (Verdict.APPLIES, "victim:Shop.sell")
     assert (row.verdict, row.target, row.why) == (Verdict.SUPERSEDED, "victim:Bakery.sell", "it bakes itself")
