@@ -1,4 +1,4 @@
-"""``anytron doctor``: what is here, where it comes from, and what would stop a run."""
+"""``anytron doctor``: report what is installed, where it lies, and what would stop a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import anytron
 from anytron.cli.patches import planned_patches
 from anytron.errors import AnytronError
 from anytron.hooks.types import ProcessInfo
+from anytron.patches import Verdict
 from anytron.plugins import check_requirements, open_session, survey_plugins
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Findings = dict[str, Any]
 
 
 def examine() -> Findings:
-    """Look at this machine; nothing is changed, and of heavy packages only torch is imported.
+    """Examine this machine. Nothing is changed; the only heavy package that is imported is torch.
 
     Returns:
         JSON values: ``anytron``, ``python``, ``system``, ``platform`` (None if none can be used),
@@ -69,6 +70,11 @@ def examine() -> Findings:
         variables |= set(session.hooks.runtime_env(ProcessInfo("trainer")))
         check_requirements(session.hooks)
         findings["patches"] = planned_patches(session)
+        findings["problems"] += [
+            f"patch {row['id']} cannot be applied to {row['target']}: {row['reason']}"
+            for row in findings["patches"]
+            if row["required"] and row["verdict"] == Verdict.MISSING.value
+        ]
     except AnytronError as error:
         findings["problems"].append(str(error))
     findings["packages"] = _packages(needed)
@@ -84,7 +90,7 @@ def examine() -> Findings:
 
 
 def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Where each package lies, by its metadata and by the import system; none is imported."""
+    """Find where each package lies, by its metadata and by the import system; none is imported."""
     modules: dict[str, list[str]] = defaultdict(list)
     for module, owners in packages_distributions().items():
         for owner in set(owners):
@@ -104,7 +110,7 @@ def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _origin(module: str) -> str | None:
-    """What ``import module`` would load; None if nothing."""
+    """Find the file that ``import module`` would load; None if there is none."""
     try:
         spec = find_spec(module)
     except ValueError:  # it is imported already, and has no spec

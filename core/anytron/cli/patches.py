@@ -34,8 +34,8 @@ def list_command(
     """List the patches of a training process, as the installed versions decide on them.
 
     The verdict is `applies`, `skipped` (the installed version does not have the fault), `superseded` (a class
-    that inherits from the target brings its own version), or `missing` (there is no such target). Nothing is
-    imported or changed; what a run really did stands in its patches.json.
+    that inherits from the target brings its own version), or `target missing` (the installed version has no such
+    module or attribute). Nothing is imported or changed; a run records what it really did in its patches.json.
     """
     from anytron.components import require_component
     from anytron.hooks.types import Role
@@ -92,7 +92,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
     from anytron.cli.tables import print_table
 
-    colours = {"applies": "green", "superseded": "cyan", "skipped": "dim", "missing": "red"}
+    colours = {"applies": "green", "superseded": "cyan", "skipped": "dim", "target missing": "red"}
     table = Table(box=None, pad_edge=False)
     for heading in ("verdict", "id"):
         table.add_column(heading, no_wrap=True)

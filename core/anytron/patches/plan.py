@@ -21,7 +21,7 @@ class Verdict(str, Enum):
     APPLIES = "applies"
     SKIPPED = "skipped"
     SUPERSEDED = "superseded"
-    MISSING = "missing"
+    MISSING = "target missing"
     """The version is right, but the target does not exist there: a required patch would stop the run."""
 
 

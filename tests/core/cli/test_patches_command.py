@@ -47,6 +47,41 @@ def test_the_bridges_attention_supersedes_the_patch_of_megatrons():
     }
 
 
+BROKEN_PATCHES = """
+from anytron import hookimpl
+from anytron.patches import Patch, Phase
+
+@hookimpl
+def patch_model(phase):
+    if phase is Phase.BEFORE_BUILD:
+        return [
+            Patch("acme.name", "acme", "packaging.version:parze", phase, "to test", replacement=abs),
+            Patch("acme.module", "acme", "packaging.verzion:parse", phase, "to test", replacement=abs, required=False),
+            Patch("acme.right", "acme", "packaging.version:parse", phase, "to test", replacement=abs),
+        ]
+"""
+
+
+def test_a_patch_whose_target_does_not_exist_is_told_and_is_a_problem_of_doctor_if_it_is_required(tmp_path):
+    (tmp_path / "acme.py").write_text(BROKEN_PATCHES)
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anytron.plugins]\nacme = acme\n")
+    listed = json.loads(anytron("patches", "list", "--json", PYTHONPATH=str(tmp_path)).stdout)
+    assert {row["id"]: (row["verdict"], row["reason"]) for row in listed if row["owner"] == "acme"} == {
+        "acme.name": ("target missing", "packaging.version has no attribute parze"),
+        "acme.module": ("target missing", "there is no module packaging.verzion"),
+        "acme.right": ("applies", "it depends on no version"),
+    }
+    assert "target missing" in anytron("patches", "list", PYTHONPATH=str(tmp_path)).stdout
+    doctor = anytron("doctor", "--json", PYTHONPATH=str(tmp_path))
+    assert doctor.returncode == 1
+    assert json.loads(doctor.stdout)["problems"] == [
+        "patch acme.name cannot be applied to packaging.version:parze: packaging.version has no attribute parze"
+    ]
+
+
 def test_all_adds_the_other_processes_and_says_which():
     plain, everything = rows(), rows("--all")
     assert all("role" not in row for row in plain)
