@@ -1,16 +1,18 @@
-"""What every test stands on: one processor thread, and a check of what was skipped."""
+"""Settings of all tests: one processor thread, a check of what was skipped, and which tests share a process."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
 
 from tests.skips import Skips
 
 if TYPE_CHECKING:
-    import pytest
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 # Set before anything imports torch: tests run several processes on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,3 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Slow tests that skip are not in the numbers above. A part of the suite never skips more than the whole.
     counted = config.option.markexpr == "not slow"
     config.pluginmanager.register(Skips(SKIPPED, counted=counted, where="tests/conftest.py"), "skips")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Distribute tests over the processes of pytest-xdist as :mod:`tests.distribution` says."""
+    from tests.distribution import FilesAndRanks
+
+    return FilesAndRanks(config, log)

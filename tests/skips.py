@@ -1,4 +1,4 @@
-"""A check of what skipped: every test that skips names what it needs, and no more skip than are known to."""
+"""A check of skipped tests: each has a marker that names what it needs, and there are no more than expected."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 
 class Skips:
-    """Fails a run in which a test skipped that should have run.
+    """Fails a run in which a test was skipped that should have run.
+
+    With pytest-xdist, the process that distributes the tests gets the reports of all of them.
 
     Args:
-        expected: How many tests of the whole suite skip, by the marker that says what they need. A test that skips
-            under none of these markers is a failure.
-        counted: Whether more than that are a failure, too.
+        expected: How many tests of the whole suite are skipped, by the marker that says what they need. A skipped
+            test without one of these markers fails the run.
+        counted: Whether more skipped tests than ``expected`` fail the run, too.
         where: The file that holds ``expected``, for the message.
     """
 

@@ -1,4 +1,4 @@
-"""Real ranks of the Megatron engine that stay: engine after engine is built in the same processes."""
+"""Real ranks of the Megatron engine: processes that keep running and build one engine after another."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ def engine_config(directory: Path, output: Path, /, **sections: dict[str, Any]) 
     return RunConfig.model_validate({**merged, "rewards": [{"function": "unused"}]})
 
 
+SET_BY_LIBRARIES = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DEVICE_BACKEND_AUTOLOAD"})
+"""Variables that pytest, transformers and Anytron set in this process on their own; no test means them to differ."""
+
+
 @dataclass(frozen=True)
 class _Started:
-    """Processes, and what they took over from this one when they started."""
+    """Processes, and the environment that they inherited when they started."""
 
     executor: LocalExecutor
     group: LocalWorkerGroup
@@ -48,9 +52,9 @@ class _Started:
 class Ranks:
     """Groups of processes, one for each number of ranks and platform, started when first needed.
 
-    Processes see the plugins that were installed and the environment that was set when they started: a
-    test that changes either (an installed saboteur) gets processes of its own, which end when the next
-    change is met. Those of the ordinary environment stay.
+    Processes see the plugins and the environment of the moment at which they started. A test that changes
+    either (by installing a saboteur) therefore gets processes of its own; they end when a test with another
+    change starts as many ranks. The processes of the unchanged environment keep running.
 
     Args:
         output: Where logs go.
@@ -85,5 +89,5 @@ class Ranks:
 
 
 def _inherited() -> tuple[list[str], dict[str, str]]:
-    """What a process that starts now would take over: where it finds plugins, and the environment."""
-    return list(sys.path), {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    """What a process that starts now inherits: where it finds plugins, and the environment."""
+    return list(sys.path), {name: value for name, value in os.environ.items() if name not in SET_BY_LIBRARIES}

@@ -27,3 +27,12 @@ def test_later_engines_compute_as_the_first_and_nothing_piles_up(ranks, tiny_fam
         torch.testing.assert_close(score, scores[0], atol=1e-5, rtol=0)
     assert max(threads[4:]) <= 1.1 * max(threads[2:4]), f"an engine left process groups behind: {threads}"
     assert all(one == patches[0] for one in patches), "the patches of a process stay, and are not applied twice"
+
+
+def test_variables_that_libraries_set_at_import_do_not_end_processes(ranks, tiny_model, monkeypatch):
+    first, _ = ranks.engine(tiny_model)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    second, _ = ranks.engine(tiny_model)
+
+    assert [rank.process.pid for rank in second.group._ranks] == [rank.process.pid for rank in first.group._ranks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,23 +77,28 @@ def one_rank(train) -> Run:
 
 
 @pytest.fixture
-def extension(tmp_path, monkeypatch):
-    """Install an extension for worker processes: the lines of its class's body."""
+def extension(tmp_path_factory, monkeypatch):
+    """Install an extension for worker processes: the lines of its class's body.
+
+    The same lines are installed from the same folder, so that tests with the same extension share processes.
+    """
 
     def install(*lines):
         body = "".join(f"    {line}\n" for line in lines)
-        (tmp_path / "meddler.py").write_text(
+        source = (
             "from anytron import hookimpl\n"
             "from anytron.masks import AttnMask, MaskKind\n"
             "from anytron.patches import Patch, Phase\n"
             "from anytron.sequences import LayoutConstraints\n"
             f"class Meddler:\n    name = 'meddler'\n{body}"
         )
-        metadata = tmp_path / "meddler-1.0.dist-info"
-        metadata.mkdir(exist_ok=True)
+        folder = tmp_path_factory.getbasetemp() / f"meddler-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+        metadata = folder / "meddler-1.0.dist-info"
+        metadata.mkdir(parents=True, exist_ok=True)
+        (folder / "meddler.py").write_text(source)
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: meddler\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text("[anytron.plugins]\nmeddler = meddler:Meddler\n")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.syspath_prepend(str(folder))
 
     return install
