@@ -47,7 +47,7 @@ class RayExecutor(BaseExecutor):
         super().__init__(config, session)
         if find_spec("ray") is None:
             raise ConfigError(
-                "executor.kind: 'ray' needs Ray, which is not installed",
+                "The executor ray needs Ray, which is not installed.",
                 where="executor.kind",
                 fix="pip install 'anytron[ray]', on every machine",
             )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from anytron_megatron.models.families import Family
     from anytron_megatron.options import MegatronOptions
 
-_JUDGED_EXPERTS = 2
-"""Experts by which DeepSeek-V3 judges a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
+_RATING_EXPERTS = 2
+"""Experts by which DeepSeek-V3 rates a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
 
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that a test compares with Hugging Face's."""
@@ -120,12 +120,12 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
         )
     chosen, groups = text.get("num_experts_per_tok", 8), text.get("topk_group", 4)
     # megatron/core/transformer/moe/moe_utils.py, group_limited_topk; transformers' DeepseekV3TopkRouter
-    if text.get("n_group", 8) > 1 and chosen // groups != _JUDGED_EXPERTS:
+    if text.get("n_group", 8) > 1 and chosen // groups != _RATING_EXPERTS:
         yield Diagnostic(
             "error",
             key,
-            f"Megatron judges a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
-            f"and DeepSeek-V3 by its best {_JUDGED_EXPERTS}: tokens would go to other experts",
+            f"Megatron rates a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
+            f"and DeepSeek-V3 by its best {_RATING_EXPERTS}: tokens would go to other experts",
             "such a model cannot be trained; DeepSeek-V3 itself has 8 // 4",
         )
     if chosen == 1 or not text.get("norm_topk_prob", True):

@@ -151,7 +151,7 @@ def run() -> None:
     """Run the command line.
 
     Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without
-    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM. Any other exception is a bug of ours and keeps
+    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM. Any other exception is our bug and keeps
     its traceback.
     """
     disable_device_autoload()

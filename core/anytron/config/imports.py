@@ -64,7 +64,7 @@ def resolve(
 
 
 def missing(reference: str, key: str) -> Iterator[Diagnostic]:
-    """Say which file or module a reference names in vain; nothing is imported, and registered names are not judged.
+    """Report the file or module of a reference that does not exist. Imports nothing; registered names are not checked.
 
     Args:
         reference: As for :func:`resolve`.

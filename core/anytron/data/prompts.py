@@ -115,7 +115,7 @@ def _render(prompt: Prompt, tokenizer: Any) -> str:
 
     if not tokenizer.chat_template:
         raise ConfigError(
-            "A prompt has messages, and the tokenizer no chat template.",
+            "A prompt has messages, and the tokenizer has no chat template.",
             where=f"prompt {prompt.id}",
             why=f"{tokenizer.name_or_path or 'model.tokenizer'} has no chat_template",
             fix="use the tokenizer of an instruction-tuned model, or give the prompt as text",
@@ -133,7 +133,7 @@ def _render(prompt: Prompt, tokenizer: Any) -> str:
 
 
 def _encode(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: Any) -> list[tuple[int, ...]]:
-    """Tokenise, in one go each, what stands as it is and what a template has finished."""
+    """Tokenise in two calls: plain texts, and texts that a chat template has finished."""
     encoded = [prompt.tokens or () for prompt in prompts]
     for rendered in (False, True):
         chosen = [

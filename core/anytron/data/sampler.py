@@ -17,8 +17,8 @@ Item = TypeVar("Item")
 class EpochSampler(Generic[Item]):
     """Give every item once per epoch, in an order of its own for each epoch.
 
-    The state is two numbers, so a run can be continued exactly where it stood. A draw that reaches
-    the end of an epoch goes on in the next one.
+    The state is two numbers, so that a run can continue exactly where it stopped. A draw that reaches
+    the end of an epoch continues in the next one.
 
     Args:
         items: What is drawn from, at least one.
@@ -47,11 +47,11 @@ class EpochSampler(Generic[Item]):
         return drawn
 
     def state_dict(self) -> dict[str, int]:
-        """Where the sampler stands: ``epoch`` and ``position`` in it."""
+        """Give the sampler's state: ``epoch``, and the ``position`` in it."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Stand where another sampler of the same items and seed stood."""
+        """Continue where another sampler of the same items and seed stopped."""
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._order_of(self._epoch)
 

@@ -1,4 +1,4 @@
-"""Pictures of prompts: read, held against the model, and cut into patches by its image processor.
+"""Read the pictures of prompts, check them against the model, and cut them into patches by its image processor.
 
 For models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor
 classes want torchvision for videos; the image processors alone do with Pillow, and what a processor

@@ -149,7 +149,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def _exchange(self, method: str, messages: list[Message]) -> list[Any]:
         if self._ended:
             raise WorkerError(
-                f"cannot call {method}() of engine {self._engine!r}: its processes have ended",
+                f"Method {method}() of engine {self._engine!r} cannot be called: its processes have ended.",
                 where=self._ranks[0].name,
                 why="an earlier call failed, or the executor was closed",
             )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from anytron.errors import ConfigError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -60,7 +58,7 @@ def micro_batches(
     """Plan one pass over some sequences.
 
     Args:
-        lengths: Tokens of each sequence, each at least 1.
+        lengths: Tokens of each sequence, each at least 1; at least as many sequences as ``copies``.
         max_tokens: Tokens of a micro-batch at most; a longer sequence gets a micro-batch of its own.
         copies: Data-parallel ranks that share the work.
         padded: Each micro-batch is padded to its longest sequence, and the padding counts as tokens.
@@ -71,17 +69,8 @@ def micro_batches(
         micro-batches, as few as the limit allows. Where there are fewer sequences than micro-batches
         some are empty: the engine must be given something of no weight there, because ranks wait for
         each other in every micro-batch.
-
-    Raises:
-        ConfigError: There are fewer sequences than copies.
     """
-    if len(lengths) < copies:
-        raise ConfigError(
-            "There are fewer sequences than copies of the model.",
-            where="parallel.data_parallel_size",
-            why=f"{len(lengths)} sequences in a mini-batch for {copies} copies",
-            fix="raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
-        )
+    assert len(lengths) >= copies, f"preflight lets no mini-batch have {len(lengths)} sequences for {copies} replicas"
     # A sequence over the limit fills one micro-batch, however long it is.
     count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * copies * multiple)) * multiple
     while not _fits(parts := karmarkar_karp(lengths, count * copies), lengths, max_tokens, padded):

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.batch import RaggedBatch
-from anytron.errors import ConfigError
 from anytron.trainer.batching import karmarkar_karp, micro_batches
 from anytron.trainer.updates import UpdatePlan
 
@@ -63,11 +62,6 @@ def test_as_few_micro_batches_as_the_limit_allows():
     assert [len(share) for share in micro_batches([8] * 8, 32, 1)] == [2]
     assert [len(share) for share in micro_batches([8] * 8, 64, 1)] == [1]
     assert [len(share) for share in micro_batches([8] * 8, 16, 2)] == [2, 2]
-
-
-def test_fewer_sequences_than_copies_is_an_error_with_a_way_out():
-    with pytest.raises(ConfigError, match=r"(?s)3 sequences.*4 copies.*prompts_per_step"):
-        micro_batches([1, 2, 3], 100, 4)
 
 
 def batch_of(sizes):
