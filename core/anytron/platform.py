@@ -1,4 +1,4 @@
-"""What a hardware plugin subclasses: :class:`Platform`, and :class:`DeviceRuntime`, the device itself."""
+"""The base classes of a hardware plugin: :class:`Platform`, and :class:`DeviceRuntime`, the device itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Availability(str, Enum):
-    """What a probe found."""
+    """The result of a probe."""
 
     USABLE = "usable"
     ABSENT = "absent"
-    """There is no such device on this machine; another platform may be taken."""
+    """There is no such device on this machine; another platform may be chosen."""
     BROKEN = "broken"
-    """There is one, or its software, but it cannot be used: never passed over in silence."""
+    """The device or its software is there but cannot be used; this is never ignored."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Probe:
     Attributes:
         availability: Usable, absent or broken.
         reason: What was found, one sentence.
-        remedy: What a person can do about it; empty if usable.
+        remedy: How a person can fix it; empty if usable.
         devices: Number of usable devices.
     """
 
@@ -54,7 +54,7 @@ class MemoryStats:
 
 
 class DeviceRuntime(abc.ABC):
-    """The device as the engines use it; the one place that names it. One per process.
+    """The device as the engines use it; no other code names it. There is one per process.
 
     Engines whose code hard-codes ``torch.cuda`` are redirected to this object on platforms whose
     ``redirects_torch_cuda`` is True.
@@ -99,7 +99,7 @@ class DeviceRuntime(abc.ABC):
 
     @abc.abstractmethod
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore what :meth:`get_rng_state` gave."""
+        """Restore a state from :meth:`get_rng_state`."""
 
     @abc.abstractmethod
     def default_generator(self) -> torch.Generator:
@@ -123,7 +123,7 @@ class DeviceRuntime(abc.ABC):
         return False
 
     def reset_peak_memory_stats(self) -> None:  # noqa: B027 - optional to override
-        """Start ``memory_stats().peak_allocated`` anew; nothing where the device cannot."""
+        """Reset ``memory_stats().peak_allocated``; does nothing where the device cannot."""
 
     def new_stream(self) -> Any:
         """A new stream; None where the device runs everything in order.
@@ -155,9 +155,9 @@ class Platform(abc.ABC):
         api_version: Version of this contract that the plugin was written for.
         accelerator: True for devices that win over the processor when they are usable.
         options_model: A pydantic model of ``platform.options`` (``extra="forbid"``); None = no options.
-        redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is sent to :meth:`runtime`.
-        portable_modules: Model building blocks that need a vendor's library are taken from the
-            engine's portable implementation, whose kernels the hooks supply.
+        redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is redirected to :meth:`runtime`.
+        portable_modules: Model building blocks that need a vendor's library come from the engine's
+            portable implementation, whose kernels the hooks supply.
         device_packages: Import packages that teach torch this device. They are hidden from processes
             of other platforms, as are all that torch would load by itself
             (:mod:`anytron.plugins.foreign_devices`): a platform that needs one must name it.
@@ -178,7 +178,7 @@ class Platform(abc.ABC):
 
     @abc.abstractmethod
     def probe(self) -> Probe:
-        """Look whether the device can be used, without initialising it and without raising."""
+        """Say whether the device can be used, without initialising it and without raising."""
 
     @abc.abstractmethod
     def runtime(self) -> DeviceRuntime:
@@ -190,8 +190,8 @@ class Platform(abc.ABC):
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:  # noqa: B027 - optional to override
         """Set this process's global state for the engine that is about to be built.
 
-        Training engines call it each time, before their process groups exist: patches depend on the process
-        alone, and what a vendor's library makes of the configuration does not.
+        Training engines call it for each engine, before its process groups exist. Patches depend only on the
+        process; global state that a vendor's library derives from the configuration is set here.
 
         Args:
             config: The engine's run.

@@ -102,7 +102,7 @@ def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
         except PackageNotFoundError:
             rows.append({"name": name, "version": None, "locations": [], "modules": {}})
             continue
-        # A directory that stands twice on sys.path is one place.
+        # A directory that is listed twice on sys.path is one place.
         locations = {str(other.locate_file("")) for other in distributions(name=name)}
         origins = {module: _origin(module) for module in sorted(modules[name]) if module.isidentifier()}
         rows.append({"name": name, "version": found.version, "locations": sorted(locations), "modules": origins})

@@ -1,4 +1,4 @@
-"""``anytron patches``: what a run would change in third-party code on this machine, and why."""
+"""``anytron patches``: show what a run would change in third-party code on this machine, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``anytron plugins``: what is installed, what is active, and why."""
+"""``anytron plugins``: show which plugins are installed, which are active, and why."""
 
 from __future__ import annotations
 

@@ -31,6 +31,6 @@ def kernels_line(suppliers: Mapping[str, str]) -> str:
     """
     by_plugin: dict[str, list[str]] = {}
     for kernel, plugins in suppliers.items():
-        by_plugin.setdefault(plugins, []).append(kernel.removeprefix("fused_kernel "))
+        by_plugin.setdefault(plugins, []).append(kernel.removeprefix("fused_kernel ").removesuffix("_kernel"))
     parts = [f"{', '.join(kernels)} from {plugins}" for plugins, kernels in sorted(by_plugin.items())]
     return "kernels: " + ("; ".join(parts) or "the engine's own")

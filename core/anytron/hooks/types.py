@@ -1,4 +1,4 @@
-"""Arguments and answers of the hooks: frozen dataclasses, so that adding a field breaks no plugin."""
+"""Arguments and answers of the hooks: frozen dataclasses, so that a new field breaks no plugin."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class PatchContext:
-    """What a plugin may look at when it decides on its patches.
+    """The process for which a plugin decides on its patches.
 
     Attributes:
         platform: The active platform.
         role: The process in which the patches will be applied.
-        kernels: Where patches whose replacements compute ask for kernels: the facade over all plugins.
+        kernels: The facade over all plugins, for replacements that need kernels.
         engine: Name of the engine of that process, as in ``engine.name`` and ``rollout.engine``.
     """
 
@@ -69,7 +69,7 @@ class PatchContext:
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """What is known when an engine asks for layout constraints."""
+    """The properties of a run from which a platform decides on layout constraints."""
 
     format: Literal["thd", "bshd"]
     traits: ModelTraits

@@ -27,7 +27,7 @@ VARIABLE = "ANYTRON_PLATFORM"
 
 @dataclass(frozen=True)
 class Asked:
-    """The platform that the user named, and where."""
+    """The platform that the user named, and the setting that named it."""
 
     name: str
     source: str
@@ -35,7 +35,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Choice:
-    """The active platform, its hooks, what its probe said, and why it was taken."""
+    """The active platform, its hooks, the answer of its probe, and why it was chosen."""
 
     member: Member
     platform: Platform
@@ -44,7 +44,7 @@ class Choice:
 
 
 def asked_platform(configured: str | None) -> Asked | None:
-    """What the user asked for; None leaves it to the probes."""
+    """The platform that the user asked for; None leaves the choice to the probes."""
     if configured is not None:
         return Asked(configured, "platform.name")
     variable = os.environ.get(VARIABLE)
@@ -63,7 +63,7 @@ def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str
 def _probe(platform: Platform) -> Probe:
     try:
         probe: object = platform.probe()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded as what it is, a broken platform
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as a broken platform
         reason = f"its probe raised {type(error).__name__}: {error}"
         return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")
     if not isinstance(probe, Probe):
@@ -80,7 +80,7 @@ def choose_platform(found: Sequence[Found], probes: Mapping[str, Probe], asked: 
         asked: What the user named, if anything.
 
     Raises:
-        PlatformError: What was asked for cannot be used, or the probes leave no single choice.
+        PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
     """
     platforms = [candidate for candidate in found if candidate.report.kind == "platform"]
     if asked is not None:
@@ -151,7 +151,7 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
         if not any(VARIABLE in remedy for remedy in remedies):
             remedies.append(_name_one("cpu"))
         raise PlatformError(
-            "An installed platform is broken, and none is chosen in its place.",
+            "An installed platform is broken, and no other one is chosen instead.",
             where=", ".join(name for name, _, _ in broken),
             why="; ".join(f"{name}: {reason}" for name, reason, _ in broken),
             fix="; ".join(remedies),

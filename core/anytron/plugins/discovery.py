@@ -46,7 +46,7 @@ class Found:
 
 
 class _RefusedError(Exception):
-    """Why a plugin cannot be used; becomes its report."""
+    """Says why a plugin cannot be used; it becomes the plugin's report."""
 
     def __init__(self, state: State, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -61,7 +61,7 @@ def find_plugins() -> list[Found]:
     names, embedded ones too. A plugin that is excluded is not imported.
 
     Raises:
-        PluginError: ``ANYTRON_PLUGINS`` names something that is not installed.
+        PluginError: ``ANYTRON_PLUGINS`` names a plugin that is not installed.
     """
     points = [(group, point) for group in GROUPS for point in entry_points(group=group)]
     points.sort(key=lambda item: (GROUPS[item[0]] != "platform", item[1].name, _distribution(item[1])))

@@ -1,4 +1,4 @@
-"""The few facts about the outside that choosing a platform needs."""
+"""Facts about this project's distributions and about torch that choosing a platform needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The neutral default: an ordinary plugin that answers last and handles every device."""
+"""The neutral default: an ordinary plugin that is asked last and handles every device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class NeutralDefaults:
-    """Answer in plain torch, right on every device and fast on none in particular."""
+    """Answers in plain torch: correct on every device, tuned for none."""
 
     name: ClassVar[str] = "neutral-default"
 
@@ -95,7 +95,7 @@ class NeutralDefaults:
 def real_token_map(layout: SequenceLayout) -> Tensor:
     """Mark real tokens: bool ``[B, S]`` on the layout's device, True = KEEP, over all context-parallel shards.
 
-    ``S`` is the longest real length in thd (what a model that packs inside is given, as verl does
+    ``S`` is the longest real length in thd (the input of models that pack inside, as verl does
     for vision models) and the padded row length in bshd.
     """
     import torch

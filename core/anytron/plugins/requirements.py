@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """A requirement, and what is installed.
+    """A requirement, and the version that is installed.
 
     Attributes:
-        plugin: Who needs it.
-        requirement: What it needs.
+        plugin: The plugin that needs it.
+        requirement: The package that it needs.
         installed: The version that an import would find; None if the package is missing.
         locations: Where it lies, the place that an import would find first; more than one = it is
             installed again further down ``sys.path``.
@@ -60,7 +60,7 @@ class Finding:
         }
 
     def as_line(self) -> str:
-        """The finding for a person: what is needed, what is found, where."""
+        """The finding in one line for people: the requirement, the installed version, and where it lies."""
         needed = f"{self.requirement.package}{self.requirement.specifier}"
         if self.installed is None:
             return f"{needed}: not installed" + (" (optional)" if self.requirement.optional else "")
@@ -91,7 +91,7 @@ def examine_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Findi
             ) from error
         found = list(distributions(name=requirement.package))
         installed = found[0].version if found else None
-        # A directory that stands twice on sys.path is one place.
+        # A directory that is listed twice on sys.path is one place.
         locations = tuple(dict.fromkeys(str(one.locate_file("")) for one in found))
         fits = installed is not None and wanted.contains(installed, prereleases=True)
         findings.append(Finding(plugin, requirement, installed, locations, fits))
@@ -108,7 +108,7 @@ def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding
 
 
 def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]:
-    """Stop before anything heavy is imported if a package is missing or unfitting.
+    """Refuse a run whose plugins lack a package, before anything heavy is imported.
 
     Args:
         hooks: The facade over all plugins.

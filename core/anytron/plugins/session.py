@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """What a process needs to know of its plugins.
+    """The plugins of a process and its active platform.
 
     Attributes:
         hooks: The facade over the active platform, the extensions and the neutral default.
         platform: The active platform, its options set.
-        probe: What its probe said.
-        choice_reason: Why it is the active one, for the first line of output.
+        probe: The answer of its probe.
+        choice_reason: Why it was chosen, for the first line of output.
         reports: All installed plugins.
         hidden: Installed packages of other devices that cannot be imported in this process.
     """
@@ -46,7 +46,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Survey:
-    """All installed plugins, and why no platform is active if none is."""
+    """The reports of all installed plugins, and the error if no platform is active."""
 
     reports: tuple[PluginReport, ...]
     error: PlatformError | None
@@ -55,8 +55,7 @@ class Survey:
 def open_session(platform: str | None = None, options: Mapping[str, Any] | None = None) -> Session:
     """Load the plugins, choose the platform, and hide the packages of other devices.
 
-    Worker processes call this again with the name that the driver chose, so that they cannot choose
-    differently.
+    Worker processes call this again with the name that the driver chose, so that all of them agree.
 
     Args:
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
@@ -64,7 +63,7 @@ def open_session(platform: str | None = None, options: Mapping[str, Any] | None 
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
-        PluginError: An extension cannot be loaded; it is never left out in silence.
+        PluginError: An extension cannot be loaded. It is never skipped silently.
         ConfigError: ``options`` do not fit the platform.
     """
     disable_device_autoload()
@@ -96,7 +95,7 @@ def survey_plugins() -> Survey:
     except PlatformError as refused:
         error = refused
     reports = settled_reports(found, probes, choice)
-    checked = [_held_to_requirements(report, one.member) for report, one in zip(reports, found, strict=True)]
+    checked = [_with_requirements(report, one.member) for report, one in zip(reports, found, strict=True)]
     return Survey(tuple(checked), error)
 
 
@@ -140,8 +139,8 @@ def _refuse_broken_extensions(found: Sequence[Found]) -> None:
         )
 
 
-def _held_to_requirements(report: PluginReport, member: Member | None) -> PluginReport:
-    """Note what an active plugin needs and mark it if that is not there; on its own, so that none hides another."""
+def _with_requirements(report: PluginReport, member: Member | None) -> PluginReport:
+    """Add an active plugin's requirements, and mark it if one is not met; alone, so that none hides another."""
     if member is None or report.state is not State.ACTIVE:
         return report
     try:

@@ -1,4 +1,4 @@
-"""What a model is called with: one micro-batch, finished."""
+"""The input of a model: one micro-batch, all padding decided."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelInputs:
         position_ids: int64 ``[R, C]`` of ``layout`` (of ``layout.taken`` where the model packs rows itself), or
             ``[3, R, C]`` for a model with mrope: temporal, vertical, horizontal.
         labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, ``IGNORED_LABEL`` elsewhere.
-        scope: Makes a context manager to hold around this micro-batch's forward pass and around
+        scope: Makes a context manager that is entered around this micro-batch's forward pass and around
             each recomputation of it; None if no plugin needs one. A plugin adds its own with
             ``scopes.combine(inputs.scope, mine)``.
         extra: Further arguments of the model's forward, by name (images of a VLM, for example).

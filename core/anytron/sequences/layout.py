@@ -206,11 +206,11 @@ class SequenceLayout:
         return self._of_all_shards(self._slots(values, "unpack"), gather, "unpack").index_select(0, self.slot_index)
 
     def next_tokens(self, tokens: Tensor, ahead: int = 1) -> Tensor:
-        """Labels: at each position a real token that follows in its sequence.
+        """Give the labels: at each position the real token that follows in its sequence.
 
         Args:
             tokens: int64 ``[T]``.
-            ahead: How many places further on it stands; 1 = the next one.
+            ahead: Distance of that token; 1 = the next one.
 
         Returns:
             int64 ``[R, C]``; :data:`IGNORED_LABEL` at the last ``ahead`` real tokens of a sequence and in padding.

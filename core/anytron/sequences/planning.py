@@ -105,7 +105,7 @@ def _arrange(
     total, slots = int(ends[-1]), int(padded_ends[-1])
     starts, padded_starts = ends - real, padded_ends - padded
 
-    # Whole slots: where each token lies, what each slot shows, and where in its sequence each slot stands.
+    # Whole slots: where each token lies, which token each slot shows, and its position in its sequence.
     ramp = torch.arange(slots)
     slot_index = _counted(total, starts, 1 + (padded - real)[:-1])
     shown = torch.full((slots,), total).scatter_(0, slot_index, ramp[:total])

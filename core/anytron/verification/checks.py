@@ -48,7 +48,7 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, te
         config: The run, complete and checked; ``trainer.output_dir`` is where its own files may go.
         session: The driver's plugins.
         make_executor: The executor's class: a layout of another size needs processes of its own.
-        tell: Is told what is being done.
+        tell: Called with what is done next, for people.
 
     Returns:
         One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. What an engine
@@ -92,7 +92,7 @@ def _check(run: _Run, prepared: PreparedRun, tell: Callable[[str], None]) -> lis
 
 
 class _Run:
-    """What the checks share: the engines, the trajectories, and the configured engine's values.
+    """State that the checks share: the engines, the trajectories, and the configured engine's values.
 
     Attributes:
         kernels: The plugins that supplied each kernel of the configured training engine.
@@ -118,14 +118,14 @@ class _Run:
         self.own = observe(self._trainer, self._config, self.trajectories.batch)
 
     def mask_conformance(self) -> CheckResult:
-        """The platform's masks let through the pairs of the definition, and its kernels compute them."""
+        """Compare the platform's masks and attention kernels with their definition."""
         conformance = self._trainer.attention_conformance()
         if conformance is None:
             return skipped("mask-conformance", "the training engine does not offer this check")
         return measured("mask-conformance", conformance.difference, conformance.tolerance, conformance.detail)
 
     def export_equals_import(self) -> CheckResult:
-        """The exported weights are the checkpoint's, bit for bit; the rollout engine takes them."""
+        """Compare exported weights with the checkpoint, bit for bit, and load them into the rollout engine."""
         from safetensors.torch import load_file
 
         file = Path(self._config.trainer.output_dir) / "verified.safetensors"
@@ -155,13 +155,13 @@ class _Run:
 
     @staticmethod
     def _not_exported(checkpoint: dict[str, torch.Tensor], exported: dict[str, torch.Tensor]) -> set[str]:
-        """Names of a tied weight that stands twice in the checkpoint and once in the export."""
+        """Names of a tied weight that the checkpoint holds twice and the export once."""
         tied = {"lm_head.weight"} & checkpoint.keys() - exported.keys()
         same = [name for name in exported if name.endswith("embed_tokens.weight")]
         return {name for name in tied if any(torch.equal(checkpoint[name], checkpoint[other]) for other in same)}
 
     def hf_logits(self) -> CheckResult:
-        """Logits of the same weights in Hugging Face, in a process that nothing of the training engine touches."""
+        """Compare logits with Hugging Face's, computed in a process without anything of the training engine."""
         expected = torch.cat(self._rollout.logits(self.trajectories.sequences[:WHOLE_LOGITS]))
         found = self.own.logits
         if found.shape[1] > expected.shape[1]:
@@ -171,7 +171,7 @@ class _Run:
         return measured("hf-logits", _largest(found - expected[:, : found.shape[1]]), limit, detail)
 
     def rollout_equals_training(self) -> CheckResult:
-        """Log-probs of sampled tokens: as the rollout engine saw them, and as training computes them."""
+        """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
         batch = self.trajectories.batch
         assert batch.rollout_log_probs is not None
         drawn = batch.response_mask
@@ -181,7 +181,7 @@ class _Run:
         return measured("rollout-equals-training", _largest(seen - computed), limit, detail)
 
     def packed_equals_padded(self) -> CheckResult:
-        """The other sequence format, in the same processes."""
+        """Compare with the other sequence format, in the same processes."""
         check = "packed-equals-padded"
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
         wanted = self._config.model_copy(
@@ -198,7 +198,7 @@ class _Run:
         return self._compare(check, found, f"{self._config.engine.sequence_format} and {other}")
 
     def parallel_equals_single(self) -> CheckResult:
-        """One rank that holds everything; the configured ranks end first, to free their memory."""
+        """Compare with one rank that holds everything; the configured ranks end first, to free their memory."""
         check = "parallel-equals-single"
         ranks = self._config.parallel.world_size
         if ranks == 1:
@@ -222,7 +222,7 @@ class _Run:
         return self._compare(check, found, f"{ranks} ranks and one")
 
     def _compare(self, check: str, found: Observation, what: str) -> CheckResult:
-        """Log-probs decide, and the norm of the gradient, as an absolute difference of the same scale."""
+        """Compare log-probs, and the norm of the gradient relatively."""
         dtype = self._config.model.dtype
         log_probs = _largest(found.log_probs - self.own.log_probs)
         limit = tolerance(dtype, self.own.log_probs)

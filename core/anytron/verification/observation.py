@@ -1,4 +1,4 @@
-"""What one training engine makes of the trajectories."""
+"""Let one training engine compute everything on the trajectories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks compute on: the run's own prompts, and responses sampled by its rollout engine."""
+"""The data of the checks: the run's own prompts, and responses sampled by its rollout engine."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Trajectories:
 
 def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutWorkers) -> Trajectories:
     """Draw prompts and sample responses, with the weights that the rollout engine has now."""
-    copies = config.parallel.data_parallel_size
-    # Every copy gets sequences of its own, in every mini-batch.
-    prompts = prepared.draw(max(PROMPTS, -(-copies * config.algorithm.mini_batches // SAMPLES)))
+    replicas = config.parallel.data_parallel_size
+    # Every data-parallel replica gets its own sequences in every mini-batch.
+    prompts = prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
     sampling = replace(
         prepared.sampling,
         samples_per_prompt=SAMPLES,

@@ -28,7 +28,7 @@ class CpuRuntime(DeviceRuntime):
         return torch.device("cpu")
 
     def set_device(self, index: int) -> None:
-        """Accept any rank's index: each stands for the one processor.
+        """Accept any rank's index: all of them mean the one processor.
 
         Raises:
             EngineError: A negative index.
@@ -65,7 +65,7 @@ class CpuRuntime(DeviceRuntime):
         return torch.default_generator.get_state()
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore what :meth:`get_rng_state` gave."""
+        """Restore a state from :meth:`get_rng_state`."""
         torch.default_generator.set_state(state)
 
     def default_generator(self) -> torch.Generator:

@@ -56,7 +56,7 @@ class CudaRuntime(DeviceRuntime):
         return torch.cuda.get_rng_state()
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore what :meth:`get_rng_state` gave."""
+        """Restore a state from :meth:`get_rng_state`."""
         torch.cuda.set_rng_state(state)
 
     def default_generator(self) -> torch.Generator:
@@ -73,7 +73,7 @@ class CudaRuntime(DeviceRuntime):
         return torch.cuda.get_device_capability()
 
     def can_pin_memory(self) -> bool:
-        """Yes: copies from pinned memory run beside computation."""
+        """Return True: copies from pinned memory overlap with computation."""
         return True
 
     def new_stream(self) -> torch.cuda.Stream:

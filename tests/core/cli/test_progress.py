@@ -11,7 +11,7 @@ METRICS = {"step": 3, "reward/mean": 0.51234, "throughput/tokens_per_s": 12345.6
 
 
 KERNELS = {"attention_kernel": "acme", "fused_kernel rms_norm": "neutral-default", "log_prob_kernel": "acme"}
-SUPPLIED = "kernels: attention_kernel, log_prob_kernel from acme; rms_norm from neutral-default"
+SUPPLIED = "kernels: attention, log_prob from acme; rms_norm from neutral-default"
 
 
 def show(*, terminal, shown=True):
@@ -35,7 +35,7 @@ def test_on_a_terminal_it_is_a_bar_with_reward_and_throughput():
     drawn = show(terminal=True)
 
     assert "x Chip" in drawn
-    assert "log_prob_kernel from acme" in drawn
+    assert "log_prob from acme" in drawn
     assert "3/10" in drawn
     assert "reward 0.512  12,346 tokens/s" in drawn
 
