@@ -50,7 +50,7 @@ def _components(config: RunConfig) -> Iterator[Diagnostic]:
         try:
             require_component(group, name, key)
         except ConfigError as error:  # noqa: PERF203 - collected with the others
-            yield Diagnostic("error", key, f"{error.what} {error.why}", error.fix)
+            yield Diagnostic("error", key, f"{error.what.removesuffix('.')}; {error.why}", error.fix)
 
 
 def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
