@@ -13,6 +13,7 @@ import torch
 from anytron.engines.weights import write_weights
 from anytron.errors import EngineError
 from anytron.kernels.contract import LogProbSpec
+from anytron.layer import apply_phase
 from anytron.patches import Phase
 from anytron.trainer.initial_model import model_directory
 from anytron_megatron.critic.critic import Critic
@@ -20,9 +21,7 @@ from anytron_megatron.experts.experts import Experts
 from anytron_megatron.lora.adapters import Adapters, find_targets
 from anytron_megatron.models.bridge import WeightBridge, text_model
 from anytron_megatron.models.freezing import freeze
-from anytron_megatron.names import ENGINE
 from anytron_megatron.options import MegatronOptions
-from anytron_megatron.patches.phases import reach
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import attention_conformance
 from anytron_megatron.training.logits import whole_logits
@@ -60,11 +59,11 @@ class MegatronEngine:
         self._sizes = self._options.sizes(config)
         self._runtime = context.platform.runtime()
         context.platform.prepare_engine(config, context.ledger)
-        reach(Phase.BEFORE_PARALLEL_INIT, context, ENGINE)
+        apply_phase(Phase.BEFORE_PARALLEL_INIT, context.hooks, context.ledger)
         parallel.initialize(
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
-        reach(Phase.BEFORE_BUILD, context, ENGINE)
+        apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
         self._bridge = self._bridge_to(
             model_directory(config),
             router_replay=self._options.replays_routing,
@@ -105,7 +104,7 @@ class MegatronEngine:
             sequence_format = config.engine.sequence_format
             experts = Experts(modules, bridge.config, sequence_format=sequence_format, router_replay=False)
             self._critic = Critic(modules, self._preparer_for(bridge), config, bridge.save, experts)
-        reach(Phase.AFTER_BUILD, context, ENGINE)
+        apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
 
     def topology(self) -> Topology:
         """Where this rank stands, and what its schedule and its routing ask for."""

@@ -65,7 +65,7 @@ def test_its_patch_is_applied_and_undone(session):
     from anytron.hooks.types import PatchContext
 
     context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
-    ledger = Ledger()
+    ledger = Ledger(context=context)
     ledger.apply(Phase.BEFORE_BUILD, session.hooks.patch_model(Phase.BEFORE_BUILD, context))
     assert vendor.TILE == 4
     ledger.undo()

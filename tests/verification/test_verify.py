@@ -51,8 +51,8 @@ class Sabotage:
     def patch_model(self, phase, context):
         if phase is not Phase.BEFORE_BUILD or context.role != "trainer":
             return []
-        patches = [("megatron.core.tensor_parallel.mappings:_reduce", forgetting)] if {reduce} else []
-        patches += [("anytron_megatron.models.bridge:WeightBridge.export", permuting)] if {export} else []
+        patches = [("megatron.core.tensor_parallel.mappings:_reduce", "sabotage:forgetting")] if {reduce} else []
+        patches += [("anytron_megatron.models.bridge:WeightBridge.export", "sabotage:permuting")] if {export} else []
         return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test",
                       replacement=replacement) for number, (target, replacement) in enumerate(patches)]
 """

@@ -1,8 +1,8 @@
-"""What the Megatron backend changes in third-party code, as data.
+"""What the Megatron backend changes in third-party code: a catalog of patches, and one file for each fix.
 
-None of these patches names a device: two of them ask the platform whether it wants them.
+None of these patches names a device; the platform says which of them it needs.
 """
 
-from anytron_megatron.patches.catalog import OWNER, trainer_patches
+from anytron_megatron.patches.selection import trainer_patches
 
-__all__ = ["OWNER", "trainer_patches"]
+__all__ = ["trainer_patches"]

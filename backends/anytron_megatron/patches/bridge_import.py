@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from anytron.patches import Installed
 
-# What mcore_bridge/patcher.py and tuners/patcher.py import before they patch it. Imported first, so
-# that what they define counts as there before.
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.hooks.types import PatchContext
+
+# Modules that mcore_bridge/patcher.py and tuners/patcher.py import and patch. They are imported first, so that
+# what they define themselves does not count as a change.
 PATCHED_MODULES = (
     "megatron.core.extensions.transformer_engine",
     "megatron.core.models.common.embeddings.rope_utils",
@@ -52,35 +56,24 @@ class Change:
             setattr(self.owner, self.name, self.before)
 
 
-class BridgeImport:
-    """Import ``mcore_bridge`` and its models; afterwards :attr:`changes` says what that patched."""
+def import_bridge(_context: PatchContext) -> Installed:
+    """Import ``mcore_bridge`` and its models. Undoing restores what that patched; the modules stay imported."""
+    imported_earlier = "mcore_bridge" in sys.modules
+    for name in PATCHED_MODULES:
+        _import_patched(name)
+    before = {id(owner): (owner, dict(vars(owner))) for owner in _watched()}
+    with _logging_kept():
+        importlib.import_module("mcore_bridge")
+        importlib.import_module("mcore_bridge.model")
+    changes = [change for owner, attributes in before.values() for change in _compare(owner, attributes)]
 
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-        self._imported_earlier = False
+    def undo() -> None:
+        for change in reversed(changes):
+            change.undo()
 
-    def install(self) -> Callable[[], None]:
-        """Import; return the function that restores what was patched. The modules stay imported."""
-        self._imported_earlier = "mcore_bridge" in sys.modules
-        for name in PATCHED_MODULES:
-            _import_patched(name)
-        before = {id(owner): (owner, dict(vars(owner))) for owner in _watched()}
-        with _logging_kept():
-            importlib.import_module("mcore_bridge")
-            importlib.import_module("mcore_bridge.model")
-        self.changes = [change for owner, attributes in before.values() for change in _compare(owner, attributes)]
-
-        def undo() -> None:
-            for change in reversed(self.changes):
-                change.undo()
-
-        return undo
-
-    def describe(self) -> str:
-        """Say what was changed."""
-        if self._imported_earlier:
-            return "it was imported earlier in this process, so its changes cannot be told"
-        return "changed " + ", ".join(sorted(map(str, self.changes)))
+    if imported_earlier:
+        return Installed(undo, "it was imported earlier in this process, so its changes are not known")
+    return Installed(undo, "changed " + ", ".join(sorted(map(str, changes))))
 
 
 def _import_patched(name: str) -> None:

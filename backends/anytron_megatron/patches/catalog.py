@@ -1,271 +1,345 @@
-"""The list of patches, in the order in which they are applied."""
+"""What the Megatron backend changes in third-party code, as data: one constant for each change.
+
+What a patch does stands in the file that its ``replacement`` or ``install`` names; nothing of that is imported here.
+Version ranges were measured: the tests show each fault on an affected version and the patch skipped on the others
+(``tox -e mcore012,mcore013,mcore014,mcore015,mcore016``).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from anytron.patches import Patch, Phase, Supersession
 
-from anytron.patches import Patch, Phase
-from anytron_megatron.names import ENGINE
-from anytron_megatron.patches.faults import machinery_patches, model_patches
-from anytron_megatron.patches.gated_delta_net import gated_delta_net_patches
-from anytron_megatron.patches.peft_probes import peft_probes
+_OWNER = "megatron"
+_HERE = "anytron_megatron.patches"
+_MEGATRON = "megatron-core"
+_BRIDGE, _BRIDGE_VERSIONS = "mcore-bridge", ">=1.6.5,<1.7"
+_MLA = "megatron.core.transformer.multi_latent_attention"
+_DELTA_NET = "mcore_bridge.model.modules.gated_delta_net"
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+TORCH_CUDA = Patch(
+    id="megatron.torch-cuda",
+    owner=_OWNER,
+    target="torch:cuda.current_device",
+    phase=Phase.BEFORE_IMPORT,
+    before="megatron.core",  # it imports functions of torch.cuda by name and keeps some as defaults
+    reason="Megatron hard-codes torch.cuda; the platform's device is another",
+    upstream="megatron-core 0.16.1: torch.cuda.current_device in 182 places",
+    remove_when="Megatron asks torch.accelerator",
+    install=f"{_HERE}.torch_cuda:redirect_to_platform",
+)
+TORCH_COMPILE = Patch(
+    id="megatron.torch-compile",
+    owner=_OWNER,
+    target="torch:compile",
+    phase=Phase.BEFORE_IMPORT,
+    before="megatron.core",  # jit_fuser is bound to torch.compile when megatron.core.jit is imported
+    reason=(
+        "Megatron's jit_fuser is torch.compile: without its CUDA backend it needs a C++ compiler, compiles for "
+        "seconds at the first step, and only importing it costs one"
+    ),
+    upstream="megatron/core/jit.py, enable_jit_fuser",
+    remove_when="Megatron can be told before its import to call disable_jit_fuser",
+    replacement=f"{_HERE}.torch_compile:leave_uncompiled",
+)
+IMPORT_NOISE = Patch(
+    id="megatron.import-noise",
+    owner=_OWNER,
+    target="warnings",
+    phase=Phase.BEFORE_IMPORT,
+    before="megatron.core",
+    reason="importing Megatron warns about its own deprecated imports and about Apex, on every rank",
+    upstream="megatron-core 0.16.1; each message is listed in anytron_megatron/patches/import_noise.py",
+    remove_when="megatron-core imports without warnings",
+    required=False,
+    install=f"{_HERE}.import_noise:filter_messages",
+)
+TRITON_IMPORTS = Patch(
+    id="megatron.triton-imports",
+    owner=_OWNER,
+    target="triton",
+    phase=Phase.BEFORE_IMPORT,
+    before="megatron.core",
+    reason="mcore-bridge and Megatron import triton unguarded and undeclared; triton exists for few devices",
+    upstream=(
+        "mcore_bridge/model/modules/kernels/qsa_block_sparse_attn.py, line 43; "
+        "megatron/core/inference/contexts/attention_context/triton/tensor_ops.py, line 6"
+    ),
+    remove_when="both guard the import as mcore_bridge/model/modules/kernels/ple_kernels.py does",
+    install=f"{_HERE}.triton_stand_in:stand_in_for_triton",
+)
+PORTABLE_TRANSFORMER_ENGINE = Patch(
+    id="megatron.portable-transformer-engine",
+    owner=_OWNER,
+    target="transformer_engine",
+    phase=Phase.BEFORE_IMPORT,
+    reason="models are built of Transformer Engine's modules, and it computes on CUDA devices only",
+    upstream="https://github.com/NVIDIA/TransformerEngine",
+    remove_when="Transformer Engine runs on the platform's device",
+    install=f"{_HERE}.portable_modules:alias_portable_modules",
+)
 
-    from anytron.hooks.types import PatchContext
-
-OWNER = "megatron"
-
-
-def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
-    """Return the patches of a training rank for one phase.
-
-    An engine that only runs its models on Megatron, and has models of its own, is given none of Megatron's and
-    mcore-bridge's models' patches.
-    """
-    candidates: list[Patch] = [import_noise(), triton_stand_in(), one_rank_groups()]
-    if context.engine == ENGINE:
-        candidates += [bridge_import(), rope_table(), deepstack()]
-    if context.platform.redirects_torch_cuda:
-        candidates = [torch_cuda(context), torch_compile(), *candidates, host_generator_warning(context)]
-    if context.platform.portable_modules:
-        # Last of its phase: its modules may import what the others prepare.
-        candidates += [portable_transformer_engine(context), *peft_probes(OWNER)]
-    if context.engine == ENGINE:
-        candidates += [*gated_delta_net_patches(context, OWNER), *model_patches(context, OWNER)]
-    candidates += machinery_patches(context, OWNER)
-    return [patch for patch in candidates if patch.phase is phase]
-
-
-def torch_cuda(context: PatchContext) -> Patch:
-    """Send ``torch.cuda`` to the platform's device."""
-
-    def install() -> Callable[[], None]:
-        from anytron_megatron.redirect import redirect_torch_cuda
-
-        return redirect_torch_cuda(context.platform.runtime())
-
-    return Patch(
-        id="megatron.torch-cuda",
-        owner=OWNER,
-        target="torch:cuda.current_device",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",  # it imports functions of torch.cuda by name and keeps some as defaults
-        reason="Megatron hard-codes torch.cuda; the platform's device is another",
-        upstream="megatron-core 0.16.1: torch.cuda.current_device in 182 places",
-        remove_when="Megatron asks torch.accelerator",
-        install=install,
-    )
-
-
-def torch_compile() -> Patch:
-    """Run Megatron's fused functions as written."""
-
-    def replace(_original: object) -> Callable[..., object]:
-        from anytron_megatron.patches.compilation import run_as_written
-
-        return run_as_written
-
-    return Patch(
-        id="megatron.torch-compile",
-        owner=OWNER,
-        target="torch:compile",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",  # jit_fuser is bound to torch.compile when megatron.core.jit is imported
-        reason=(
-            "Megatron's jit_fuser is torch.compile: without its CUDA backend it needs a C++ compiler, compiles for "
-            "seconds at the first step, and only importing it costs one"
-        ),
-        upstream="megatron/core/jit.py, enable_jit_fuser",
-        remove_when="Megatron can be told before its import to call disable_jit_fuser",
-        replacement=replace,
-    )
-
-
-def portable_transformer_engine(context: PatchContext) -> Patch:
-    """Give Megatron's TE wrappers the portable modules."""
-
-    def install() -> Callable[[], None]:
-        from anytron_megatron.portable_te.alias import install as install_alias
-
-        return install_alias(context.kernels, context.platform.runtime().device_type)
-
-    return Patch(
-        id="megatron.portable-transformer-engine",
-        owner=OWNER,
-        target="transformer_engine",
-        phase=Phase.BEFORE_IMPORT,
-        reason="models are built of Transformer Engine's modules, and it computes on CUDA devices only",
-        upstream="https://github.com/NVIDIA/TransformerEngine",
-        remove_when="Transformer Engine runs on the platform's device",
-        install=install,
-    )
-
-
-def import_noise() -> Patch:
-    """Keep known messages of Megatron's import out of every rank's output."""
-
-    def install() -> Callable[[], None]:
-        from anytron_megatron.patches.import_noise import install as install_filters
-
-        return install_filters()
-
-    return Patch(
-        id="megatron.import-noise",
-        owner=OWNER,
-        target="warnings",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",
-        reason="importing Megatron warns about its own deprecated imports and about Apex, on every rank",
-        upstream="megatron-core 0.16.1; each message is listed in anytron_megatron/patches/import_noise.py",
-        remove_when="megatron-core imports without warnings",
+ONE_RANK_GROUPS = Patch(
+    id="megatron.one-rank-groups",
+    owner=_OWNER,
+    target="megatron.core.parallel_state:create_group",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=_MEGATRON,
+    reason=(
+        "each of some twenty groups of a single rank costs three threads over gloo, one of which wakes up a "
+        "hundred times a second, although it never communicates"
+    ),
+    upstream="megatron/core/parallel_state.py, create_group: the same arguments from 0.12.3 to 0.16.1",
+    remove_when="Megatron makes no process groups of one rank, or torch no threads for them",
+    replacement=f"{_HERE}.one_rank_groups:share_groups_of_one_rank",
+)
+BRIDGE_IMPORT = Patch(
+    id="megatron.mcore-bridge-import",
+    owner=_OWNER,
+    target="mcore_bridge",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=_BRIDGE,
+    reason="mcore-bridge patches megatron-core and peft when it is imported",
+    upstream="mcore_bridge/patcher.py, mcore_bridge/tuners/patcher.py",
+    remove_when="mcore-bridge patches when asked",
+    install=f"{_HERE}.bridge_import:import_bridge",
+    stays=(
+        "its modules stay imported, its logger set up, and what it made transformers import has entered "
+        "transformers.models.auto.auto_mappings"
+    ),
+)
+ROPE_TABLE = Patch(
+    id="megatron.mcore-bridge-rope-table",
+    owner=_OWNER,
+    target="mcore_bridge.model.rope:get_rope_inv_freq",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason=(
+        "it overwrites transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS['default'] with a function that "
+        "reads config.rope_theta; Hugging Face models made afterwards in this process fail"
+    ),
+    upstream="mcore_bridge/model/rope.py, line 115",
+    remove_when="mcore-bridge looks up its own table",
+    replacement=f"{_HERE}.rope_table:keep_table",
+)
+DEEPSTACK = Patch(
+    id="megatron.mcore-bridge-deepstack",
+    owner=_OWNER,
+    target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason=(
+        "with several padded rows deepstack features reach the wrong images, with context parallelism it fails on "
+        "them, and with sequence parallelism the features' gradient is divided by the tensor-parallel size"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
+    remove_when="mcore-bridge passes the tests of these three without it",
+    replacement=f"{_HERE}.deepstack:number_features",
+)
+HOST_GENERATOR_WARNING = Patch(
+    id="megatron.host-generator-warning",
+    owner=_OWNER,
+    target="megatron.core.tensor_parallel.random",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=_MEGATRON,
+    reason=(
+        "the RNG tracker warns 'CPU RNG state changed within GPU RNG context' at each use where the device "
+        "draws from the host's generator"
+    ),
+    upstream="megatron/core/tensor_parallel/random.py, CudaRNGStatesTracker.fork",
+    remove_when="the tracker compares generators before it compares their states",
+    required=False,
+    install=f"{_HERE}.generator_warning:drop_warning",
+)
+PEFT_PROBES = tuple(
+    Patch(
+        id=f"megatron.peft-{name.replace('_', '-')}",
+        owner=_OWNER,
+        target=f"peft.import_utils:{name}",
+        phase=Phase.BEFORE_PARALLEL_INIT,
+        package="peft",
+        requires=">=0.19",
+        reason="it takes the portable modules for those of Transformer Engine, or not, by the order of imports",
+        upstream=f"peft/import_utils.py, {name}",
+        remove_when="peft looks for the distribution, as accelerate does",
         required=False,
-        install=install,
+        replacement=f"{_HERE}.peft_probes:deny_transformer_engine",
     )
+    for name in ("is_te_available", "is_te_pytorch_available")
+)
 
-
-def triton_stand_in() -> Patch:
-    """Let mcore-bridge and what it imports of Megatron be imported without triton."""
-
-    def install() -> Callable[[], None]:
-        from anytron_megatron.patches.triton_stand_in import install as install_finder
-
-        return install_finder()
-
-    return Patch(
-        id="megatron.triton-imports",
-        owner=OWNER,
-        target="triton",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",
-        reason="mcore-bridge and Megatron import triton unguarded and undeclared; triton exists for few devices",
-        upstream=(
-            "mcore_bridge/model/modules/kernels/qsa_block_sparse_attn.py, line 43; "
-            "megatron/core/inference/contexts/attention_context/triton/tensor_ops.py, line 6"
+DELTA_NET_PADDING = Patch(
+    id="megatron.gated-delta-net-padding",
+    owner=_OWNER,
+    target=f"{_DELTA_NET}:GatedDeltaNet.forward",
+    phase=Phase.BEFORE_BUILD,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason=(
+        "the layer reads no mask ('TODO: Deal with attention_mask'), and Megatron's blocks hand it nothing else: "
+        "padding of rows enters its convolution and its recurrent state"
+    ),
+    upstream=(
+        "https://github.com/modelscope/ms-swift/pull/9196; mcore_bridge/model/modules/gated_delta_net.py, line 215"
+    ),
+    remove_when="the layer is handed a map of real tokens and keeps the others out",
+    replacement=f"{_HERE}.delta_net_padding:leave_out_padding",
+)
+DELTA_NET_GRADIENTS = Patch(
+    id="megatron.gated-delta-net-gradients",
+    owner=_OWNER,
+    target=f"{_DELTA_NET}:GatedDeltaNet.__init__",
+    phase=Phase.BEFORE_BUILD,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason=(
+        "with tensor parallelism the gradient of the input norm is tp times too large (with sequence parallelism), "
+        "and that of the output norm holds one rank's heads only (without)"
+    ),
+    upstream=(
+        "mcore_bridge/model/modules/gated_delta_net.py, line 219: the sequence is gathered before the norm; "
+        "megatron/core/distributed/finalize_model_grads.py, line 354: only q_layernorm and k_layernorm are summed"
+    ),
+    remove_when="mcore-bridge marks both parameters by what their gradients are",
+    replacement=f"{_HERE}.delta_net_gradients:sum_partial_gradients",
+)
+DELTA_NET_KERNELS = Patch(
+    id="megatron.gated-delta-net-kernels",
+    owner=_OWNER,
+    target=f"{_DELTA_NET}:chunk_gated_delta_rule",
+    phase=Phase.BEFORE_BUILD,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason="Gated DeltaNet layers compute with flash-linear-attention, which exists for few devices",
+    upstream=(
+        "mcore_bridge/model/modules/gated_delta_net.py, line 20; "
+        "megatron/core/ssm/gated_delta_net.py, line 104: ImportError without fla"
+    ),
+    remove_when="layers take their kernels from their module specs",
+    install=f"{_HERE}.delta_net_kernels:install_kernels",
+)
+MLA_PACKED_ROTARY = Patch(
+    id="megatron.mla-packed-rotary",
+    owner=_OWNER,
+    target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires="<0.13",
+    reason="packed queries of multi-latent attention are [T, 1, N, D], and the rotary embedding broadcasts over 1",
+    upstream="megatron-core 0.12.3, multi_latent_attention.py, qkv_up_proj_and_rope_apply; verl #6005",
+    remove_when="megatron-core before 0.13 is not supported",
+    replacement=f"{_HERE}.mla_packing:rotate_without_batch_dimension",
+)
+MLA_PACKED_QKV = Patch(
+    id="megatron.mla-packed-qkv",
+    owner=_OWNER,
+    target=f"{_MLA}:MLASelfAttention.get_query_key_value_tensors",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires="<0.13",
+    reason="with packed sequences it gives [T, 1, N, D], and thd kernels take [T, N, D]",
+    upstream="megatron-core 0.12.3, multi_latent_attention.py; verl #6005",
+    remove_when="megatron-core before 0.13 is not supported",
+    replacement=f"{_HERE}.mla_packing:drop_batch_dimension",
+)
+MLA_PADDED_POSITIONS = Patch(
+    id="megatron.mla-padded-positions",
+    owner=_OWNER,
+    target=f"{_MLA}:MLASelfAttention.get_query_key_value_tensors",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires="<0.14",
+    reason="it cuts a packed buffer at the real lengths, although sequences lie at the padded ones",
+    upstream="megatron-core 0.14.0, multi_latent_attention.py, line 511: 'if ... cu_seqlens_q_padded is not None'",
+    remove_when="megatron-core before 0.14 is not supported",
+    replacement=f"{_HERE}.mla_packing:rotate_at_padded_positions",
+)
+MLA_VALUES = Patch(
+    id="megatron.mla-values",
+    owner=_OWNER,
+    target=f"{_MLA}:MultiLatentAttention.forward",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    # 0.17.0 and 0.17.1 left without #3003, which 0.18.0 has; the engine refuses them.
+    requires="<0.16.2",
+    reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) want values as wide as queries",
+    upstream="https://github.com/NVIDIA/Megatron-LM/pull/3003, verl #6005",
+    remove_when="megatron-core before 0.16.2 is not supported",
+    replacement=f"{_HERE}.mla_values:pad_values",
+    superseded_by=(
+        Supersession(
+            target="mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.forward",
+            package=_BRIDGE,
+            requires=_BRIDGE_VERSIONS,
+            reason="models that mcore-bridge builds have a class with its own forward, which pads values",
         ),
-        remove_when="both guard the import as mcore_bridge/model/modules/kernels/ple_kernels.py does",
-        install=install,
-    )
+    ),
+)
+ROUTER_PADDING = Patch(
+    id="megatron.router-padding",
+    owner=_OWNER,
+    target="megatron.core.transformer.moe.router:TopKRouter.forward",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires=">=0.16",
+    reason=(
+        "padding counts in auxiliary losses and expert biases: mcore-bridge's forward takes no padding mask, and "
+        "that of its vision models drops what it does not know, on later pipeline stages always"
+    ),
+    upstream="mcore_bridge/model/gpt_model.py, forward; mcore_bridge/model/mm_gpt_model.py, line 125: kwargs = {}",
+    remove_when="mcore-bridge's models take padding_mask, as megatron.core's GPTModel.forward does",
+    replacement=f"{_HERE}.router_padding:mask_padding",
+)
+ROUTER_GEMM = Patch(
+    id="megatron.router-gemm",
+    owner=_OWNER,
+    target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires=">=0.13,<0.17",
+    reason="without Transformer Engine the router fails: NameError: name 'te_general_gemm' is not defined",
+    upstream="megatron-core 0.16.1, moe_utils.py, lines 16 to 39 and 1192; 0.19 defines it as None",
+    remove_when="megatron-core before 0.17 is not supported",
+    install=f"{_HERE}.router_gating:define_missing_gemm",
+)
+PIPELINE_SENDS = Patch(
+    id="megatron.pipeline-sends",
+    owner=_OWNER,
+    target="megatron.core.pipeline_parallel.p2p_communication:_p2p_ops",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    reason=(
+        "an interleaved pipeline frees what it sends before it is sent: over gloo the next stage receives "
+        "what happens to lie there, the more often the busier the machine"
+    ),
+    upstream="megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor behind an asynchronous send",
+    remove_when="the schedule waits for a send before it frees the tensor",
+    replacement=f"{_HERE}.pipeline_sends:send_aliases",
+)
 
 
-def bridge_import() -> Patch:
-    """Import mcore-bridge here and nowhere else, and record what that changes."""
-    from anytron_megatron.patches.bridge_import import BridgeImport
-
-    imported = BridgeImport()
+def _recompute_scopes(suffix: str, target: str, function: str) -> Patch:
     return Patch(
-        id="megatron.mcore-bridge-import",
-        owner=OWNER,
-        target="mcore_bridge",
-        phase=Phase.BEFORE_PARALLEL_INIT,
-        package="mcore-bridge",
-        reason="mcore-bridge patches megatron-core and peft when it is imported",
-        upstream="mcore_bridge/patcher.py, mcore_bridge/tuners/patcher.py",
-        remove_when="mcore-bridge patches when asked",
-        install=imported.install,
-        describe=imported.describe,
-        stays=(
-            "its modules stay imported, its logger set up, and what it made transformers import has entered "
-            "transformers.models.auto.auto_mappings"
-        ),
-    )
-
-
-def rope_table() -> Patch:
-    """Keep transformers' table of rotary embeddings as it is."""
-
-    def replace(original: Callable[..., object]) -> Callable[..., object]:
-        from anytron_megatron.patches.rope_table import keeping_the_table
-
-        return keeping_the_table(original)
-
-    return Patch(
-        id="megatron.mcore-bridge-rope-table",
-        owner=OWNER,
-        target="mcore_bridge.model.rope:get_rope_inv_freq",
-        phase=Phase.BEFORE_PARALLEL_INIT,
-        package="mcore-bridge",
-        requires=">=1.6.5,<1.7",
+        id=f"megatron.recompute-scopes{suffix}",
+        owner=_OWNER,
+        target=target,
+        phase=Phase.BEFORE_BUILD,
+        package=_MEGATRON,
         reason=(
-            "it overwrites transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS['default'] with a function that "
-            "reads config.rope_theta; Hugging Face models made afterwards in this process fail"
+            "what is recomputed in the backward pass would see the device state of another micro-batch, or none: "
+            "autograd runs it later, on a thread of its own"
         ),
-        upstream="mcore_bridge/model/rope.py, line 115",
-        remove_when="mcore-bridge looks up its own table",
-        replacement=replace,
+        upstream="verl util.py, preprocess_for_mindspeed: process globals, read by recomputed functions",
+        remove_when="no device needs process-global state around a micro-batch",
+        replacement=f"{_HERE}.recompute_scopes:{function}",
     )
 
 
-def deepstack() -> Patch:
-    """Add Qwen3-VL's deepstack features to the tokens of their own images, in every layout."""
-
-    def replace(original: Callable[..., object]) -> Callable[..., object]:
-        from anytron_megatron.patches.deepstack import numbering_features
-
-        return numbering_features(original)
-
-    return Patch(
-        id="megatron.mcore-bridge-deepstack",
-        owner=OWNER,
-        target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",
-        phase=Phase.BEFORE_PARALLEL_INIT,
-        package="mcore-bridge",
-        requires=">=1.6.5,<1.7",
-        reason=(
-            "with several padded rows deepstack features reach the wrong images, with context parallelism it fails on "
-            "them, and with sequence parallelism the features' gradient is divided by the tensor-parallel size"
-        ),
-        upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
-        remove_when="mcore-bridge passes the tests of these three without it",
-        replacement=replace,
-    )
-
-
-def one_rank_groups() -> Patch:
-    """Let the process groups of a single rank be one group."""
-
-    def replace(original: Callable[..., object]) -> Callable[..., object]:
-        from anytron_megatron.patches.one_rank_groups import sharing_groups_of_one
-
-        return sharing_groups_of_one(original)
-
-    return Patch(
-        id="megatron.one-rank-groups",
-        owner=OWNER,
-        target="megatron.core.parallel_state:create_group",
-        phase=Phase.BEFORE_PARALLEL_INIT,
-        package="megatron-core",
-        reason=(
-            "each of some twenty groups of a single rank costs three threads over gloo, one of which wakes up a "
-            "hundred times a second, although it never communicates"
-        ),
-        upstream="megatron/core/parallel_state.py, create_group: the same arguments from 0.12.3 to 0.16.1",
-        remove_when="Megatron makes no process groups of one rank, or torch no threads for them",
-        replacement=replace,
-    )
-
-
-def host_generator_warning(context: PatchContext) -> Patch:
-    """Silence a warning of Megatron's RNG tracker that is wrong where device and host share a generator."""
-
-    def install() -> Callable[[], None]:
-        from anytron_megatron.patches.generator_warning import install as install_filter
-
-        return install_filter(context.platform.runtime())
-
-    return Patch(
-        id="megatron.host-generator-warning",
-        owner=OWNER,
-        target="megatron.core.tensor_parallel.random",
-        phase=Phase.BEFORE_PARALLEL_INIT,
-        package="megatron-core",
-        reason=(
-            "the RNG tracker warns 'CPU RNG state changed within GPU RNG context' at each use where the device "
-            "draws from the host's generator"
-        ),
-        upstream="megatron/core/tensor_parallel/random.py, CudaRNGStatesTracker.fork",
-        remove_when="the tracker compares generators before it compares their states",
-        required=False,
-        install=install,
-    )
+RECOMPUTE_SCOPES = _recompute_scopes("", "megatron.core.tensor_parallel.random:checkpoint", "rescope_function")
+RECOMPUTE_SCOPES_WITHOUT_OUTPUT = _recompute_scopes(
+    ".without-output", "megatron.core.tensor_parallel.random:CheckpointWithoutOutput.checkpoint", "rescope_method"
+)
+RECOMPUTE_SCOPES_TRANSFORMER_ENGINE = _recompute_scopes(
+    ".transformer-engine", "megatron.core.extensions.transformer_engine:te_checkpoint", "rescope_function"
+)

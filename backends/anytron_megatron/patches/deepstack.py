@@ -34,7 +34,7 @@ class _Recorder:
         return output
 
 
-def numbering_features(_original: Callable[..., Any]) -> Callable[..., Any]:
+def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``Qwen3VL_Vit._get_inputs_embeds``."""
 
     def _get_inputs_embeds(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def summing_what_is_partial(original: Callable[..., None]) -> Callable[..., None]:
+def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``GatedDeltaNet.__init__``.
 
     The norm inside the first projection sees whole sequences, and its gradient is complete on every rank;

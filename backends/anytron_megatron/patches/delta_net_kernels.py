@@ -7,34 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
 from anytron.kernels.contract import KernelName, KernelSpec
+from anytron.patches import Installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-    from anytron.kernels.contract import KernelSource
+    from anytron.hooks.types import PatchContext
 
 
-def install_kernels(kernels: KernelSource, device_type: str) -> Callable[[], None]:
-    """Give mcore-bridge's Gated DeltaNet the platform's kernels; return the undo function.
+def install_kernels(context: PatchContext) -> Installed:
+    """Give mcore-bridge's Gated DeltaNet the platform's kernels.
 
     It keeps them under the names and signatures of flash-linear-attention (``None`` without it), and
     the constructor of Megatron's class, which it inherits, refuses to build a layer without that
     package although the layer then computes with none of it.
-
-    Args:
-        kernels: Where kernels are asked for: the facade over all plugins.
-        device_type: ``torch.device`` type of the operands.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
     from megatron.core.ssm import gated_delta_net as megatron
 
     from anytron.kernels.gated_delta_rule import l2norm
 
-    spec = KernelSpec(device_type)
-    convolve = kernels.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
-    rule = kernels.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
+    spec = KernelSpec(context.platform.runtime().device_type)
+    convolve = context.kernels.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
+    rule = context.kernels.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
 
     def causal_conv1d(
         x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, cu_seqlens: Tensor | None
@@ -64,4 +59,4 @@ def install_kernels(kernels: KernelSource, device_type: str) -> Callable[[], Non
         ):
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
-        return stack.pop_all().close
+        return Installed(stack.pop_all().close)

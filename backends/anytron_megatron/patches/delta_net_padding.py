@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def leaving_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``GatedDeltaNet.forward``: in rows, padding goes in as zeros, comes out as zeros, and has no gradient.
 
     A zero goes through the layer's norm and projections (none has a bias) as zero, is zero to the

@@ -1,33 +1,33 @@
-"""Drop one message of Megatron's RNG tracker where it cannot be true."""
+"""One warning of Megatron's RNG tracker is dropped where it is wrong."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from anytron.patches import Installed
 
-    from anytron.platform import DeviceRuntime
+if TYPE_CHECKING:
+    from anytron.hooks.types import PatchContext
 
 LOGGER = "megatron.core.tensor_parallel.random"
 MESSAGE = "CPU RNG state changed within GPU RNG context"
 
 
-def install(runtime: DeviceRuntime) -> Callable[[], None]:
-    """Filter the message if the device draws from the host's generator; return the undo function.
+def drop_warning(context: PatchContext) -> Installed:
+    """Filter the message if the device draws from the host's generator.
 
     The tracker forks the device's generator and warns if the host's moved meanwhile. Where both are
     one object it always moves, and the fork restores it.
     """
     import torch
 
-    if runtime.default_generator() is not torch.default_generator:
-        return lambda: None
+    if context.platform.runtime().default_generator() is not torch.default_generator:
+        return Installed(lambda: None, "not needed: the device has a generator of its own")
     logger = logging.getLogger(LOGGER)
 
     def keep(record: logging.LogRecord) -> bool:
         return record.msg != MESSAGE
 
     logger.addFilter(keep)
-    return lambda: logger.removeFilter(keep)
+    return Installed(lambda: logger.removeFilter(keep))

@@ -6,8 +6,10 @@ import logging
 import warnings
 from typing import TYPE_CHECKING
 
+from anytron.patches import Installed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from anytron.hooks.types import PatchContext
 
 # Beginnings of messages (regular expressions), and where megatron-core 0.16.1 emits them.
 WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
@@ -24,8 +26,8 @@ WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
 TALKATIVE_LOGGERS = ("megatron.core.distributed.fsdp", "megatron.core.num_microbatches_calculator")
 
 
-def install() -> Callable[[], None]:
-    """Add the filters; return the function that removes them."""
+def filter_messages(_context: PatchContext) -> Installed:
+    """Filter the warnings, and the talkative loggers below WARNING."""
     filters_before = list(warnings.filters)
     for message, category in WARNINGS:
         warnings.filterwarnings("ignore", message=r"\s*" + message, category=category)
@@ -42,4 +44,4 @@ def install() -> Callable[[], None]:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
-    return undo
+    return Installed(undo)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def dropping_the_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+def drop_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``get_query_key_value_tensors``: packed, it gives ``[T, N, D]`` and not ``[T, 1, N, D]``."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
         packed = signature.bind(*args, **kwargs).arguments.get("packed_seq_params")
         answer = original(*args, **kwargs)
         if packed is None or packed.qkv_format != "thd":
@@ -34,11 +34,11 @@ def dropping_the_batch_dimension(original: Callable[..., Any]) -> Callable[..., 
     return get_query_key_value_tensors
 
 
-def rotating_with_a_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+def rotate_without_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``_apply_rotary_pos_emb_thd``: it rotates ``[T, 1, N, D]`` as it does ``[T, N, D]``."""
 
     @functools.wraps(original)
-    def _apply_rotary_pos_emb_thd(t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _apply_rotary_pos_emb_thd(t: Tensor, *args: Any, **kwargs: Any) -> Any:
         if t.ndim != 4:
             return original(t, *args, **kwargs)
         return original(t.squeeze(1), *args, **kwargs).unsqueeze(1)
@@ -46,12 +46,12 @@ def rotating_with_a_batch_dimension(original: Callable[..., Any]) -> Callable[..
     return _apply_rotary_pos_emb_thd
 
 
-def rotating_padded_sequences(original: Callable[..., Any]) -> Callable[..., Any]:
+def rotate_at_padded_positions(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``get_query_key_value_tensors``: it is told where padded sequences start, as later versions are."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         packed = bound.arguments.get("packed_seq_params")
         if packed is not None and packed.cu_seqlens_q_padded is not None:

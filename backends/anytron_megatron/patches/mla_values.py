@@ -21,13 +21,13 @@ from anytron_megatron.patches.shadow import shadowed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 VALUE_WIDTH = "hidden_size_per_attention_head_v"
 """Where Transformer Engine's and MindSpeed's attention modules keep the width that they check values against."""
 
 
-def padding_values(original: Callable[..., Any]) -> Callable[..., Any]:
+def pad_values(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``MultiLatentAttention.forward``.
 
     Values are padded with zeros to the queries' width, and the output cut back, only if sequences are
@@ -38,7 +38,7 @@ def padding_values(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         packed = signature.bind(self, *args, **kwargs).arguments.get("packed_seq_params")
         # The attribute is as young as the variants: Megatron 0.16.
         variant = getattr(self.config, "experimental_attention_variant", None)
@@ -58,11 +58,11 @@ def padding_values(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _padded(core: nn.Module) -> Callable[..., Tensor]:
+def _padded(core: Any) -> Callable[..., Any]:
     """Core attention for values that may be narrower than queries."""
     inner = core.forward
 
-    def attend(query: Tensor, key: Tensor, value: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor | None, *args: Any, **kwargs: Any) -> Any:
         """Take ``[T, N, D]``, ``[T, N, D]`` and ``[T, N, Dv]``; give ``[T, N, Dv]`` if Dv < D."""
         if value is None or value.shape[-1] >= query.shape[-1]:
             return inner(query, key, value, *args, **kwargs)
@@ -76,7 +76,7 @@ def _padded(core: nn.Module) -> Callable[..., Tensor]:
     return attend
 
 
-def _recomputed(attention: nn.Module, attend: Callable[..., Tensor], extra: dict[str, Tensor]) -> Callable[..., Tensor]:
+def _recomputed(attention: Any, attend: Callable[..., Any], extra: dict[str, Tensor]) -> Callable[..., Any]:
     """``Attention._checkpointed_attention_forward``, with ``attend`` also in the recomputation."""
     core = attention.core_attention
 
@@ -89,13 +89,13 @@ def _recomputed(attention: nn.Module, attend: Callable[..., Tensor], extra: dict
         attn_mask_type: Any = None,
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
-    ) -> Tensor:
+    ) -> Any:
         from megatron.core.tensor_parallel import checkpoint
 
         del rotary_pos_emb  # of other attentions; here it is applied already
         names = list(extra)
 
-        def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *more: Tensor) -> Tensor:
+        def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *more: Tensor) -> Any:
             with shadowed(core, "forward", attend):
                 return core(
                     query,
@@ -114,7 +114,7 @@ def _recomputed(attention: nn.Module, attend: Callable[..., Tensor], extra: dict
     return checkpointed
 
 
-def _keeping(attention: nn.Module, extra: dict[str, Tensor]) -> Callable[..., Any]:
+def _keeping(attention: Any, extra: dict[str, Tensor]) -> Callable[..., Any]:
     """``get_query_key_value_tensors``, keeping what DSA's core attention wants besides: ``x`` and ``qr``."""
     inner = attention.get_query_key_value_tensors
 

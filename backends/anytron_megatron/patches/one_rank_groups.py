@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-def sharing_groups_of_one(original: Callable[..., Any]) -> Callable[..., Any]:
+def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``create_group``: asked again for the same single rank and timeout, it returns the first group.
 
     Making a group is a collective of all ranks, members or not, and numbers it. All ranks ask for the same
@@ -44,7 +44,9 @@ def sharing_groups_of_one(original: Callable[..., Any]) -> Callable[..., Any]:
         make = functools.partial(original, ranks, timeout, backend, pg_options, use_local_synchronization)
         if ranks is None or len(ranks) != 1 or backend or pg_options is not None or use_local_synchronization:
             return make(group_desc)
-        groups = shared.setdefault(dist.group.WORLD, {})
+        world = dist.group.WORLD
+        assert world is not None, "Megatron makes groups after torch.distributed is initialised"
+        groups = shared.setdefault(world, {})
         key = (ranks[0], timeout)
         if key not in groups:
             groups[key] = make("ONE_RANK")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def sending_aliases(original: Callable[..., Any]) -> Callable[..., Any]:
+def send_aliases(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``_p2p_ops``: what it sends shares memory with what it is given, and is another tensor object."""
 
     @functools.wraps(original)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def rescoping_function(original: Callable[..., Any]) -> Callable[..., Any]:
+def rescope_function(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``checkpoint(function, ...)`` and ``te_checkpoint(forward_func, ...)``."""
 
     @functools.wraps(original)
@@ -26,7 +26,7 @@ def rescoping_function(original: Callable[..., Any]) -> Callable[..., Any]:
     return checkpoint
 
 
-def rescoping_method(original: Callable[..., Any]) -> Callable[..., Any]:
+def rescope_method(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``CheckpointWithoutOutput.checkpoint(self, run_function, ...)``."""
 
     @functools.wraps(original)

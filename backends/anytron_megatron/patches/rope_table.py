@@ -1,4 +1,4 @@
-"""Contain an edit of transformers' global table."""
+"""transformers' global table of rotary embeddings stays as it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def keeping_the_table(original: Callable[..., Any]) -> Callable[..., Any]:
+def keep_table(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that updates ``ROPE_INIT_FUNCTIONS`` for itself: afterwards it is as before."""
 
     @functools.wraps(original)

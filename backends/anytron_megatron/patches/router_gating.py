@@ -5,19 +5,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from anytron.patches import Installed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from anytron.hooks.types import PatchContext
 
 MODULE = "megatron.core.transformer.moe.moe_utils"
 NAME = "te_general_gemm"
 
 
-def define_missing_gemm() -> Callable[[], None]:
-    """Say that there is no such function, as Megatron's own code expects; return the undo function."""
+def define_missing_gemm(_context: PatchContext) -> Installed:
+    """Define the function's name as None, which Megatron's own code understands as "there is none"."""
     module = importlib.import_module(MODULE)
     setattr(module, NAME, None)
-
-    def undo() -> None:
-        delattr(module, NAME)
-
-    return undo
+    return Installed(lambda: delattr(module, NAME))

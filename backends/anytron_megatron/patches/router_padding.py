@@ -11,17 +11,17 @@ from anytron_megatron.training.current_mask import current_mask
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
-def masking_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``.
 
     The mask is the current micro-batch's, whatever the layers above have passed on.
     """
 
     @functools.wraps(original)
-    def forward(self: nn.Module, input: Tensor, padding_mask: Tensor | None = None, **more: Any) -> Any:
+    def forward(self: Any, input: Tensor, padding_mask: Tensor | None = None, **more: Any) -> Any:
         mask = current_mask()
         if mask is not None and mask.padding_mask is not None:
             padding_mask = _of_this_rank(mask.padding_mask, self, input)
@@ -30,7 +30,7 @@ def masking_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _of_this_rank(padding_mask: Tensor, router: nn.Module, hidden: Tensor) -> Tensor:
+def _of_this_rank(padding_mask: Tensor, router: Any, hidden: Tensor) -> Tensor:
     """Arrange a mask as a router's input lies.
 
     Args:

@@ -16,9 +16,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
+from anytron.patches import Installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from anytron.hooks.types import PatchContext
 
 # Modules on mcore-bridge's import path that import triton unguarded, and what their kernels are for.
 CONCERNED = {
@@ -32,17 +35,22 @@ NAMES = ("triton", "triton.language", "triton.language.extra.libdevice", "triton
 """Modules that are stood in for."""
 
 
-def install(concerned: Mapping[str, str] = CONCERNED) -> Callable[[], None]:
-    """Insert the finder, unless triton is installed; return the function that removes it.
+def stand_in_for_triton(_context: PatchContext) -> Installed:
+    """Let Megatron and mcore-bridge be imported without triton."""
+    return stand_in_during_imports(CONCERNED)
+
+
+def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
+    """Insert the finder, unless triton is installed.
 
     Args:
         concerned: Modules, or packages with all their modules, and what their kernels are for.
     """
     if importlib.util.find_spec("triton") is not None:
-        return lambda: None
+        return Installed(lambda: None, "not needed: triton is installed")
     finder = _Finder(concerned)
     sys.meta_path.insert(0, finder)
-    return lambda: sys.meta_path.remove(finder)
+    return Installed(lambda: sys.meta_path.remove(finder))
 
 
 class _Finder(MetaPathFinder):
@@ -136,7 +144,7 @@ class _StandIn:
         # A call without arguments decorates nothing: it asks for a device or a version.
         if not _importing() or not (args or kwargs):
             raise EngineError(
-                f"{self._name} was called, and triton is not installed",
+                f"{self._name} was called, and triton is not installed.",
                 where=self._import.user,
                 why=f"it is a triton kernel ({self._import.use})",
                 fix="install triton if your device has one, or turn the feature off that needs it",

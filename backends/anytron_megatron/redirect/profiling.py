@@ -12,6 +12,7 @@ from anytron_megatron.redirect.substitution import Substitution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from anytron.platform import DeviceRuntime
 
@@ -20,10 +21,9 @@ def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
     """``torch.cuda.nvtx``: nested ranges and marks; each thread has its own nesting."""
     nesting = threading.local()
 
-    def open_ranges() -> list[Any]:
-        if not hasattr(nesting, "ranges"):
-            nesting.ranges = []
-        return nesting.ranges
+    def open_ranges() -> list[AbstractContextManager[None]]:
+        ranges: list[AbstractContextManager[None]] = vars(nesting).setdefault("ranges", [])
+        return ranges
 
     def range_push(msg: str) -> int:
         scope = runtime.profiler_range(msg)

@@ -102,7 +102,7 @@ def _generator_class(translate: DeviceTranslator) -> type:
             return isinstance(instance, original)
 
     class Generator(original, metaclass=AnyGenerator):  # type: ignore[misc,valid-type]
-        def __new__(cls, device: Any = "cpu") -> torch.Generator:
+        def __new__(cls, device: Any = "cpu") -> torch.Generator:  # type: ignore[misc]
             return original(device=translate(device))
 
     return Generator

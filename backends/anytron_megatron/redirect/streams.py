@@ -25,8 +25,8 @@ class Scheduler:
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
-        self.stream_class = type("Stream", (Stream,), {"scheduler": self})
-        self.event_class = type("Event", (Event,), {"scheduler": self})
+        self.stream_class: type[Stream] = type("Stream", (Stream,), {"scheduler": self})
+        self.event_class: type[Event] = type("Event", (Event,), {"scheduler": self})
         self._default = self.stream_class.wrap(runtime.current_stream())
         self._thread = threading.local()
 
@@ -38,7 +38,8 @@ class Scheduler:
     def current_stream(self, device: Any = None) -> Stream:
         """Return this thread's current stream."""
         del device
-        return getattr(self._thread, "stream", self._default)
+        current: Stream = getattr(self._thread, "stream", self._default)
+        return current
 
     def set_stream(self, stream: Stream | None) -> None:
         """Make ``stream`` current in this thread; None changes nothing."""
@@ -145,7 +146,7 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds between two recorded events."""
         if self.native is not None:
-            return self.native.elapsed_time(end_event.native)
+            return float(self.native.elapsed_time(end_event.native))
         if self._recorded_s is None or end_event._recorded_s is None:
             raise ValueError("both events must be recorded before the elapsed time is asked for")
         return (end_event._recorded_s - self._recorded_s) * 1e3

@@ -70,15 +70,12 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import PatchContext, ProcessInfo
-    from anytron.patches import Ledger, Phase
-    from anytron.plugins import disable_device_autoload, open_session
+    from anytron.hooks.types import ProcessInfo
+    from anytron.layer import open_layer
 
-    disable_device_autoload()
-    session = open_session(platform=bootstrap.platform, options=bootstrap.platform_options)
-    ledger = Ledger()
-    context = PatchContext(session.platform, bootstrap.role, session.hooks, bootstrap.engine_name)
-    ledger.apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT, context))
+    layer = open_layer(
+        bootstrap.platform, bootstrap.platform_options, role=bootstrap.role, engine=bootstrap.engine_name
+    )
 
     import torch
 
@@ -98,9 +95,9 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
         return engine_class(
             EngineContext(
                 config=RunConfig.model_validate(config),
-                hooks=session.hooks,
-                platform=session.platform,
-                ledger=ledger,
+                hooks=layer.hooks,
+                platform=layer.platform,
+                ledger=layer.ledger,
                 process=process,
             )
         )

@@ -14,6 +14,10 @@ Role = Literal["driver", "trainer", "rollout"]
 """Kinds of process: ``driver`` runs the RL loop, ``trainer`` is a training rank, ``rollout`` generates."""
 
 
+OWN_TRAINER = "own_trainer"
+"""Name of the engine in a process whose training loop and models are not Anytron's (:mod:`anytron.layer`)."""
+
+
 @dataclass(frozen=True)
 class Requirement:
     """A package that a plugin needs.
@@ -57,8 +61,9 @@ class PatchContext:
     Attributes:
         platform: The active platform.
         role: The process in which the patches will be applied.
-        kernels: The facade over all plugins, for replacements that need kernels.
-        engine: Name of the engine of that process, as in ``engine.name`` and ``rollout.engine``.
+        kernels: The facade over all plugins, for functions that install kernels.
+        engine: Name of the engine of that process, as in ``engine.name`` and ``rollout.engine``, or
+            :data:`OWN_TRAINER`.
     """
 
     platform: Platform

@@ -1,4 +1,4 @@
-"""One applied patch: make the change, know whether it still holds, take it back."""
+"""One applied patch: make the change, know whether it is still in effect, undo it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CellType
 
-    from anytron.patches.patch import Patch
+    from anytron.patches.patch import Installed, Patch
 
 ABSENT = object()
 """Stands for an attribute that its owner does not have itself: it inherits one, or there is none."""
@@ -34,7 +34,7 @@ class Change:
         after: What it held then.
         old: What modules hold that imported the original by name; :data:`ABSENT` if that cannot be told.
         new: What they were given.
-        taken_back: Undoes what ``install`` did; None for a replacement.
+        uninstall: Undoes what ``install`` did; None for a replacement.
         rebindings: The modules that were given ``new``.
     """
 
@@ -46,7 +46,7 @@ class Change:
     after: Any = ABSENT
     old: Any = ABSENT
     new: Any = ABSENT
-    taken_back: Callable[[], None] | None = None
+    uninstall: Callable[[], None] | None = None
     rebindings: list[Rebinding] = field(default_factory=list)
 
     @property
@@ -65,8 +65,8 @@ class Change:
         Raises:
             PatchError: The target is another object than it was before.
         """
-        if self.taken_back is not None:
-            self.taken_back()
+        if self.uninstall is not None:
+            self.uninstall()
         else:
             for rebinding in reversed(self.rebindings):
                 rebinding.undo()
@@ -78,7 +78,7 @@ class Change:
                 # Whoever imported the replacement by name in between gets the original back.
                 rebind([(self.new, self.old)])
         if self.name and raw(self.owner, self.name) is not self.before:
-            raise PatchError(f"undoing {self.patch.id} did not restore {self.patch.target}")
+            raise PatchError(f"Undoing {self.patch.id} did not restore {self.patch.target}.")
 
 
 def raw(owner: Any, name: str) -> Any:
@@ -96,30 +96,40 @@ def resolve(target: str) -> tuple[Any, str]:
     return owner, name
 
 
-def make_change(patch: Patch) -> Change:
+def make_change(patch: Patch, context: Any) -> Change:
     """Apply a patch.
+
+    Args:
+        patch: The patch.
+        context: What ``install`` functions receive.
 
     Raises:
         PatchError: The target does not hold anything else afterwards.
         Exception: Whatever the patch's own code, or importing the target, raises.
     """
-    return _install(patch) if patch.install else _replace(patch)
+    return _install(patch, context) if patch.install else _replace(patch)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Import a patch's own function, ``module:function``."""
+    owner, attribute = resolve(name)
+    function: Callable[..., Any] = getattr(owner, attribute)
+    return function
 
 
 def _replace(patch: Patch) -> Change:
     """Put the replacement in its place, here and in modules that hold the original by name."""
-    assert patch.replacement is not None
     owner, name = resolve(patch.target)
     before = raw(owner, name)
     original = before.__func__ if isinstance(before, staticmethod | classmethod) else getattr(owner, name)
-    new = patch.replacement(original)
+    new = _function(patch.replacement)(original)
     after = type(before)(new) if isinstance(before, staticmethod | classmethod) else new
     change = Change(patch, owner=owner, name=name, before=before, after=after)
 
     setattr(owner, name, after)
     if raw(owner, name) is not after:
         change.undo()
-        raise PatchError(f"{patch.target} did not take its replacement", why="its owner intercepts assignment")
+        raise PatchError(f"{patch.target} did not take its replacement.", why="its owner intercepts assignment")
     remarks = []
     if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new
@@ -132,23 +142,21 @@ def _replace(patch: Patch) -> Change:
             remarks.append("the original is still held by " + ", ".join(found))
     known = {one.target for one in patch.superseded_by}
     if found := [own for own in overriders(owner, name) if own not in known]:
-        remarks.append("not reached, for they bring their own: " + ", ".join(found))
+        remarks.append("not reached, because they bring their own: " + ", ".join(found))
     change.detail = "; ".join(remarks)
     return change
 
 
-def _install(patch: Patch) -> Change:
+def _install(patch: Patch, context: Any) -> Change:
     """Run the patch's own installer; a target with an attribute must be another object afterwards."""
-    assert patch.install is not None
     owner, name = resolve(patch.target) if patch.attribute else (None, "")
     before = raw(owner, name) if name else ABSENT
-    taken_back = patch.install()
+    installed: Installed = _function(patch.install)(context)
     after = raw(owner, name) if name else ABSENT
     if name and after is before:
-        taken_back()
-        raise PatchError(f"{patch.target} is unchanged after its patch was installed")
-    detail = patch.describe() if patch.describe else ""
-    return Change(patch, detail, owner, name, before, after, taken_back=taken_back)
+        installed.undo()
+        raise PatchError(f"{patch.target} is unchanged after its patch was installed.")
+    return Change(patch, installed.detail, owner, name, before, after, uninstall=installed.undo)
 
 
 def overriders(owner: Any, name: str) -> list[str]:

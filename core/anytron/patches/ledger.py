@@ -24,19 +24,22 @@ _PHASES = tuple(Phase)
 class Ledger:
     """The patches of this process.
 
-    Within a phase, patches are applied in the order in which they were added, each after those that it
-    builds upon, each once. A patch whose version range does not hold is skipped with its reason. What
-    was applied is verified; then modules that had imported the old object by name are given the new
-    one, and the record's detail lists them, and who holds the old one where nothing can be done.
+    Within a phase, patches are applied in the order in which they were added, each once. A patch whose version
+    range does not hold is skipped with its reason. What was applied is verified; then modules that had imported
+    the old object by name are given the new one, and the record's detail lists them, and who holds the old one
+    where nothing can be done.
 
     Args:
         patches: The first patches; more may be added before their phase is applied.
+        context: What ``install`` functions receive: a :class:`anytron.hooks.types.PatchContext`. The ledger itself
+            does not look at it.
 
     Raises:
         PatchError: As :meth:`add`.
     """
 
-    def __init__(self, patches: Iterable[Patch] = ()) -> None:
+    def __init__(self, patches: Iterable[Patch] = (), context: Any = None) -> None:
+        self.context = context
         self._patches: dict[str, Patch] = {}
         self._records: dict[str, PatchRecord] = {}
         self._applied: list[Change] = []
@@ -56,15 +59,14 @@ class Ledger:
         """Take patches, all or none, without applying them.
 
         Raises:
-            PatchError: An id exists already, two owners change one target in this environment without
-                saying so with ``after``, ``after`` names no patch of the same target and of no later
-                phase, or a patch's phase has passed.
+            PatchError: An id exists already, two owners change one target in this environment, or a patch's phase
+                has passed.
         """
         known = dict(self._patches)
         for patch in patches:
             self._check_name_and_phase(patch, known)
             known[patch.id] = patch
-        check_targets(known)
+        check_targets(known.values())
         self._patches = known
 
     def apply(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
@@ -82,14 +84,14 @@ class Ledger:
         self.add(patches)
         if self._reached is not None and _PHASES.index(phase) < _PHASES.index(self._reached):
             raise PatchError(
-                f"phase {phase.value} cannot be applied any more",
+                f"Phase {phase.value} cannot be applied any more.",
                 why=f"{self._reached.value} was applied before it",
                 fix="apply the phases in their order",
             )
         self.revalidate()
         self._reached = phase
         pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
-        ordered = in_order(pending, self._patches)
+        ordered = in_order(pending)
         for patch in ordered:
             self._records[patch.id] = self._try(patch)
         return [self._records[patch.id] for patch in ordered]
@@ -121,7 +123,7 @@ class Ledger:
         composite = [change.patch for change in self._applied if change.patch.id in lost and change.patch.install]
         if composite:
             raise PatchError(
-                "patches were lost that cannot be applied again: " + ", ".join(patch.id for patch in composite),
+                f"Patches were lost that cannot be applied again: {', '.join(patch.id for patch in composite)}.",
                 where=", ".join(patch.target for patch in composite),
                 why="someone else replaced the target, and these patches change more than that",
                 fix="let the other party patch first",
@@ -163,7 +165,7 @@ class Ledger:
         foreign = [patch for patch in foreign if _PHASES.index(patch.phase) >= start]
         if foreign:
             raise PatchError(
-                "patches could not be undone: " + ", ".join(patch.id for patch in foreign),
+                f"Patches could not be undone: {', '.join(patch.id for patch in foreign)}.",
                 where=", ".join(sorted({patch.target for patch in foreign})),
                 why="the targets were changed by someone else after these patches",
                 fix="undo the other change first",
@@ -199,13 +201,13 @@ class Ledger:
         twin = known.get(patch.id)
         if twin is not None:
             raise PatchError(
-                f"two patches are called {patch.id}",
+                f"Two patches are called {patch.id}.",
                 where=f"owners {twin.owner} and {patch.owner}",
                 fix="give one of them another id",
             )
         if self._reached is not None and _PHASES.index(patch.phase) < _PHASES.index(self._reached):
             raise PatchError(
-                f"patch {patch.id} of {patch.owner} comes too late",
+                f"The patch {patch.id} of {patch.owner} comes too late.",
                 where=patch.target,
                 why=f"its phase {patch.phase.value} has passed; {self._reached.value} was reached",
                 fix="return it from patch_model when that phase is asked for",
@@ -222,14 +224,14 @@ class Ledger:
 
     def _change(self, patch: Patch, version: str) -> PatchRecord:
         try:
-            change = make_change(patch)
+            change = make_change(patch, self.context)
         except Exception as error:  # foreign code may fail in any way; recorded or raised
             failed = PatchRecord(patch, Outcome.FAILED, f"{type(error).__name__}: {error}", version)
             self._records[patch.id] = failed
             if not patch.required:
                 return failed
             raise PatchError(
-                f"required patch {patch.id} of {patch.owner} could not be applied",
+                f"The required patch {patch.id} of {patch.owner} could not be applied.",
                 where=f"{patch.target}" + (f" ({patch.package} {version})" if version else ""),
                 why=failed.detail,
                 fix=patch.upstream and f"see {patch.upstream}",
@@ -244,7 +246,7 @@ def _assert_not_imported(patch: Patch) -> None:
         return
     importers = holders(package)
     raise PatchError(
-        f"patch {patch.id} of {patch.owner} comes too late",
+        f"The patch {patch.id} of {patch.owner} comes too late.",
         where=patch.target,
         why=f"{package} is imported already" + (f", by {', '.join(importers)}" if importers else ""),
         fix=f"apply the before_import patches first, and import {package} inside functions until then",

@@ -57,7 +57,8 @@ class Supersession:
 class Patch:
     """One change of third-party code.
 
-    Exactly one of ``replacement`` and ``install`` is given.
+    Exactly one of ``replacement`` and ``install`` is given. Both name a function, ``module:function``, that is
+    imported when the patch is applied: a list of patches imports nothing.
 
     Attributes:
         id: Unique name, for example ``megatron.rng-state-device``.
@@ -74,12 +75,10 @@ class Patch:
             target's module. For changes of one package (``torch.cuda``) on behalf of another.
         imports: ``before_import`` only: the package that applying it imports; it goes last, after all patches
             that must come before that package.
-        after: Id of the patch of the same target, of another owner, that this one deliberately
-            builds upon; without it two owners of one target are a conflict.
-        replacement: Receives the original object, returns the one that takes its place.
-        install: Makes a change that is not one attribute (a module alias, a set of wrappers) and
-            returns the function that undoes it.
-        describe: With ``install``: asked after installing, says what was changed, for the record.
+        replacement: Function that receives the original object and returns the one that replaces it.
+        install: Function that makes a change which is not one attribute (a module alias, a set of wrappers). It
+            receives the ledger's context (:class:`anytron.hooks.types.PatchContext`) and returns an
+            :class:`Installed`.
         rebinds: Give the replacement also to other modules that hold the original by name. False where
             the target is such a name itself and the original is right for everybody else.
         superseded_by: Classes that the patch does not reach because they bring their own version.
@@ -99,21 +98,19 @@ class Patch:
     remove_when: str = ""
     before: str = ""
     imports: str = ""
-    after: str = ""
-    replacement: Callable[[Any], Any] | None = None
-    install: Callable[[], Callable[[], None]] | None = None
-    describe: Callable[[], str] | None = None
+    replacement: str = ""
+    install: str = ""
     rebinds: bool = True
     superseded_by: tuple[Supersession, ...] = ()
     stays: str = ""
 
     def __post_init__(self) -> None:
-        if (self.replacement is None) == (self.install is None):
+        if bool(self.replacement) == bool(self.install):
             raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
-        if self.replacement is not None and not self.attribute:
+        if not all((self.replacement or self.install).partition(":")):
+            raise ValueError(f"patch {self.id}: replacement and install are of the form module:function")
+        if self.replacement and not self.attribute:
             raise ValueError(f"patch {self.id}: a replacement needs a target of the form module:attribute")
-        if self.describe is not None and self.install is None:
-            raise ValueError(f"patch {self.id}: describe belongs to install")
         if self.requires and not self.package:
             raise ValueError(f"patch {self.id}: requires={self.requires!r} needs package")
         if self.before and self.phase is not Phase.BEFORE_IMPORT:
@@ -132,6 +129,19 @@ class Patch:
     def attribute(self) -> str:
         """The attribute part of the target, dotted; empty if the target is a whole module."""
         return self.target.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an ``install`` function returns.
+
+    Attributes:
+        undo: Takes back what was done.
+        detail: What was done, for the record.
+    """
+
+    undo: Callable[[], None]
+    detail: str = ""
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,8 @@ def write_extension(install_plugin) -> Callable[[str, str], None]:
             "            return []\n"
             "        return [Patch(id='sabotage.one', owner='sabotage', phase=phase,\n"
             f"                      target={target!r}, reason='a test of the test',\n"
-            f"                      replacement={replacement})]\n"
+            "                      replacement='installed_plugin:replacement')]\n"
+            f"replacement = {replacement}\n"
         )
 
     return write

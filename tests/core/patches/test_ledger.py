@@ -4,12 +4,15 @@ import sys
 import pytest
 
 from anytron.errors import PatchError
-from anytron.patches import Ledger, Outcome, Patch, Phase
+from anytron.patches import Installed, Ledger, Outcome, Patch, Phase
+from tests.core.patches.named import named
 
 
 def make(patch_id="p", *, target="victim:greet", phase=Phase.BEFORE_BUILD, owner="us", **fields):
     if "install" not in fields:
         fields.setdefault("replacement", lambda original: lambda: original() + " " + patch_id)
+    for how in {"install", "replacement"} & fields.keys():
+        fields[how] = named(fields[how])
     return Patch(id=patch_id, owner=owner, target=target, phase=phase, reason="test", **fields)
 
 
@@ -80,17 +83,23 @@ def test_two_owners_of_one_target_are_a_conflict_that_names_both(victim):
         Ledger([make("a", owner="mindspeed"), make("b", owner="ascend")])
 
 
-def test_a_patch_may_say_that_it_builds_upon_another(victim):
-    ledger = Ledger([make("a", owner="mindspeed"), make("b", owner="ascend", after="a")])
+def test_an_installer_is_given_the_ledgers_context_and_its_detail_is_recorded(victim):
+    def install(context):
+        victim.greet, before = lambda: context, victim.greet
+        return Installed(lambda: setattr(victim, "greet", before), f"greets with {context}")
+
+    ledger = Ledger([make(install=install)], context="the context")
+    (record,) = ledger.apply(Phase.BEFORE_BUILD)
+    assert (victim.greet(), record.detail) == ("the context", "greets with the context")
+    ledger.undo()
+    assert victim.greet() == "hello"
+
+
+def test_what_a_patch_does_is_imported_when_it_is_applied(victim):
+    ledger = Ledger([Patch("late", "us", "victim:part", Phase.AFTER_BUILD, "test", replacement="imported_late:shout")])
     ledger.apply(Phase.BEFORE_BUILD)
-    assert victim.greet() == "hello a b"
-    original = ledger.verify()
-    assert original == []
-
-
-def test_building_upon_a_patch_that_is_not_there_is_an_error(victim):
-    with pytest.raises(PatchError, match="builds upon a, which is not there"):
-        Ledger([make("b", after="a")])
+    with pytest.raises(PatchError, match="No module named 'imported_late'"):
+        ledger.apply(Phase.AFTER_BUILD)
 
 
 def test_two_patches_of_one_name_are_an_error(victim):
@@ -112,7 +121,7 @@ def test_a_patch_of_a_package_that_is_not_installed_is_skipped(victim):
 
 def test_a_required_patch_that_fails_stops_the_run_and_is_recorded(victim):
     ledger = Ledger([make(target="victim:missing")])
-    with pytest.raises(PatchError, match="required patch p of us"):
+    with pytest.raises(PatchError, match="The required patch p of us could not be applied"):
         ledger.apply(Phase.BEFORE_BUILD)
     assert [r.outcome for r in ledger.records] == [Outcome.FAILED]
 
@@ -125,7 +134,7 @@ def test_an_optional_patch_that_fails_is_recorded_with_its_reason(victim):
 
 
 def test_an_installer_that_leaves_its_target_unchanged_failed(victim):
-    ledger = Ledger([make(install=lambda: lambda: None)])
+    ledger = Ledger([make(install=lambda _context: Installed(lambda: None))])
     with pytest.raises(PatchError, match="unchanged after its patch was installed"):
         ledger.apply(Phase.BEFORE_BUILD)
 
@@ -146,13 +155,12 @@ def test_a_patch_that_imports_a_package_goes_last(victim):
     applied = []
 
     def noted(id, **fields):
-        def install():
+        def install(_context):
             applied.append(id)
-            victim.noted = id
-            return lambda: None
+            return Installed(lambda: None)
 
         phase = Phase.BEFORE_IMPORT
-        return Patch(id, "t", "victim", phase, "r", before="package_not_imported", install=install, **fields)
+        return Patch(id, "t", "victim", phase, "r", before="package_not_imported", install=named(install), **fields)
 
     Ledger([noted("importer", imports="package_not_imported"), noted("early")]).apply(Phase.BEFORE_IMPORT)
     assert applied == ["early", "importer"]
@@ -203,6 +211,8 @@ def test_the_report_is_json_with_every_documented_key(victim):
 
 
 def test_a_patch_says_exactly_one_of_how():
-    for fields in ({}, {"replacement": lambda x: x, "install": lambda: lambda: None}):
+    for fields in ({}, {"replacement": "math:floor", "install": "math:ceil"}):
         with pytest.raises(ValueError, match="exactly one"):
             Patch(id="p", owner="us", target="m:a", phase=Phase.AFTER_BUILD, reason="", **fields)
+    with pytest.raises(ValueError, match="module:function"):
+        Patch(id="p", owner="us", target="m:a", phase=Phase.AFTER_BUILD, reason="", replacement="math.floor")

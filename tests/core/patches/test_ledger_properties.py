@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.patches import Ledger, Outcome, Patch, Phase
+from tests.core.patches.named import named
 
 NAMES = ("a", "b", "c")
 PHASES = tuple(Phase)[1:]
@@ -32,7 +33,7 @@ def test_apply_and_undo_in_any_order(described, order):
                 reason="",
                 package="" if fits else "pluggy",
                 requires="" if fits else "<0.1",
-                replacement=lambda original, number=number: lambda: [*original(), number],
+                replacement=named(lambda original, number=number: lambda: [*original(), number]),
             )
             for number, (name, phase, fits) in enumerate(described)
         )

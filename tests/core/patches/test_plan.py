@@ -4,11 +4,12 @@ import pytest
 
 from anytron.patches import Ledger, Outcome, Patch, Phase, Supersession, Verdict, plan
 from anytron.patches.versions import installed_version
+from tests.core.patches.named import named
 
 
 def make(**fields):
     values = {"id": "p", "owner": "us", "target": "victim:Shop.sell", "phase": Phase.BEFORE_BUILD, "reason": "why"}
-    return Patch(**{**values, "replacement": lambda original: original.__class__ and (lambda self: "cake"), **fields})
+    return Patch(**{**values, "replacement": named(lambda _original: lambda _self: "cake"), **fields})
 
 
 def test_the_verdict_names_the_version_that_decided(victim):

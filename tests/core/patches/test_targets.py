@@ -22,7 +22,7 @@ PACKAGE = {
 
 
 def make(target, **fields):
-    return Patch("p", "us", target, Phase.BEFORE_BUILD, "test", **{"replacement": abs, **fields})
+    return Patch("p", "us", target, Phase.BEFORE_BUILD, "test", **{"replacement": "math:floor", **fields})
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_loaded_module_is_asked_itself(victim):
 
 
 def test_a_patch_that_installs_something_needs_no_original():
-    assert missing_target(make("no_such_module", replacement=None, install=lambda: None)) == ""
+    assert missing_target(make("no_such_module", replacement="", install="math:floor")) == ""
 
 
 def test_the_plan_says_that_a_target_is_missing(victim):
@@ -74,7 +74,8 @@ def test_targets_in_megatron_are_found_without_importing_it():
     code = (
         "import sys; from anytron.patches import Patch, Phase; from anytron.patches.targets import missing_target\n"
         "for name in ('make_viewless_tensor', 'make_viewles_tensor'):\n"
-        "    patch = Patch('p', 'us', 'megatron.core.utils:' + name, Phase.BEFORE_BUILD, 'r', replacement=abs)\n"
+        "    patch = Patch('p', 'us', 'megatron.core.utils:' + name, Phase.BEFORE_BUILD, 'r',"
+        " replacement='math:floor')\n"
         "    print(missing_target(patch))\n"
         "assert 'megatron' not in sys.modules and 'torch' not in sys.modules\n"
     )

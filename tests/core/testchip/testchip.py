@@ -7,13 +7,18 @@ from anytron import Platform, hookimpl
 from anytron.components import EngineInfo
 from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit
-from anytron.patches import Patch
+from anytron.patches import Installed, Patch
 from anytron.platform import Availability, Probe
 
 SMALL, BROKEN, SLOW, REFUSING = (
     EngineInfo(f"testchip_engine:{name}") for name in ("Engine", "BrokenEngine", "SlowEngine", "RefusingEngine")
 )
 EVENTS = [("imported", "torch" in sys.modules)]
+
+
+def note_order(context):
+    EVENTS.append(("patched", context.role, "testchip_engine" in sys.modules))
+    return Installed(lambda: None)
 
 
 class TestChip(Platform):
@@ -55,10 +60,6 @@ class TestChip(Platform):
         if phase.value != "before_import":
             return []
 
-        def install():
-            EVENTS.append(("patched", context.role, "testchip_engine" in sys.modules))
-            return lambda: None
-
         return [
             Patch(
                 id="testchip.mark",
@@ -66,6 +67,6 @@ class TestChip(Platform):
                 target="testchip_engine",
                 phase=phase,
                 reason="the tests look at the order",
-                install=install,
+                install="testchip:note_order",
             )
         ]

@@ -9,10 +9,9 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, HookContractError
 from anytron.hooks.types import Requirement
 from anytron.masks import AttnMask, MaskKind, Polarity
-from anytron.patches import Patch, Phase
 from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.mindspeed.installation import find_installation
-from anytron_ascend.mindspeed.triton_imports import triton_imports
+from anytron_ascend.mindspeed.patches import PATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import MaskRequest
-    from anytron.patches import Ledger
+    from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs
     from anytron_ascend.options import MindSpeedOptions
 
-OWNER = "ascend"
 CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
 """Kernel modes: left-up causal with the compressed triangle, and a mask of full size."""
 
@@ -68,13 +66,8 @@ class MindSpeedAdaptor:
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """MindSpeed itself, then what it does against the kernels' documentation."""
-        patches = [
-            triton_imports("ascend.mindspeed-triton-imports", OWNER, "mindspeed.ops.triton"),
-            _mindspeed(context),
-            _model_config(),
-            *_attention(),
-        ]
-        return [patch for patch in patches if patch.phase is phase]
+        del context
+        return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
         """The neutral mask with the mode in which MindSpeed's kernel reads it.
@@ -137,100 +130,3 @@ def _compressed(mask: AttnMask, request: MaskRequest) -> AttnMask:
         tensor=compressed_mask(request.layout.valid.device),
         polarity=Polarity.MASKED,
     )
-
-
-def _mindspeed(context: PatchContext) -> Patch:
-    found: list[str] = []
-
-    def install() -> Callable[[], None]:
-        from anytron_ascend.mindspeed.repatching import import_mindspeed
-
-        # First of all: MindSpeed answers for importlib.metadata.version afterwards.
-        installation = find_installation()
-        found.append(f"MindSpeed {installation.mindspeed}, megatron-core {installation.megatron}")
-        context.platform.runtime()
-        return import_mindspeed()
-
-    return Patch(
-        id="ascend.mindspeed",
-        owner=OWNER,
-        target="mindspeed.megatron_adaptor",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",
-        imports="megatron.core",
-        reason="Megatron on NPUs: Transformer Engine's modules, fused kernels, ring attention",
-        upstream="https://gitcode.com/Ascend/MindSpeed, branch core_r0.16.0",
-        remove_when="Megatron runs on NPUs by itself",
-        install=install,
-        describe=lambda: found[-1],
-        stays="torch.cuda stays redirected to torch.npu (torch_npu.contrib.transfer_to_npu)",
-    )
-
-
-def _model_config() -> Patch:
-    def replace(_original: Callable[..., None]) -> Callable[..., None]:
-        def take_arguments(self: Any) -> None:
-            from mindspeed.args_utils import get_full_args
-
-            for name, value in vars(get_full_args()).items():
-                if name not in _MEGATRONS:
-                    setattr(self, name, value)
-
-        return take_arguments
-
-    return Patch(
-        id="ascend.mindspeed-model-config",
-        owner=OWNER,
-        target="mcore_bridge.config.model_config:ModelConfig._augment_mindspeed_defaults",
-        phase=Phase.BEFORE_BUILD,
-        package="mcore-bridge",
-        requires=">=1.6.5,<1.7",
-        reason=(
-            "MindSpeed's modules read its arguments from the model's config; mcore-bridge gives every model the "
-            "defaults, changes MindSpeed's list of features to find them, and only warns where it fails"
-        ),
-        upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults",
-        remove_when="mcore-bridge takes MindSpeed's arguments as they are",
-        replacement=replace,
-    )
-
-
-_MEGATRONS = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "sequence_parallel",
-        "multi_latent_attention",
-        "transformer_impl",
-    }
-)
-"""Arguments that Megatron's config has itself; the engine sets them there."""
-
-
-def _attention() -> Iterable[Patch]:
-    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
-        from anytron_ascend.mindspeed.attention import as_documented
-
-        return as_documented(original)
-
-    for name, target in {
-        "": "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention:TEDotProductAttention.forward",
-        "-cp": "mindspeed.core.context_parallel.dot_product_attention:CPDotProductAttentionImpl.forward",
-    }.items():
-        yield Patch(
-            id=f"ascend.mindspeed-attention{name}",
-            owner=OWNER,
-            target=target,
-            phase=Phase.BEFORE_BUILD,
-            reason=(
-                "MindSpeed passes cu_seqlens with its leading 0 and real lengths to a kernel that wants the ends of "
-                "the sequences in the buffer, and takes the kernel's mode from a config that calls change for good"
-            ),
-            upstream="mindspeed/te/pytorch/attention/dot_product_attention/backend.py, line 83; "
-            "mindspeed/core/context_parallel/dot_product_attention.py, line 137",
-            remove_when="MindSpeed passes the padded ends, and a mask's mode with the mask",
-            replacement=replace,
-        )

@@ -12,6 +12,7 @@ from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
 from anytron_ascend.mindspeed_llm.installation import ENGINE, MEGATRON, PACKAGES, find_installation
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
+from anytron_ascend.mindspeed_llm.patches import PATCHES
 from anytron_megatron.checks.experts import expert_diagnostics
 from anytron_megatron.checks.optimizer import optimizer_diagnostics
 from anytron_megatron.checks.sizes import size_diagnostics
@@ -75,9 +76,8 @@ class MindSpeedLlmAdaptor:
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """MindSpeed-LLM itself, and its reading of packed sequences."""
-        from anytron_ascend.mindspeed_llm.patches import engine_patches
-
-        return [patch for patch in engine_patches(context) if patch.phase is phase]
+        del context
+        return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
         """No tensor: MindSpeed-LLM makes the compressed triangle; the mode in which its kernel reads that."""

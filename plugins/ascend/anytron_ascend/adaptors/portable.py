@@ -44,7 +44,7 @@ class PortableAdaptor:
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """Keep mcore-bridge from taking MindSpeed's side branches."""
         del context
-        return [_bridge_without_mindspeed()] if phase is Phase.BEFORE_IMPORT else []
+        return [_BRIDGE_WITHOUT_MINDSPEED] if phase is _BRIDGE_WITHOUT_MINDSPEED.phase else []
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
         """The neutral answer."""
@@ -67,24 +67,22 @@ class PortableAdaptor:
         return fused_kernel(name)
 
 
-def _bridge_without_mindspeed() -> Patch:
-    def replace(_original: Callable[..., bool]) -> Callable[..., bool]:
-        def is_torch_npu_available(*_: Any, **__: Any) -> bool:
-            return False
+def deny_torch_npu(_original: Callable[..., bool]) -> Callable[..., bool]:
+    """Replace transformers' probe for torch_npu: the answer is no."""
+    return lambda *_, **__: False
 
-        return is_torch_npu_available
 
-    return Patch(
-        id="ascend.bridge-without-mindspeed",
-        owner="ascend",
-        target="transformers.utils:is_torch_npu_available",
-        phase=Phase.BEFORE_IMPORT,
-        before="mcore_bridge",
-        reason=(
-            "where torch_npu is, mcore-bridge assumes MindSpeed's modules: it takes MindSpeed's defaults into the "
-            "model's config and expects linear layers without Transformer Engine's interface; portable ones have it"
-        ),
-        upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults; tuners/lora.py, line 204",
-        remove_when="mcore-bridge asks for MindSpeed instead of torch_npu",
-        replacement=replace,
-    )
+_BRIDGE_WITHOUT_MINDSPEED = Patch(
+    id="ascend.bridge-without-mindspeed",
+    owner="ascend",
+    target="transformers.utils:is_torch_npu_available",
+    phase=Phase.BEFORE_IMPORT,
+    before="mcore_bridge",
+    reason=(
+        "where torch_npu is, mcore-bridge assumes MindSpeed's modules: it takes MindSpeed's defaults into the "
+        "model's config and expects linear layers without Transformer Engine's interface; portable ones have it"
+    ),
+    upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults; tuners/lora.py, line 204",
+    remove_when="mcore-bridge asks for MindSpeed instead of torch_npu",
+    replacement="anytron_ascend.adaptors.portable:deny_torch_npu",
+)

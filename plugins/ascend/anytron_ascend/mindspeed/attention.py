@@ -20,7 +20,7 @@ MODES = {CAUSAL: 2, FULL: 1}
 """``config.sparse_mode``, which its other modules read; a call without a mask would set it to 2 for good."""
 
 
-def as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
+def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the forward of an attention module of MindSpeed."""
 
     @functools.wraps(forward)

@@ -7,10 +7,13 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anytron.errors import PatchError
+from anytron.patches import Installed
+from anytron_ascend.mindspeed.installation import find_installation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from anytron.hooks.types import PatchContext
     from anytron.patches import Ledger
 
 
@@ -18,11 +21,17 @@ _last: list[dict[str, Any]] = []
 """What was asked of MindSpeed last in this process, and the arguments that it had then."""
 
 
-def import_mindspeed() -> Callable[[], None]:
-    """Import MindSpeed, which patches torch and Megatron with its defaults; return what takes the patches back."""
+def import_mindspeed(context: PatchContext) -> Installed:
+    """Import MindSpeed, which patches torch and Megatron with its defaults."""
+    # First of all: MindSpeed answers for importlib.metadata.version afterwards.
+    installation = find_installation()
+    context.platform.runtime()
     with bare_command_line():
         from mindspeed import megatron_adaptor
-    return megatron_adaptor.MindSpeedFeaturesManager.remove_patches  # type: ignore[no-any-return]
+    return Installed(
+        megatron_adaptor.MindSpeedFeaturesManager.remove_patches,
+        f"MindSpeed {installation.mindspeed}, megatron-core {installation.megatron}",
+    )
 
 
 def default_arguments() -> dict[str, Any]:

@@ -13,18 +13,17 @@ from transformers import AutoConfig
 from anytron.engines.weights import write_weights
 from anytron.errors import EngineError
 from anytron.kernels.contract import LogProbSpec
+from anytron.layer import apply_phase
 from anytron.masks import MaskKind
 from anytron.patches import Phase
 from anytron.trainer.initial_model import model_directory
 from anytron.traits import ModelTraits
 from anytron_ascend.mindspeed_llm.arguments import translate
-from anytron_ascend.mindspeed_llm.installation import ENGINE
 from anytron_ascend.mindspeed_llm.models import build_model
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.process_state import put_in_force, release
 from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
 from anytron_megatron.critic.critic import Critic
-from anytron_megatron.patches.phases import reach
 from anytron_megatron.training import parallel
 from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
@@ -64,11 +63,11 @@ class MindSpeedLlmEngine:
         options = MindSpeedLlmOptions.read(config.engine.options)
         model = AutoConfig.from_pretrained(directory, local_files_only=True)
         self._arguments = put_in_force(translate(config, model, options), context.ledger)
-        reach(Phase.BEFORE_PARALLEL_INIT, context, ENGINE)
+        apply_phase(Phase.BEFORE_PARALLEL_INIT, context.hooks, context.ledger)
         parallel.initialize(
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
-        reach(Phase.BEFORE_BUILD, context, ENGINE)
+        apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
         self._weights = self._weights_of(directory)
         self._preparer = BatchPreparer(
             context.hooks,
@@ -96,7 +95,7 @@ class MindSpeedLlmEngine:
         if config.critic is not None:
             weights = self._weights if config.critic.path is None else self._weights_of(Path(config.critic.path))
             self._critic = Critic([self._model(weights)], self._preparer, config, partial(self._save, weights))
-        reach(Phase.AFTER_BUILD, context, ENGINE)
+        apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
 
     def topology(self) -> Topology:
         """Where this rank stands."""

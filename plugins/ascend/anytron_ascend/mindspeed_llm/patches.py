@@ -1,78 +1,62 @@
-"""What is changed for the engine: MindSpeed-LLM itself, and what it does to packed sequences."""
+"""MindSpeed-LLM itself, and what is changed of it, as data."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from anytron.patches import Patch, Phase
-from anytron_ascend.mindspeed.triton_imports import triton_imports
-from anytron_ascend.mindspeed_llm.installation import BRANCHES, find_installation
+from anytron_ascend.mindspeed_llm.installation import BRANCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from anytron.hooks.types import PatchContext
+_OWNER = "ascend"
+_HERE = "anytron_ascend.mindspeed_llm"
 
-OWNER = "ascend"
+TRITON_IMPORTS = Patch(
+    id="ascend.mindspeed-llm-triton-imports",
+    owner=_OWNER,
+    target="mindspeed_llm.ops.triton",
+    phase=Phase.BEFORE_IMPORT,
+    before="megatron.core",
+    reason="it imports its triton kernels whether a model needs them or not; triton-ascend may be absent",
+    upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
+    remove_when="MindSpeed imports triton where it uses it",
+    install="anytron_ascend.mindspeed.triton_imports:stand_in_for_mindspeed_llm",
+)
+MINDSPEED_LLM = Patch(
+    id="ascend.mindspeed-llm",
+    owner=_OWNER,
+    target="mindspeed_llm.megatron_adaptor",
+    phase=Phase.BEFORE_IMPORT,
+    before="megatron.core",
+    imports="megatron.core",
+    reason="MindSpeed-LLM's models and MindSpeed's kernels for them",
+    upstream=f"https://gitcode.com/Ascend/MindSpeed-LLM, branch {BRANCHES['MindSpeed-LLM']}",
+    remove_when="the engine megatron trains these models as fast on NPUs",
+    install=f"{_HERE}.process_state:import_mindspeed_llm",
+    stays="torch.cuda stays redirected to torch.npu (torch_npu.contrib.transfer_to_npu)",
+)
+SEQUENCE_ENDS = Patch(
+    id="ascend.mindspeed-llm-sequence-ends",
+    owner=_OWNER,
+    target="mindspeed_llm.training.utils:recompute_valid_actual_seq_len",
+    phase=Phase.BEFORE_BUILD,
+    reason=(
+        "it takes a packed sequence of one token for the beginning of padding and joins all that follow it to "
+        "one sequence, whose tokens then see each other"
+    ),
+    upstream="mindspeed_llm/training/utils.py, recompute_valid_actual_seq_len",
+    remove_when="MindSpeed-LLM's own data loader drops its padding",
+    replacement=f"{_HERE}.patches:keep_sequence_ends",
+)
+PATCHES = (TRITON_IMPORTS, MINDSPEED_LLM, SEQUENCE_ENDS)
 
 
-def engine_patches(context: PatchContext) -> Iterable[Patch]:
-    """Return the patches of a training rank of this engine."""
-    triton = triton_imports(
-        "ascend.mindspeed-llm-triton-imports", OWNER, "mindspeed.ops.triton", "mindspeed_llm.ops.triton"
-    )
-    return [triton, _mindspeed_llm(context), _sequence_ends()]
+def keep_sequence_ends(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``recompute_valid_actual_seq_len``: sequences end where the batch says."""
 
+    def recompute_valid_actual_seq_len(ends: Any, _micro_batch_size: int) -> Any:
+        return ends
 
-def _mindspeed_llm(context: PatchContext) -> Patch:
-    found: list[str] = []
-
-    def install() -> Callable[[], None]:
-        from anytron_ascend.mindspeed_llm.process_state import import_mindspeed_llm
-
-        # First of all: MindSpeed answers for importlib.metadata.version afterwards.
-        installation = find_installation()
-        found.append(
-            f"MindSpeed-LLM {installation.mindspeed_llm}, MindSpeed {installation.mindspeed}, "
-            f"megatron-core {installation.megatron}"
-        )
-        context.platform.runtime()
-        return import_mindspeed_llm()
-
-    return Patch(
-        id="ascend.mindspeed-llm",
-        owner=OWNER,
-        target="mindspeed_llm.megatron_adaptor",
-        phase=Phase.BEFORE_IMPORT,
-        before="megatron.core",
-        imports="megatron.core",
-        reason="MindSpeed-LLM's models and MindSpeed's kernels for them",
-        upstream=f"https://gitcode.com/Ascend/MindSpeed-LLM, branch {BRANCHES['MindSpeed-LLM']}",
-        remove_when="the engine megatron trains these models as fast on NPUs",
-        install=install,
-        describe=lambda: found[-1],
-        stays="torch.cuda stays redirected to torch.npu (torch_npu.contrib.transfer_to_npu)",
-    )
-
-
-def _sequence_ends() -> Patch:
-    def replace(_original: Callable[..., Any]) -> Callable[..., Any]:
-        def as_they_are(ends: Any, micro_batch_size: int) -> Any:
-            del micro_batch_size
-            return ends
-
-        return as_they_are
-
-    return Patch(
-        id="ascend.mindspeed-llm-sequence-ends",
-        owner=OWNER,
-        target="mindspeed_llm.training.utils:recompute_valid_actual_seq_len",
-        phase=Phase.BEFORE_BUILD,
-        reason=(
-            "it takes a packed sequence of one token for the beginning of padding and joins all that follow it to "
-            "one sequence, whose tokens then see each other"
-        ),
-        upstream="mindspeed_llm/training/utils.py, recompute_valid_actual_seq_len",
-        remove_when="MindSpeed-LLM's own data loader drops its padding",
-        replacement=replace,
-    )
+    return recompute_valid_actual_seq_len

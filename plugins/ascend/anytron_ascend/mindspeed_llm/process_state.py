@@ -8,13 +8,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
+from anytron.patches import Installed
 from anytron_ascend.mindspeed.repatching import bare_command_line
 from anytron_ascend.mindspeed_llm.arguments import SPEC, check_names
+from anytron_ascend.mindspeed_llm.installation import find_installation
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from anytron.hooks.types import PatchContext
     from anytron.patches import Ledger
     from anytron.sequences import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
@@ -25,11 +28,17 @@ _patched_for: list[dict[str, Any]] = []
 """The arguments that MindSpeed-LLM has patched for."""
 
 
-def import_mindspeed_llm() -> Callable[[], None]:
-    """Import MindSpeed-LLM, which patches torch and Megatron with its defaults; return what takes the patches back."""
+def import_mindspeed_llm(context: PatchContext) -> Installed:
+    """Import MindSpeed-LLM, which patches torch and Megatron with its defaults."""
+    # First of all: MindSpeed answers for importlib.metadata.version afterwards.
+    found = find_installation()
+    context.platform.runtime()
     with bare_command_line():
         from mindspeed_llm import megatron_adaptor
-    return megatron_adaptor.MindSpeedFeaturesManager.remove_patches  # type: ignore[no-any-return]
+    return Installed(
+        megatron_adaptor.MindSpeedFeaturesManager.remove_patches,
+        f"MindSpeed-LLM {found.mindspeed_llm}, MindSpeed {found.mindspeed}, megatron-core {found.megatron}",
+    )
 
 
 def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:

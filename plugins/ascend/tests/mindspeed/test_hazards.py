@@ -35,7 +35,8 @@ def test_megatron_must_not_be_imported_before_it(with_mindspeed):
         "from anytron.plugins import open_session\n"
         "session = open_session(platform='ascend', options={'adaptor': 'mindspeed'})\n"
         "context = PatchContext(session.platform, 'trainer', session.hooks, 'megatron')\n"
-        "Ledger().apply(Phase.BEFORE_IMPORT, session.platform.patch_model(Phase.BEFORE_IMPORT, context))\n"
+        "ledger = Ledger(context=context)\n"
+        "ledger.apply(Phase.BEFORE_IMPORT, session.platform.patch_model(Phase.BEFORE_IMPORT, context))\n"
     )
     status, _, errors = run(with_mindspeed, "-c", program)
     assert status != 0

@@ -17,8 +17,8 @@ from anytron_ascend.options import MindSpeedOptions
 sys.argv += ["--context-parallel-size", "4", "--a-typo", "1"]  # of this process, none of MindSpeed's business
 
 session = open_session(platform="ascend", options={"adaptor": "mindspeed"})
-ledger = Ledger()
 context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
+ledger = Ledger(context=context)
 
 
 def run_of(**parallel):
@@ -78,7 +78,7 @@ def wrapping(original):
 
 
 def patch_of(name, target):
-    return Patch(name, "test", target, Phase.BEFORE_PARALLEL_INIT, "a test", replacement=wrapping)
+    return Patch(name, "test", target, Phase.BEFORE_PARALLEL_INIT, "a test", replacement="__main__:wrapping")
 
 
 KEPT = "megatron.core.transformer.torch_norm:WrappedTorchNorm"

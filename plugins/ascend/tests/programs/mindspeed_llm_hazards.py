@@ -28,8 +28,8 @@ DENSE = Qwen3Config(**SIZES)
 SPARSE = Qwen3MoeConfig(**SIZES, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
 
 session = open_session(platform="ascend", options={"adaptor": "mindspeed_llm"})
-ledger = Ledger()
 context = PatchContext(session.platform, "trainer", session.hooks, "mindspeed_llm")
+ledger = Ledger(context=context)
 
 
 def arguments(model=DENSE, **options):
@@ -126,7 +126,8 @@ def wrapping(original):
 
 TARGET = "megatron.core.transformer.transformer_layer:TransformerLayer.forward"
 ledger.apply(
-    Phase.AFTER_BUILD, [Patch("test.layer", "test", TARGET, Phase.AFTER_BUILD, "a test", replacement=wrapping)]
+    Phase.AFTER_BUILD,
+    [Patch("test.layer", "test", TARGET, Phase.AFTER_BUILD, "a test", replacement="__main__:wrapping")],
 )
 put_in_force(arguments(SPARSE), ledger)
 from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402

@@ -22,7 +22,8 @@ from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 platform = CpuPlatform()
-context, ledger = PatchContext(platform, "trainer", hooks_of(platform), "megatron"), Ledger()
+context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
+ledger = Ledger(context=context)
 for phase in list(Phase)[:2]:
     ledger.apply(phase, trainer_patches(phase, context))
 from mcore_bridge import MLAModelConfig, ModelConfig

@@ -63,13 +63,14 @@ def test_routing_that_is_replayed_for_the_wrong_tokens_is_noticed(one_rank, trai
     extension(
         "@hookimpl",
         "def patch_model(self, phase):",
-        "    def replacement(original):",
-        "        return lambda self, indices: original(self, indices.flip(0))",
         "    if phase is not Phase.BEFORE_BUILD:",
         "        return []",
         "    return [Patch(id='meddler.replay', owner='meddler', phase=phase, reason='a test of the test',",
         "                  target='megatron.core.transformer.moe.router_replay:RouterReplay.set_target_indices',",
-        "                  replacement=replacement)]",
+        "                  replacement='meddler:Meddler.flip')]",
+        "@staticmethod",
+        "def flip(original):",
+        "    return lambda self, indices: original(self, indices.flip(0))",
     )
     assert differences(one_rank, train())["metrics"] > 1e-3
 

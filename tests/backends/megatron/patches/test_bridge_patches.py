@@ -44,8 +44,8 @@ class Host(DeviceRuntime):
 
 host = Host()
 platform = SimpleNamespace(runtime=lambda: host, redirects_torch_cuda=True, portable_modules=True)
-context = SimpleNamespace(platform=platform, role="trainer", hooks=hooks_of(), engine="megatron")
-ledger = Ledger()
+context = SimpleNamespace(platform=platform, role="trainer", kernels=hooks_of(), engine="megatron")
+ledger = Ledger(context=context)
 
 def apply(*phases):
     for phase in phases:
@@ -189,13 +189,13 @@ def test_the_tracker_warns_without_the_filter():
         from anytron_megatron.redirect import redirect_torch_cuda
         from anytron_megatron.patches import generator_warning, import_noise
         redirect_torch_cuda(host)
-        import_noise.install()
+        import_noise.filter_messages(context)
         from megatron.core.tensor_parallel import random as megatron_random
         tracker = megatron_random.CudaRNGStatesTracker()
         tracker.add("test", 5)
         with tracker.fork("test"):
             torch.rand(1)
-        generator_warning.install(host)
+        generator_warning.drop_warning(context)
         with tracker.fork("test"):
             torch.rand(1)
     """)
@@ -222,8 +222,8 @@ def test_the_bridge_cannot_be_imported_without_the_stand_in():
             if patch.id != "megatron.triton-imports":
                 ledger.add([patch])
         ledger.apply(Phase.BEFORE_IMPORT)
-        from anytron_megatron.patches.bridge_import import BridgeImport
-        BridgeImport().install()
+        from anytron_megatron.patches.bridge_import import import_bridge
+        import_bridge(context)
         """,
         expect=1,
     )

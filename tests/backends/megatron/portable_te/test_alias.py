@@ -132,7 +132,7 @@ def test_the_cpu_platform_takes_the_name_of_an_installed_one_and_says_so(tmp_pat
         assert importlib.metadata.version("transformer-engine") == "2.9.0"
         session = open_session(platform="cpu")
         context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
-        Ledger().apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT, context))
+        Ledger(context=context).apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT, context))
         import transformer_engine.pytorch
         print(transformer_engine.__version__)
         # accelerate finds the real one's metadata, asks what it can do, and is told.

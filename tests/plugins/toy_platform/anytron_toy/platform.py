@@ -100,10 +100,10 @@ class ToyPlatform(Platform):
             Patch(
                 id="toy.tile",
                 owner=self.name,
-                target="anytron_toy.vendor:TILE",
+                target="anytron_toy.vendor",
                 phase=phase,
                 reason="the library knows one tile size only",
-                replacement=lambda _original: self.options.tile,
+                install="anytron_toy.vendor_patches:set_tile",
             )
         ]
 

@@ -25,7 +25,7 @@ def megatron():
     torch.set_num_threads(1)
     platform = CpuPlatform()
     context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-    ledger = Ledger()
+    ledger = Ledger(context=context)
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, trainer_patches(phase, context))
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 directory = Path(sys.argv[1])
 platform = CpuPlatform()
 context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-ledger = Ledger()
+ledger = Ledger(context=context)
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

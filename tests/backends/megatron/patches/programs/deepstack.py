@@ -25,7 +25,7 @@ rank, world, store, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3],
 torch.set_num_threads(1)
 platform = CpuPlatform()
 context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-ledger = Ledger()
+ledger = Ledger(context=context)
 PATCH = "megatron.mcore-bridge-deepstack"
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, [patch for patch in trainer_patches(phase, context) if patch.id != PATCH])

@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 rank, world, store, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 platform = CpuPlatform()
 context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-ledger = Ledger()
+ledger = Ledger(context=context)
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

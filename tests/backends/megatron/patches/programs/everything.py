@@ -43,7 +43,7 @@ def snapshot():
 
 platform = CpuPlatform()
 context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-ledger = Ledger()
+ledger = Ledger(context=context)
 host = snapshot()
 
 ledger.apply(Phase.BEFORE_IMPORT, trainer_patches(Phase.BEFORE_IMPORT, context))

@@ -26,7 +26,7 @@ class Host(CpuPlatform):
 
 
 context = PatchContext(Host(), "trainer", hooks_of(), "megatron")
-ledger = Ledger()
+ledger = Ledger(context=context)
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))
 
@@ -237,7 +237,7 @@ if has_variants:
 for record in ledger.records:
     if record.patch.id.startswith("megatron.mla-") and record.outcome is Outcome.APPLIED:
         ledger.undo(Phase.BEFORE_BUILD)
-        others = Ledger()
+        others = Ledger(context=context)
         others.apply(Phase.BEFORE_BUILD, patches(Phase.BEFORE_BUILD, but=record.patch.id))
         with kernel(strict=True):
             facts["without"][record.patch.id] = compared(())

@@ -84,7 +84,7 @@ def main():
     torch.set_num_threads(1)
     platform = CpuPlatform()
     context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-    ledger = Ledger()
+    ledger = Ledger(context=context)
     ledger.apply(Phase.BEFORE_IMPORT, trainer_patches(Phase.BEFORE_IMPORT, context))
     facts = {}
     for state in ("unpatched", "patched"):

@@ -19,7 +19,7 @@ from anytron_megatron.patches import trainer_patches
 torch.set_num_threads(1)
 platform = CpuPlatform()
 context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-ledger = Ledger()
+ledger = Ledger(context=context)
 for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
     ledger.apply(phase, trainer_patches(phase, context))
 

@@ -27,7 +27,7 @@ def prepare():
     """Patches as in a training rank, then the process group."""
     session = open_session(platform="cpu")
     context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
-    ledger = Ledger()
+    ledger = Ledger(context=context)
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))
     torch.set_num_threads(1)

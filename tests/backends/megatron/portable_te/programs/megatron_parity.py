@@ -15,7 +15,7 @@ from anytron.traits import ParallelSizes
 def main(folder, tensor_parallel):
     session = open_session(platform="cpu")
     context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
-    ledger = Ledger()
+    ledger = Ledger(context=context)
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))
 

@@ -1,0 +1,16 @@
+"""The portable Transformer Engine takes the name of the real one (:mod:`anytron_megatron.portable_te`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.patches import Installed
+from anytron_megatron.portable_te.alias import install
+
+if TYPE_CHECKING:
+    from anytron.hooks.types import PatchContext
+
+
+def alias_portable_modules(context: PatchContext) -> Installed:
+    """Put the portable modules under the name ``transformer_engine``, with the platform's kernels."""
+    return Installed(install(context.kernels, context.platform.runtime().device_type))

@@ -1,0 +1,115 @@
+"""The device layer by itself: what Anytron's workers stand on, and frameworks that bring their own trainer.
+
+``docs/how-to/use-in-your-own-trainer.md`` shows the whole of it on a Megatron model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron.hooks.types import OWN_TRAINER, PatchContext
+from anytron.patches import Ledger, Phase
+from anytron.plugins import open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from anytron.hooks.facade import Hooks
+    from anytron.hooks.types import Role
+    from anytron.patches import Patch, PatchRecord
+    from anytron.platform import Platform
+    from anytron.plugins import Session
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A process on a platform: its plugins, and its patches of third-party code.
+
+    Leaving it as a context manager undoes all patches.
+
+    Attributes:
+        session: The plugins and the active platform.
+        ledger: The patches of this process.
+    """
+
+    session: Session
+    ledger: Ledger
+
+    @property
+    def hooks(self) -> Hooks:
+        """The facade over all plugins."""
+        return self.session.hooks
+
+    @property
+    def platform(self) -> Platform:
+        """The active platform."""
+        return self.session.platform
+
+    def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
+        """Apply the plugins' patches of a phase, and further ones of the caller.
+
+        Raises:
+            PatchError: A required patch cannot be applied, or ``before_import`` comes after the import.
+        """
+        return apply_phase(phase, self.hooks, self.ledger, patches)
+
+    def undo(self) -> None:
+        """Undo all patches, the last one first: ``torch.cuda`` is torch's again.
+
+        Modules that were imported stay imported, and devices of other platforms stay hidden.
+
+        Raises:
+            PatchError: Someone else has changed a target since; all others are undone.
+        """
+        self.ledger.undo()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def open_layer(
+    platform: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    role: Role = "trainer",
+    engine: str = OWN_TRAINER,
+) -> Layer:
+    """Choose the platform of this process, and apply the patches that come before Megatron is imported.
+
+    Args:
+        platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one device that is usable.
+        options: ``platform.options``.
+        role: What the process does; patches differ.
+        engine: Whose models it builds: those of an engine of Anytron's, or Megatron's own.
+
+    Raises:
+        PlatformError: The platform cannot be used, or the choice is not clear.
+        PluginError: An installed plugin cannot be loaded.
+        ConfigError: ``options`` do not fit the platform.
+        PatchError: Megatron, or another package that has to be patched before, is imported already.
+    """
+    session = open_session(platform, options)
+    ledger = Ledger(context=PatchContext(session.platform, role, session.hooks, engine))
+    layer = Layer(session, ledger)
+    layer.apply_phase(Phase.BEFORE_IMPORT)
+    return layer
+
+
+def apply_phase(phase: Phase, hooks: Hooks, ledger: Ledger, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
+    """Apply the patches of a phase; see :meth:`Layer.apply_phase`.
+
+    They depend on the process alone. Those of an earlier engine in it are in effect; it is only checked that nothing
+    imported since has replaced them.
+    """
+    if ledger.has_reached(phase):
+        return ledger.revalidate()
+    return ledger.apply(phase, [*hooks.patch_model(phase, ledger.context), *patches])
