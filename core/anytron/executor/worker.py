@@ -102,7 +102,7 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
             )
         )
 
-    return build, session.platform.runtime().profiler_range if bootstrap.role == "trainer" else contextlib.nullcontext
+    return build, layer.platform.runtime().profiler_range if bootstrap.role == "trainer" else contextlib.nullcontext
 
 
 def _serve(connection: Connection, engine: Any, build: EngineBuilder, marked: RangeMarker) -> int:
