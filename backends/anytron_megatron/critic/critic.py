@@ -1,4 +1,4 @@
-"""The critic of PPO: a value model in training beside the policy. Knows no way of building a model."""
+"""Train the critic of PPO, a value model beside the policy. Does not build models."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Critic:
         )
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Value states without gradients (:meth:`anytron.engines.protocol.TrainingEngine.values`)."""
+        """Compute the values of states without gradients (:meth:`anytron.engines.protocol.TrainingEngine.values`)."""
         outputs = forward(self._trained.chunks, micro_batches, self._preparer)
         values = [one.values for one in outputs if one.values is not None]
         return values if parallel.topology().reports else None
@@ -97,7 +97,7 @@ class Critic:
 
 
 def _load(head: ValueHead, file: Path) -> None:
-    """Read a head that a run has left; without a file it stays as it begins."""
+    """Read the head that a run has saved; without a file the head keeps its initial zeros."""
     if not file.is_file():
         return
     found = load_file(file).get(HEAD_TENSOR)
@@ -107,7 +107,7 @@ def _load(head: ValueHead, file: Path) -> None:
             "The value head does not fit the critic.",
             where=str(file),
             why=f"{why}, the critic {tuple(head.weight.shape)}",
-            fix="give a directory that a run has left, or remove the file to start with a new head",
+            fix="give a directory that a run has saved, or remove the file to start with a new head",
         )
     with torch.no_grad():
         head.weight.copy_(found)

@@ -11,6 +11,7 @@ from torch import nn
 from anytron.batch import TokenOutputs
 
 if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
     from torch import Tensor
 
     from anytron_megatron.training.micro_batch import PreparedBatch
@@ -31,7 +32,7 @@ class ValueHead(nn.Module):
             owner of the head, as ``model.value_head``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: GPTModel) -> None:
         super().__init__()
         layer, config = model.output_layer, model.config
         self._sequence_parallel = layer.sequence_parallel
@@ -40,7 +41,7 @@ class ValueHead(nn.Module):
         # With sequence parallelism each rank evaluates the positions it has, and its gradient is of these only:
         # Megatron adds the gradients of parameters with this mark over tensor-parallel ranks
         # (megatron/core/distributed/finalize_model_grads.py).
-        self.weight.sequence_parallel = self._sequence_parallel
+        self.weight.sequence_parallel = self._sequence_parallel  # type: ignore[attr-defined]
         if not model.share_embeddings_and_output_weights:
             layer.requires_grad_(False)
         layer.forward = self.forward

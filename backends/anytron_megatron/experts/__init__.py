@@ -1,1 +1,1 @@
-"""Mixtures of experts: auxiliary losses weighed by tokens, and router replay."""
+"""Mixtures of experts: auxiliary losses weighted by tokens, and router replay."""

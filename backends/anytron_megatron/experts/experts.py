@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Experts:
-    """The experts of the policy; of a dense model there are none, and everything here does nothing.
+    """The mixture-of-experts layers of one model. With a dense model every method does nothing.
 
     Args:
-        chunks: The policy's chunks on this rank, in order.
+        chunks: The model's chunks on this rank, in order.
         config: Their configuration.
         sequence_format: ``thd`` or ``bshd``.
         router_replay: Record routing where old log-probs are computed, replay it in updates.
@@ -56,7 +56,7 @@ class Experts:
         return self._replaying
 
     def metrics(self) -> dict[str, float]:
-        """Report the update's auxiliary losses, to be added over copies. A collective over the ranks of a copy."""
+        """Report the update's auxiliary losses, to be added over replicas. A collective over a replica's ranks."""
         return {} if self._balancing is None else self._balancing.metrics()
 
     def _recording(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:

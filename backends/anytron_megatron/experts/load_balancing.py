@@ -1,12 +1,12 @@
 """Auxiliary losses of mixtures of experts, on the scale of a loss that is normalised over the mini-batch.
 
 Megatron computes them for each micro-batch as averages over its tokens, and gives every micro-batch of
-every copy the same weight in the gradient, however few tokens it has. Here a micro-batch weighs as much as
-its share of the update's response tokens: what is added to the loss is::
+every data-parallel replica the same weight in the gradient, however few tokens it has. Here a micro-batch's
+weight is its share of the update's response tokens. This is added to the loss::
 
     coefficient * sum over layers of sum over micro-batches of share * auxiliary loss(layer, micro-batch)
 
-with shares that add up to 1, over all copies. So the coefficient means the same however a mini-batch is
+with shares that add up to 1 over all replicas. So the coefficient means the same however a mini-batch is
 divided. (The value still depends a little on the division: the loss, ``E * sum_i f_i * P_i`` with the
 fractions ``f_i`` of a micro-batch's tokens, is not linear.)
 
@@ -43,7 +43,7 @@ _Z_LOSS = "z_loss"
 
 
 class LoadBalancing:
-    """Weigh a model's auxiliary losses and report them.
+    """Weight a model's auxiliary losses and report them.
 
     Args:
         chunks: The model's chunks on this rank.
@@ -80,12 +80,12 @@ class LoadBalancing:
         return partial(self._weighted, share, self._part(prepared), prepared.loss_scale)
 
     def metrics(self) -> dict[str, float]:
-        """Report this copy's part of each loss, averaged over layers. A collective over the ranks of a copy.
+        """Report this replica's part of each loss, averaged over layers. A collective over the ranks of a replica.
 
         A load-balancing loss of 1 is that of perfect balance.
 
         Returns:
-            ``moe/...``, to be added over copies.
+            ``moe/...``, to be added over data-parallel replicas.
         """
         reported = {}
         for name in self._names:

@@ -3,8 +3,8 @@
 Between the pass that computes old log-probs and an update the weights move, or only the order of a sum
 changes, and a token near a decision is routed to other experts. Its probability ratio then compares two
 different networks. Megatron's ``RouterReplay`` (one object in each router) records the choice of experts
-and replays it; what is here brings it to token coordinates and back, whatever the layout of either pass,
-and lets it live in a micro-batch's scope, so that recomputation replays the same.
+and replays it; this file brings it to token coordinates and back, whatever the layout of either pass,
+and ties it to a micro-batch's scope, so that recomputation replays the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class RouterReplays:
     """The routers of one model on this rank, and which of the whole model's routers they are.
 
-    Routers of multi-token prediction route as they like: they do not run where log-probs are computed.
+    Routers of multi-token prediction are left alone: they do not run where log-probs are computed.
     Making one is a collective over pipeline stages.
 
     Args:
@@ -71,8 +71,8 @@ class RouterReplays:
         """Collect the routing of all layers. A collective over pipeline stages.
 
         Returns:
-            Of each micro-batch since :meth:`start_recording`: ``[T, layers, topk]`` on the host, uint8,
-            or int16 where there are more than 256 experts.
+            One tensor for each micro-batch since :meth:`start_recording`: ``[T, layers, topk]`` on the host,
+            uint8, or int16 where there are more than 256 experts.
         """
         group = parallel_state.get_pipeline_model_parallel_group()
         numbers = [router.layer_number for routers in self._chunks for router in routers]
@@ -121,7 +121,7 @@ class RouterReplays:
         """Bring routers' choices, int64 ``[N, K]`` of this rank's tokens each, to int32 ``[T, layers, K]``."""
         if not chosen:
             return layout.slot_index.new_zeros(layout.num_tokens, 0, self._topk, dtype=torch.int32)
-        # Routers see tokens as [S, B], and of them this rank's part with sequence parallelism.
+        # Routers see tokens as [S, B]; with sequence parallelism each rank has a part of them.
         slots = torch.stack(list(chosen), dim=1).to(torch.int32)
         if self._shared_out:
             slots = gather_slots(parallel_state.get_tensor_model_parallel_group())(slots)
@@ -130,7 +130,7 @@ class RouterReplays:
         values = slots.view(columns, rows, len(chosen), self._topk).transpose(0, 1)
         return layout.unpack(values, gather_slots(group) if group is not None else None)
 
-    def _to_slots(self, routing: Tensor, routers: Sequence[nn.Module], layout: SequenceLayout) -> list[Tensor]:
+    def _to_slots(self, routing: Tensor, routers: Sequence[TopKRouter], layout: SequenceLayout) -> list[Tensor]:
         """Undo :meth:`_to_tokens` for some routers: int64 ``[N, K]`` each."""
         if not routers:
             return []
@@ -148,7 +148,7 @@ class RouterReplays:
         return list(slots.flatten(0, 1).unbind(1))
 
 
-def _routers(chunk: nn.Module) -> list[nn.Module]:
+def _routers(chunk: nn.Module) -> list[TopKRouter]:
     """The routers of a chunk's own layers, in order."""
     return [
         module
@@ -158,7 +158,7 @@ def _routers(chunk: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _replay(routers: Sequence[nn.Module], targets: Sequence[Tensor]) -> Iterator[None]:
+def _replay(routers: Sequence[TopKRouter], targets: Sequence[Tensor]) -> Iterator[None]:
     with _acting(routers, RouterReplayAction.REPLAY_FORWARD):
         for router, target in zip(routers, targets, strict=True):
             router.router_replay.set_target_indices(target)
@@ -166,7 +166,7 @@ def _replay(routers: Sequence[nn.Module], targets: Sequence[Tensor]) -> Iterator
 
 
 @contextlib.contextmanager
-def _acting(routers: Sequence[nn.Module], action: RouterReplayAction) -> Iterator[None]:
+def _acting(routers: Sequence[TopKRouter], action: RouterReplayAction) -> Iterator[None]:
     """Let routers record or replay, and leave nothing behind."""
     for router in routers:
         router.router_replay.set_router_replay_action(action)

@@ -1,18 +1,18 @@
 """Train a model's multi-token prediction modules beside the policy.
 
 DeepSeek-V3 (https://arxiv.org/abs/2412.19437, section 2.2) has modules behind its last layer that
-predict tokens further ahead, for speculative decoding: depth d joins the hidden state of depth d - 1
+predict tokens further ahead, for speculative decoding. Depth d joins the hidden state of depth d - 1
 at position i with the embedding of token i + d, runs both through a layer of its own, and the shared
-output layer predicts token i + d + 1. A policy that learns leaves them behind; trained on its
-responses, they follow it.
+output layer predicts token i + d + 1. When the policy learns and they do not, their predictions get
+worse; trained on the policy's responses, they follow it.
 
-The loss of a depth is the cross entropy (equation 24), its tokens weighed as in the policy's loss,
+The loss of a depth is the cross entropy (equation 24). Tokens have the weights of the policy's loss,
 whatever their advantages; depths are averaged (equation 25). Logits are divided by the sampling
 temperature: that distribution is the one that tokens were drawn from.
 
 Megatron's own loop (``megatron/core/transformer/multi_token_prediction.py``) shifts tokens inside the
-model. It cuts packed sequences at their real lengths, where ours lie at padded ones, and mcore-bridge's
-rotates positions across the shards of context parallelism. Here the layout gives each depth its
+model. It cuts packed sequences at their real lengths, while ours are cut at padded ones, and mcore-bridge's
+loop rotates positions across the shards of context parallelism. Here the layout gives each depth its
 tokens, and positions stay: attention with rotary embeddings sees only their differences.
 """
 
@@ -30,6 +30,8 @@ from anytron_megatron.training.token_score_head import TokenScoreHead
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
     from torch import Tensor, nn
 
     from anytron.algorithms.losses import LossFunction
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from anytron_megatron.training.micro_batch import PreparedBatch
     from anytron_megatron.training.schedule import ModelChunk
 
-_OF_THE_DECODER = ("attention_mask", "rotary_pos_emb", "packed_seq_params", "padding_mask")
+_SHARED = ("attention_mask", "rotary_pos_emb", "packed_seq_params", "padding_mask")
 """Arguments of the decoder that the modules' layers take as well."""
 
 
@@ -95,14 +97,14 @@ class MultiTokenPrediction:
 
     def _predict(
         self,
-        model: nn.Module,
+        model: GPTModel,
         head: TokenScoreHead,
         decoder: nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         hidden: Tensor,
     ) -> None:
-        """Run behind the decoder, ``hidden`` ``[S, B, H]`` being what it gave, and give the head what comes of it."""
+        """Predict from the decoder's output ``hidden``, ``[S, B, H]``; called by a hook of the decoder."""
         del decoder, args
         if not self._computes:
             return
@@ -111,15 +113,18 @@ class MultiTokenPrediction:
         if self._detach:
             weight, hidden = weight.detach(), hidden.detach().requires_grad_()  # recomputation needs an input with one
         for depth, layer in enumerate(model.mtp.layers, start=1):
-            tokens = head.following(depth).clamp(min=0)  # where there is none, nothing is predicted either
+            tokens = head.following(depth).clamp(min=0)  # positions without such a token have no label either
             embedded = model.embedding(input_ids=tokens, position_ids=None)
             hidden = _run(layer, hidden, embedded.detach() if self._detach else embedded, kwargs)
             head.predict(hidden, head.following(depth + 1), weight)
 
 
-def _run(layer: nn.Module, hidden: Tensor, embedded: Tensor, of_the_decoder: Mapping[str, Any]) -> Tensor:
-    """One module: norms, projection, transformer layer and final norm, recomputed if layers are."""
+def _run(
+    layer: MultiTokenPredictionLayer, hidden: Tensor, embedded: Tensor, decoder_arguments: Mapping[str, Any]
+) -> Tensor:
+    """Run one module: norms, projection, transformer layer and final norm, recomputed if layers are."""
     recomputes = layer.config.recompute_granularity == "full" and layer.training
     compute = layer._checkpointed_forward if recomputes else layer._proj_and_transformer_layer
-    given = {name: of_the_decoder[name] for name in _OF_THE_DECODER if of_the_decoder.get(name) is not None}
-    return compute(hidden_states=hidden, decoder_input=embedded, **given)
+    given = {name: decoder_arguments[name] for name in _SHARED if decoder_arguments.get(name) is not None}
+    predicted: Tensor = compute(hidden_states=hidden, decoder_input=embedded, **given)
+    return predicted

@@ -10,10 +10,12 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
+
     from anytron.config.schema import OptimizerSection
 
 
-def wrap_for_training(chunks: list[torch.nn.Module], *, distributed_optimizer: bool) -> list[DistributedDataParallel]:
+def wrap_for_training(chunks: list[MegatronModule], *, distributed_optimizer: bool) -> list[DistributedDataParallel]:
     """Give model chunks float32 gradient buffers that are reduced over data-parallel ranks."""
     config = chunks[0].config
     config.finalize_model_grads_func = finalize_model_grads

@@ -65,7 +65,7 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
 
 
 def context_shard() -> ContextShard:
-    """The part of each sequence that this rank holds (Megatron's zigzag)."""
+    """Describe the part of each sequence that this rank holds (Megatron's zigzag)."""
     return ContextShard(
         size=parallel_state.get_context_parallel_world_size(),
         rank=parallel_state.get_context_parallel_rank(),
@@ -74,7 +74,7 @@ def context_shard() -> ContextShard:
 
 
 def topology() -> Topology:
-    """Where this rank stands among the copies of the model."""
+    """Say where this rank stands among the data-parallel replicas of the model."""
     return Topology(
         data_rank=parallel_state.get_data_parallel_rank(),
         data_size=parallel_state.get_data_parallel_world_size(),
@@ -87,7 +87,7 @@ def topology() -> Topology:
 def destroy() -> None:
     """Leave all process groups."""
     parallel_state.destroy_model_parallel()
-    # megatron-core 0.12.1 leaves this behind: the next engine would take this rank for a member of a group that it
-    # does not have (is_rank_in_position_embedding_group in finalize_model_grads.py). 0.16.1 resets it.
+    # megatron-core 0.12.1 leaves this behind: the next engine would take this rank for a member of a group that does
+    # not exist any more (is_rank_in_position_embedding_group in finalize_model_grads.py). 0.16.1 resets it.
     parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None
     dist.destroy_process_group()

@@ -14,6 +14,7 @@ from anytron.sequences import scopes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from megatron.core.transformer.module import MegatronModule
     from torch import Tensor
 
     from anytron.algorithms.losses import LossFunction
@@ -52,10 +53,10 @@ class ModelChunk:
 
     Attributes:
         module: What runs: the model, or its data-parallel wrapper.
-        head: Stands in for the output layer on the last stage; None elsewhere.
+        head: Replaces the output layer's forward on the last stage; None elsewhere.
     """
 
-    module: torch.nn.Module
+    module: MegatronModule
     head: OutputHead | None
 
 
@@ -116,11 +117,18 @@ def forward_backward(
 
 
 def micro_batch_scope(
-    chunk: int, head: OutputHead | None, prepared: PreparedBatch, features: Sequence[Feature]
+    number: int, chunk: ModelChunk, prepared: PreparedBatch, features: Sequence[Feature]
 ) -> ScopeFactory | None:
-    """Combine all that holds during one chunk's forward pass of one micro-batch, and during its recomputations."""
-    answering = None if head is None else head.scope(prepared)
-    return scopes.combine(prepared.scope(), answering, *(feature(chunk, prepared) for feature in features))
+    """Combine all that holds during one chunk's forward pass of one micro-batch, and during its recomputations.
+
+    Args:
+        number: Which of this rank's chunks it is.
+        chunk: The chunk.
+        prepared: The micro-batch.
+        features: What adds to the platform's scope, the current mask and the output head's scope.
+    """
+    head = None if chunk.head is None else chunk.head.scope(prepared)
+    return scopes.combine(prepared.scope(), head, *(feature(number, prepared) for feature in features))
 
 
 def _run(
@@ -134,22 +142,31 @@ def _run(
 ) -> list[Result]:
     """Let Megatron's schedule drive the chunks.
 
-    ``finish`` runs on the last stage and returns the loss, which Megatron divides by the number of micro-batches
-    and averages over data-parallel replicas, and what is to be collected.
+    Args:
+        chunks: The model on this rank, in order.
+        micro_batches: The same number on every rank.
+        preparer: Makes model inputs of a micro-batch.
+        finish: Called on the last stage; returns the loss, which Megatron divides by the number of micro-batches
+            and averages over data-parallel replicas, and what is to be collected.
+        features: What adds to the scope of a micro-batch.
+        forward_only: Compute no gradients.
+
+    Returns:
+        What ``finish`` collected for each micro-batch, in order; empty except on the last stage.
     """
     numbers = {id(chunk.module): number for number, chunk in enumerate(chunks)}
 
     def forward_step(
-        batches: Iterator[RaggedBatch], module: torch.nn.Module
+        batches: Iterator[RaggedBatch], module: MegatronModule
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Result]]]:
         prepared = preparer.prepare(next(batches), len(micro_batches))
         number = numbers[id(module)]
-        head = chunks[number].head
-        with scopes.enter(micro_batch_scope(number, head, prepared, features)):
+        with scopes.enter(micro_batch_scope(number, chunks[number], prepared, features)):
             output = module(**prepared.arguments())
-        return output, partial(loss_step, head, prepared)
+        return output, partial(loss_step, chunks[number].head, prepared)
 
-    def loss_step(head: OutputHead, prepared: PreparedBatch, output: Tensor) -> tuple[Tensor, Result]:
+    def loss_step(head: OutputHead | None, prepared: PreparedBatch, output: Tensor) -> tuple[Tensor, Result]:
+        assert head is not None, "Megatron calls this on the last pipeline stage only"
         answers = preparer.postprocess(output, prepared)
         return finish(head.token_outputs(answers, prepared), prepared)
 

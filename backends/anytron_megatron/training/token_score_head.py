@@ -20,6 +20,7 @@ from anytron.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from megatron.core.tensor_parallel import ColumnParallelLinear
     from torch import Tensor
 
     from anytron.kernels.contract import LogProbKernel
@@ -35,11 +36,11 @@ class TokenScoreHead:
     the entropy, and one log-prob for each of the D depths of multi-token prediction.
 
     Args:
-        layer: The model's ``ColumnParallelLinear`` output layer; keeps its parameters and its place.
+        layer: The model's output layer; keeps its parameters and its place.
         kernel: Computes log-probs and entropies from hidden states.
     """
 
-    def __init__(self, layer: torch.nn.Module, kernel: LogProbKernel) -> None:
+    def __init__(self, layer: ColumnParallelLinear, kernel: LogProbKernel) -> None:
         self._layer = layer
         self._kernel = kernel
         self._prepared: PreparedBatch | None = None
@@ -149,5 +150,7 @@ class TokenScoreHead:
     def _on_every_rank(self, hidden: Tensor) -> Tensor:
         """The hidden states of all positions, ``[S, B, H]``; their gradient is summed over tensor-parallel ranks."""
         if self._layer.sequence_parallel:
-            return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
-        return copy_to_tensor_model_parallel_region(hidden)
+            whole: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        else:
+            whole = copy_to_tensor_model_parallel_region(hidden)
+        return whole

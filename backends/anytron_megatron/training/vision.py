@@ -73,7 +73,9 @@ class VisionInputs:
         """
         lengths = batch.lengths.tolist()
         images = batch.images or (None,) * len(lengths)
-        sequences = zip(images, batch.tokens.split(lengths), batch.response_mask.split(lengths), strict=True)
+        sequences = zip(
+            images, torch.split(batch.tokens, lengths), torch.split(batch.response_mask, lengths), strict=True
+        )
         return torch.cat([self._positions(*sequence, index) for index, sequence in enumerate(sequences)], 1)
 
     def arguments(self, batch: RaggedBatch, layout: SequenceLayout, device: torch.device) -> dict[str, Tensor]:
@@ -115,7 +117,7 @@ class VisionInputs:
         if sum(sizes) != places.numel():
             raise _misfit(sequence, f"{places.numel()} image tokens, and patches for {sum(sizes)}")
         axes, next_position, done = [], 0, 0
-        for (t, h, w), own in zip(grids, places.split(sizes), strict=True):
+        for (t, h, w), own in zip(grids, torch.split(places, sizes), strict=True):
             begin, size = int(own[0]), own.numel()
             if int(own[-1]) - begin != size - 1:
                 raise _misfit(sequence, f"the {size} tokens of an image do not stand together")

@@ -58,7 +58,7 @@ class Topology:
         reports: True on the one rank of each copy whose results count (last pipeline stage, first
             tensor- and context-parallel rank).
         micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
-        replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenScores.routing``), so
+        replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenOutputs.routing``), so
             that such a pass comes before every update.
     """
 
