@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import PolicyLoss, ValueLoss
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
@@ -146,7 +146,7 @@ class MegatronEngine:
             kernels=self._context.platform.portable_modules,
         )
 
-    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update on this replica's part of a mini-batch."""
         loss_fn = partial(self._prediction.add_loss, loss)
         features = self._experts.replay_routing(), self._prediction.scope
@@ -158,7 +158,7 @@ class MegatronEngine:
         """Ask the critic for its values, without gradients."""
         return self._the_critic("values").values(micro_batches)
 
-    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update of the critic."""
         return self._the_critic("update_critic").update(micro_batches, loss)
 

@@ -115,7 +115,7 @@ def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
 class TokenOutputs:
     """What a model computes for the tokens of a batch; a field is None where the model does not compute it.
 
-    A loss reads it, with gradients (:class:`anytron.algorithms.losses.LossFunction`), and scoring returns it,
+    A loss reads it, with gradients (:class:`anytron.algorithms.contract.LossFunction`), and scoring returns it,
     without gradients and on the host.
 
     Attributes:

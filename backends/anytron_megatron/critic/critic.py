@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from anytron.algorithms.losses import ValueLoss
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
     from anytron_megatron.experts.experts import Experts
@@ -76,7 +76,7 @@ class Critic:
         values = [one.values for one in outputs if one.values is not None]
         return values if parallel.topology().reports else None
 
-    def update(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update (:meth:`anytron.engines.protocol.TrainingEngine.update_critic`)."""
         features = [] if self._experts is None else [self._experts.replay_routing()]
         metrics = self._trained.update(micro_batches, loss, *features)

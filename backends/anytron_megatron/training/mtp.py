@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.algorithms.losses import LossOutputs
+from anytron.algorithms.contract import LossOutputs
 from anytron_megatron.training.token_score_head import TokenScoreHead
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
     from torch import Tensor, nn
 
-    from anytron.algorithms.losses import LossFunction
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import PreparedBatch

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
     from torch import Tensor
 
-    from anytron.algorithms.losses import LossFunction
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch

@@ -14,7 +14,7 @@ from anytron_megatron.training.schedule import ModelChunk, forward_backward
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.algorithms.losses import LossFunction
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import OptimizerSection
     from anytron_megatron.training.micro_batch import BatchPreparer

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-GAE = "gae"
-"""Its name in ``algorithm.advantage``."""
+from anytron.algorithms.contract import Advantages
+
+if TYPE_CHECKING:
+    from anytron.batch import RaggedBatch
+    from anytron.config.schema import AlgorithmSection
 
 VARIANCE_EPSILON = 1e-8
 """Added to the variance that advantages are divided by the root of; verl's value (``masked_whiten``)."""
@@ -56,6 +61,16 @@ def gae(
         real = torch.arange(padded.shape[1]) < counts[:, None]
         advantages[response_mask] = torch.stack(columns[::-1], dim=1)[real]
     return advantages
+
+
+def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:
+    """Compare each token with what the critic expected (``algorithm.advantage=gae``)."""
+    del group_size
+    assert batch.values is not None
+    mask = batch.response_mask
+    advantages = gae(rewards, batch.values, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
+    returns = (advantages + batch.values) * mask
+    return Advantages(whiten(advantages, mask) if algorithm.normalize_std else advantages, returns)
 
 
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:

@@ -46,6 +46,12 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
             "rewards": rewards,
+            "algorithm": config.algorithm.model_copy(
+                update={
+                    "advantage": _reference(config.algorithm.advantage, directory),
+                    "loss": _reference(config.algorithm.loss, directory),
+                }
+            ),
         }
     )
 

@@ -129,7 +129,9 @@ class AlgorithmSection(Section):
 
     advantage: str = "grpo"
     """Advantage estimator: ``grpo`` compares the responses to a prompt with each other, ``gae`` compares each token
-    with what a critic expected (PPO; needs ``critic``)."""
+    with what a critic expected (PPO; needs ``critic``). Or ``module:function`` / ``file.py:function``."""
+    loss: str = "clipped"
+    """Policy loss: ``clipped`` is that of PPO and GRPO. Or ``module:function`` / ``file.py:function``."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """``gae``: discount of what comes a token later (default as in verl)."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
@@ -181,7 +183,7 @@ class OptimizerSection(Section):
 
 
 class CriticSection(Section):
-    """The critic of PPO, a second model: required with ``algorithm.advantage=gae``, and only then."""
+    """The critic of PPO, a second model: for ``algorithm.advantage=gae``, which needs it, or your own estimator."""
 
     path: str | None = None
     """Directory of the Hugging Face causal language model that it starts from, or of a ``critic/`` that a run has
@@ -330,7 +332,7 @@ class RunConfig(Section):
         advantage = self.algorithm.advantage
         if advantage == "gae" and self.critic is None:
             raise ValueError("algorithm.advantage=gae needs a critic: add a section critic, {} for the defaults")
-        if advantage != "gae" and self.critic is not None:
+        if advantage != "gae" and ":" not in advantage and self.critic is not None:
             raise ValueError(
                 f"a critic is for algorithm.advantage=gae, and it is {advantage}: set that, or remove critic"
             )

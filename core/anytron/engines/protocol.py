@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import PolicyLoss, ValueLoss
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
@@ -99,7 +99,7 @@ class TrainingEngine(Protocol):
             have their ``routing`` if :attr:`Topology.replays_scoring`.
         """
 
-    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update.
 
         Args:
@@ -138,7 +138,7 @@ class CriticEngine(TrainingEngine, Protocol):
             value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
         """
 
-    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update of the critic. Arguments and results as in :meth:`TrainingEngine.update`."""
 
     def save_critic(self, path: str) -> None:

@@ -145,6 +145,7 @@ def _runs_here(config: RunConfig) -> bool:
 
 def _references(config: RunConfig) -> Iterator[Diagnostic]:
     named = {"data.source": config.data.source}
+    named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
         if reference is not None and ":" in reference:

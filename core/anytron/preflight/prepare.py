@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.algorithms.advantages import ADVANTAGES
-from anytron.algorithms.gae import GAE
+from anytron.algorithms.registered import load_advantage, load_loss
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
 from anytron.data.prompts import TokenizedPrompt, tokenize
 from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.protocol import SamplingParams
-from anytron.errors import ConfigError, did_you_mean
+from anytron.errors import ConfigError
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
@@ -100,15 +99,9 @@ def prepare(config: RunConfig) -> PreparedRun:
 
 
 def _check_algorithm(config: RunConfig) -> None:
-    name, known = config.algorithm.advantage, (*ADVANTAGES, GAE)
-    if name not in known:
-        raise ConfigError(
-            f"There is no advantage estimator {name!r}.",
-            where="algorithm.advantage",
-            why=f"known: {', '.join(known)}",
-            fix=did_you_mean(name, known),
-        )
-    if name in ADVANTAGES and config.rollout.samples_per_prompt < 2:
+    load_advantage(config.algorithm)
+    load_loss(config.algorithm)
+    if config.algorithm.advantage == "grpo" and config.rollout.samples_per_prompt < 2:
         raise ConfigError(
             "GRPO compares the responses to one prompt with each other: it needs at least two.",
             where="rollout.samples_per_prompt",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.losses import PolicyLoss, ValueLoss
+from anytron.algorithms.registered import load_loss, with_advantages
+from anytron.algorithms.value_loss import ValueLoss
 from anytron.data.pretrained import save_processor
 from anytron.engines.protocol import PromptInputs
 from anytron.errors import DataError
@@ -18,7 +19,7 @@ from anytron.tracking.clock import Clock
 from anytron.tracking.run_directory import RunDirectory
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
-from anytron.trainer.trajectories import assemble, make_samples, with_advantages
+from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
@@ -66,7 +67,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         WorkerError: A worker process failed.
     """
     prepared = prepare(config)
-    loss = PolicyLoss.from_config(config.algorithm)
+    loss = load_loss(config.algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
     value_loss = None if critic is None else ValueLoss.from_config(critic)
     seed, steps = config.trainer.seed, config.trainer.total_steps
@@ -104,7 +105,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
                 if critic is not None:
                     batch = trainer.with_values(batch, updates)
                 if step > warm_up:
-                    batch = trainer.with_scores(batch, updates, loss)
+                    batch = trainer.with_scores(batch, updates, reference=config.algorithm.kl_coefficient > 0.0)
                 batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, config.algorithm)
 
             with clock.measure("update"):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from anytron.algorithms.advantages import ADVANTAGES, broadcast_to_tokens
-from anytron.algorithms.gae import GAE, gae, whiten
 from anytron.batch import RaggedBatch
 from anytron.errors import EngineError
 from anytron.rewards.sample import Sample
@@ -18,7 +14,6 @@ from anytron.rewards.sample import Sample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.config.schema import AlgorithmSection
     from anytron.data.prompts import TokenizedPrompt
     from anytron.engines.protocol import Response
 
@@ -103,27 +98,3 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
         rollout_log_probs=rollout_log_probs,
         images=images if any(patches is not None for patches in images) else None,
     )
-
-
-def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> RaggedBatch:
-    """Estimate advantages and give them to the batch's response tokens; with a critic, returns as well.
-
-    Args:
-        batch: B sequences, groups side by side; with its ``values`` if there is a critic.
-        rewards: float32 ``[B]``.
-        group_size: Samples of one prompt.
-        algorithm: Names the estimator.
-    """
-    if algorithm.advantage == GAE:
-        assert batch.values is not None
-        mask = batch.response_mask
-        advantages = gae(
-            rewards, batch.values, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
-        )
-        returns = (advantages + batch.values) * mask
-        return replace(
-            batch, advantages=whiten(advantages, mask) if algorithm.normalize_std else advantages, returns=returns
-        )
-    estimate = ADVANTAGES[algorithm.advantage]
-    advantages = estimate(rewards.view(-1, group_size), algorithm.normalize_std).flatten()
-    return replace(batch, advantages=broadcast_to_tokens(advantages, batch.lengths, batch.response_mask))

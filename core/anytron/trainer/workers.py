@@ -13,7 +13,7 @@ from anytron.batch import RaggedBatch, TokenOutputs, token_index
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.algorithms.losses import PolicyLoss, ValueLoss
+    from anytron.algorithms.contract import LossFunction
     from anytron.config.schema import RunConfig
     from anytron.engines.protocol import Conformance, PromptInputs, Response, SamplingParams, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
@@ -46,12 +46,12 @@ class TrainingWorkers:
         """Copies of the model."""
         return self.topology[0].data_size
 
-    def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> RaggedBatch:
+    def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool) -> RaggedBatch:
         """Add what updates need of models' scores: the old policy's and the reference's log-probs, and routing."""
         if updates.needs_old_log_probs:
             policy = self.token_outputs(batch, updates, "policy")
             batch = replace(batch, old_log_probs=policy.log_probs, routing=policy.routing)
-        if loss.kl_coefficient > 0.0:
+        if reference:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
         return batch
 
@@ -92,11 +92,11 @@ class TrainingWorkers:
         found: list[Conformance | None] = self.group.call("attention_conformance")
         return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
 
-    def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss) -> dict[str, float]:
+    def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
         return self._update("update", mini_batch, updates, loss)
 
-    def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: ValueLoss) -> dict[str, float]:
+    def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
         metrics = self._update("update_critic", mini_batch, updates, loss)
         return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
@@ -123,7 +123,7 @@ class TrainingWorkers:
         return self.group.call("describe")
 
     def _update(
-        self, method: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: PolicyLoss | ValueLoss
+        self, method: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction
     ) -> dict[str, float]:
         shares = updates.micro_batches(mini_batch, self.copies)
         results: list[Mapping[str, float]] = self._scatter(method, shares, loss)

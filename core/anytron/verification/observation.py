@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.losses import PolicyLoss
+from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.trainer.updates import UpdatePlan
 from anytron.verification.trajectories import SAMPLES
 

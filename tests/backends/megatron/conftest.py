@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anytron.algorithms.losses import PolicyLoss
+from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import RaggedBatch
 from anytron.data.images import ImagePatches
 from anytron.trainer.updates import UpdatePlan

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.advantages import ADVANTAGES, STD_EPSILON, broadcast_to_tokens, grpo
+from anytron.algorithms.grpo import STD_EPSILON, broadcast_to_tokens, grpo
 
 rewards = st.integers(2, 6).flatmap(
     lambda size: st.lists(st.lists(st.floats(-10, 10, width=32), min_size=size, max_size=size), min_size=1, max_size=5)
@@ -38,10 +38,6 @@ def test_without_the_deviation_differences_of_rewards_are_kept(groups):
 @given(st.floats(-1e6, 1e6, width=32), st.integers(1, 9), st.booleans())
 def test_equal_rewards_have_exactly_no_advantage(reward, size, normalize_std):
     assert torch.equal(grpo(torch.full((1, size), reward), normalize_std), torch.zeros(1, size))
-
-
-def test_the_estimator_has_a_name():
-    assert ADVANTAGES["grpo"] is grpo
 
 
 def test_every_response_token_has_its_sequence_s_advantage():

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.algorithms.aggregation import loss_weights, token_shares
-from anytron.algorithms.losses import PolicyLoss, ValueLoss
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.errors import DataError
 from anytron.trainer.updates import UpdatePlan

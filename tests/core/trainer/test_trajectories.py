@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from anytron.algorithms.registered import with_advantages
 from anytron.config.imports import resolve
 from anytron.config.schema import AlgorithmSection
 from anytron.data.images import ImagePatches
@@ -14,7 +15,7 @@ from anytron.data.prompts import TokenizedPrompt
 from anytron.engines.protocol import Response
 from anytron.errors import EngineError
 from anytron.executor.channel import Result, decode, encode
-from anytron.trainer.trajectories import assemble, make_samples, with_advantages
+from anytron.trainer.trajectories import assemble, make_samples
 
 
 @pytest.fixture

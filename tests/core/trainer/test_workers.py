@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from anytron.algorithms.losses import PolicyLoss, ValueLoss
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.engines.protocol import Topology
 from anytron.trainer.updates import UpdatePlan
@@ -107,7 +108,7 @@ def test_the_critics_metrics_are_told_from_the_policys(workers, batch):
 def test_routing_follows_its_tokens_from_the_scoring_pass_into_other_micro_batches(workers, batch, max_tokens):
     replaying = plan(max_tokens, replays_scoring=True)
     assert replaying.needs_old_log_probs
-    scored = workers.with_scores(batch, replaying, PolicyLoss())
+    scored = workers.with_scores(batch, replaying, reference=False)
     assert torch.equal(scored.routing, routing_of(batch.tokens))
     assert scored.routing.dtype == torch.int16
     for mini_batch in plan(2, count=2).mini_batches(scored, seed=0):
@@ -117,7 +118,7 @@ def test_routing_follows_its_tokens_from_the_scoring_pass_into_other_micro_batch
 
 
 def test_one_update_without_replay_needs_no_scoring_pass(workers, batch):
-    scored = workers.with_scores(batch, plan(), PolicyLoss())
+    scored = workers.with_scores(batch, plan(), reference=False)
     assert scored.old_log_probs is None
     assert scored.routing is None
 
@@ -146,7 +147,7 @@ def test_sums_are_added_over_copies_and_rank_values_are_not(workers, batch):
     ],
 )
 def test_only_the_scores_that_are_needed_are_computed(workers, batch, changes, kl, old, reference):
-    scored = workers.with_scores(batch, plan(**changes), PolicyLoss(kl_coefficient=kl))
+    scored = workers.with_scores(batch, plan(**changes), reference=kl > 0)
     assert (scored.old_log_probs is not None) == old
     assert (scored.reference_log_probs is not None) == reference
     if reference:

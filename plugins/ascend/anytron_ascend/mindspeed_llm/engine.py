@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import PolicyLoss, ValueLoss
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
@@ -119,7 +119,7 @@ class MindSpeedLlmEngine:
         """Nothing of its own: masks and kernels are MindSpeed-LLM's, and the other checks cover them."""
         return None
 
-    def update(self, micro_batches: Sequence[RaggedBatch], loss: PolicyLoss) -> Mapping[str, float] | None:
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update on this copy's share of a mini-batch."""
         return self._trained.update(micro_batches, loss)
 
@@ -127,7 +127,7 @@ class MindSpeedLlmEngine:
         """Ask the critic for its values, without gradients."""
         return self._the_critic("values").values(micro_batches)
 
-    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: ValueLoss) -> Mapping[str, float] | None:
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update of the critic."""
         return self._the_critic("update_critic").update(micro_batches, loss)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from anytron.algorithms.losses import PolicyLoss, ValueLoss
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from safetensors.torch import load_file
 
-from anytron.algorithms.losses import PolicyLoss
-
 if TYPE_CHECKING:
     import torch
 
@@ -58,7 +56,7 @@ def train(start_engine, recorded, policy_loss, tiny_family):
             output,
         ):
             assert updates.needs_old_log_probs
-            scored = workers.with_scores(batch, dataclasses.replace(updates, max_tokens=LARGER), PolicyLoss())
+            scored = workers.with_scores(batch, dataclasses.replace(updates, max_tokens=LARGER), reference=False)
             metrics, weights = [], []
             for step in range(steps):
                 metrics.append(workers.update(scored, updates, policy_loss))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.algorithms.losses import PolicyLoss
+    from anytron.algorithms.policy_loss import PolicyLoss
     from anytron.batch import RaggedBatch
     from tests.backends.megatron.families.layouts import Layout
     from tests.backends.megatron.ranks import Ranks

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-AdvantageEstimator = Callable[[Tensor, bool], Tensor]
-"""(rewards float32 ``[P, G]``, normalize_std) -> advantages float32 ``[P, G]``: P prompts, G samples of each."""
+from anytron.algorithms.contract import Advantages
+
+if TYPE_CHECKING:
+    from anytron.batch import RaggedBatch
+    from anytron.config.schema import AlgorithmSection
 
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation; TRL's value (trl/trainer/grpo_trainer.py)."""
@@ -40,8 +42,10 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     return centred / (deviation + STD_EPSILON)
 
 
-ADVANTAGES: Mapping[str, AdvantageEstimator] = MappingProxyType({"grpo": grpo})
-"""By their name in ``algorithm.advantage``."""
+def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:
+    """Give every response token the advantage of its response in its group (``algorithm.advantage=grpo``)."""
+    per_sequence = grpo(rewards.view(-1, group_size), algorithm.normalize_std).flatten()
+    return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))
 
 
 def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
