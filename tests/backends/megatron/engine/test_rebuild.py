@@ -31,8 +31,9 @@ def test_later_engines_compute_as_the_first_and_nothing_piles_up(ranks, tiny_fam
 
 def test_variables_that_libraries_set_at_import_do_not_end_processes(ranks, tiny_model, monkeypatch):
     first, _ = ranks.engine(tiny_model)
+    pids = [rank.pid for rank in first.group._ranks]
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     second, _ = ranks.engine(tiny_model)
 
-    assert [rank.process.pid for rank in second.group._ranks] == [rank.process.pid for rank in first.group._ranks]
+    assert [rank.pid for rank in second.group._ranks] == pids
