@@ -107,6 +107,20 @@ def test_its_masks_are_exact(session):
         assert read(read_mask, [layout], traits) == defined_pairs([3, 6], traits)
 
 
+def test_its_kernels_are_known_as_its_own(session):
+    hooks, traits = session.hooks, ModelTraits()
+    hooks.attention_kernel(AttentionSpec(4, 2, 8, 8, 8**-0.5, traits))
+    hooks.log_prob_kernel(LogProbSpec(16, 2, 4))  # not with tensor parallelism
+    for name in (KernelName.SWIGLU, KernelName.RMS_NORM):
+        hooks.fused_kernel(name, KernelSpec("cpu"))
+    assert hooks.suppliers() == {
+        "attention_kernel": "toy",
+        "fused_kernel rms_norm": "neutral-default",
+        "fused_kernel swiglu": "toy",
+        "log_prob_kernel": "neutral-default",
+    }
+
+
 def test_its_kernels_agree_with_the_neutral_ones(session):
     """The toy's kernels and the neutral ones were written independently of each other."""
     from anytron.plugins import hooks_of

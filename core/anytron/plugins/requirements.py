@@ -98,15 +98,6 @@ def examine_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Findi
     return findings
 
 
-def unmet_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding]:
-    """Find what is missing or of an unfitting version.
-
-    Raises:
-        PluginError: As :func:`examine_requirements`.
-    """
-    return [finding for finding in examine_requirements(needs) if not finding.fits]
-
-
 def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]:
     """Refuse a run whose plugins lack a package, before anything heavy is imported.
 
@@ -120,7 +111,7 @@ def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]
     Raises:
         PluginError: With every unfulfilled requirement that is not optional.
     """
-    unmet = unmet_requirements(hooks.requirements(engine))
+    unmet = [finding for finding in examine_requirements(hooks.requirements(engine)) if not finding.fits]
     needed = [one for one in unmet if not one.requirement.optional]
     if needed:
         raise PluginError(
