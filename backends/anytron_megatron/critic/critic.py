@@ -87,7 +87,7 @@ class Critic:
         """Write trunk and head (:meth:`anytron.engines.protocol.TrainingEngine.save_critic`)."""
         self._save_trunk(self._modules, directory)
         topology = parallel.topology()
-        if self._head is not None and topology.reports and topology.data_rank == 0:
+        if self._head is not None and topology.reports and topology.dp_rank == 0:
             save_file({HEAD_TENSOR: self._head.weight.detach().cpu()}, directory / HEAD_FILE)
 
     @property

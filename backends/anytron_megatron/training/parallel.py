@@ -76,8 +76,8 @@ def context_shard() -> ContextShard:
 def topology() -> Topology:
     """Say where this rank stands among the data-parallel replicas of the model."""
     return Topology(
-        data_rank=parallel_state.get_data_parallel_rank(),
-        data_size=parallel_state.get_data_parallel_world_size(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
         reports=parallel_state.is_pipeline_last_stage()
         and parallel_state.get_tensor_model_parallel_rank() == 0
         and parallel_state.get_context_parallel_rank() == 0,

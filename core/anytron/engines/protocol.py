@@ -53,17 +53,18 @@ class Topology:
     """Where a training rank stands.
 
     Attributes:
-        data_rank: Which copy of the model it belongs to; ranks of one copy get the same micro-batches.
-        data_size: Copies.
-        reports: True on the one rank of each copy whose results count (last pipeline stage, first
+        dp_rank: Data-parallel rank: which replica of the model it belongs to. Ranks of one replica get the same
+            micro-batches.
+        dp_size: Data-parallel replicas.
+        reports: True on the one rank of each replica whose results count (last pipeline stage, first
             tensor- and context-parallel rank).
         micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
         replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenOutputs.routing``), so
             that such a pass comes before every update.
     """
 
-    data_rank: int
-    data_size: int
+    dp_rank: int
+    dp_size: int
     reports: bool
     micro_batch_multiple: int = 1
     replays_scoring: bool = False

@@ -53,35 +53,35 @@ def karmarkar_karp(sizes: Sequence[int], parts: int) -> Partition:
 
 
 def micro_batches(
-    lengths: Sequence[int], max_tokens: int, copies: int, *, padded: bool = False, multiple: int = 1
+    lengths: Sequence[int], max_tokens: int, dp_size: int, *, padded: bool = False, multiple: int = 1
 ) -> list[Partition]:
     """Plan one pass over some sequences.
 
     Args:
-        lengths: Tokens of each sequence, each at least 1; at least as many sequences as ``copies``.
+        lengths: Tokens of each sequence, each at least 1; at least as many sequences as ``dp_size``.
         max_tokens: Tokens of a micro-batch at most; a longer sequence gets a micro-batch of its own.
-        copies: Data-parallel ranks that share the work.
+        dp_size: Data-parallel replicas.
         padded: Each micro-batch is padded to its longest sequence, and the padding counts as tokens.
-        multiple: The number of micro-batches of a copy is a multiple of this.
+        multiple: The number of micro-batches of a replica is a multiple of this.
 
     Returns:
-        ``[copies][micro-batches]`` lists of indices: every index once, every copy equally many
+        ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many
         micro-batches, as few as the limit allows. Where there are fewer sequences than micro-batches
         some are empty: the engine must be given something of no weight there, because ranks wait for
         each other in every micro-batch.
     """
-    assert len(lengths) >= copies, f"preflight lets no mini-batch have {len(lengths)} sequences for {copies} replicas"
+    assert len(lengths) >= dp_size, f"preflight lets no mini-batch have {len(lengths)} sequences for {dp_size} replicas"
     # A sequence over the limit fills one micro-batch, however long it is.
-    count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * copies * multiple)) * multiple
-    while not _fits(parts := karmarkar_karp(lengths, count * copies), lengths, max_tokens, padded):
+    count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * dp_size * multiple)) * multiple
+    while not _fits(parts := karmarkar_karp(lengths, count * dp_size), lengths, max_tokens, padded):
         count += multiple
-    # Parts come in descending order: dealing them forth and back gives every copy about the same work.
-    shares: list[Partition] = [[] for _ in range(copies)]
-    for start in range(0, len(parts), copies):
-        row = parts[start : start + copies]
-        for copy, part in enumerate(row if (start // copies) % 2 == 0 else reversed(row)):
-            shares[copy].append(part)
-    return shares
+    # Parts come in descending order: dealing them forth and back gives every replica about the same work.
+    per_rank: list[Partition] = [[] for _ in range(dp_size)]
+    for start in range(0, len(parts), dp_size):
+        row = parts[start : start + dp_size]
+        for rank, part in enumerate(row if (start // dp_size) % 2 == 0 else reversed(row)):
+            per_rank[rank].append(part)
+    return per_rank
 
 
 def _fits(parts: Partition, lengths: Sequence[int], max_tokens: int, padded: bool) -> bool:

@@ -89,16 +89,16 @@ class UpdatePlan:
                 weights = loss_weights(mini_batch.lengths, mini_batch.response_mask, self.aggregation)
                 yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mini_batch.response_mask))
 
-    def micro_batches(self, batch: RaggedBatch, copies: int) -> list[list[MicroBatch]]:
-        """Divide a batch over copies of the model and micro-batches.
+    def micro_batches(self, batch: RaggedBatch, dp_size: int) -> list[list[MicroBatch]]:
+        """Divide a batch over data-parallel replicas and micro-batches.
 
         Returns:
-            ``[copies][micro-batches]``, equally many for each copy. Where there is no sequence left
+            ``[dp_size][micro-batches]``, equally many for each replica. Where there is no sequence left
             for a micro-batch, it is the shortest sequence once more with weights of 0.
         """
         lengths = batch.lengths.tolist()
-        shares = micro_batches(lengths, self.max_tokens, copies, padded=self.padded, multiple=self.multiple)
-        return [[_take(batch, part) for part in share] for share in shares]
+        per_rank = micro_batches(lengths, self.max_tokens, dp_size, padded=self.padded, multiple=self.multiple)
+        return [[_take(batch, part) for part in parts] for parts in per_rank]
 
 
 def _take(batch: RaggedBatch, sequences: list[int]) -> MicroBatch:

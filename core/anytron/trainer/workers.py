@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 RANK_VALUES = ("grad_norm", "lr")
-"""Results of an update that are the same on every rank; all others are sums, to be added over copies."""
+"""Results of an update that are the same on every rank; all others are sums, to be added over replicas."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class TrainingWorkers:
         return cls(group, tuple(group.call("topology")))
 
     @property
-    def copies(self) -> int:
-        """Copies of the model."""
-        return self.topology[0].data_size
+    def dp_size(self) -> int:
+        """Data-parallel replicas."""
+        return self.topology[0].dp_size
 
     def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool) -> RaggedBatch:
         """Add what updates need of models' scores: the old policy's and the reference's log-probs, and routing."""
@@ -57,9 +57,9 @@ class TrainingWorkers:
 
     def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
         """Add what the critic expects of each state."""
-        shares = updates.micro_batches(batch, self.copies)
-        results: list[list[Tensor]] = self._scatter("values", shares)
-        return replace(batch, values=_joined(batch, shares, results))
+        per_rank = updates.micro_batches(batch, self.dp_size)
+        results: list[list[Tensor]] = self._scatter("values", per_rank)
+        return replace(batch, values=_joined(batch, per_rank, results))
 
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> Tensor:
         """Compute log-probs, float32 ``[T]``, without gradients."""
@@ -69,12 +69,12 @@ class TrainingWorkers:
 
     def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> TokenOutputs:
         """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
-        shares = updates.micro_batches(batch, self.copies)
-        results: list[list[TokenOutputs]] = self._scatter("score", shares, role)
+        per_rank = updates.micro_batches(batch, self.dp_size)
+        results: list[list[TokenOutputs]] = self._scatter("score", per_rank, role)
 
         def joined(name: str) -> Tensor | None:
             parts = [[getattr(outputs, name) for outputs in share] for share in results]
-            return None if parts[0][0] is None else _joined(batch, shares, parts)
+            return None if parts[0][0] is None else _joined(batch, per_rank, parts)
 
         return TokenOutputs(log_probs=joined("log_probs"), entropy=joined("entropy"), routing=joined("routing"))
 
@@ -83,7 +83,7 @@ class TrainingWorkers:
         logits: list[Tensor] = [
             result
             for place, result in zip(self.topology, self.group.call("logits", batch), strict=True)
-            if place.reports and place.data_rank == 0
+            if place.reports and place.dp_rank == 0
         ]
         return logits[0]
 
@@ -125,26 +125,26 @@ class TrainingWorkers:
     def _update(
         self, method: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction
     ) -> dict[str, float]:
-        shares = updates.micro_batches(mini_batch, self.copies)
-        results: list[Mapping[str, float]] = self._scatter(method, shares, loss)
+        per_rank = updates.micro_batches(mini_batch, self.dp_size)
+        results: list[Mapping[str, float]] = self._scatter(method, per_rank, loss)
         metrics = {name: sum(result[name] for result in results) for name in results[0]}
         return metrics | {name: results[0][name] for name in RANK_VALUES}
 
-    def _scatter(self, method: str, shares: list[list[MicroBatch]], *arguments: object) -> list[Any]:
-        """Give each copy its share; return the result of each copy's reporting rank, copy by copy."""
-        batches = [[micro_batch.batch for micro_batch in share] for share in shares]
-        results = self.group.scatter(method, [(batches[place.data_rank], *arguments) for place in self.topology])
+    def _scatter(self, method: str, per_rank: list[list[MicroBatch]], *arguments: object) -> list[Any]:
+        """Give each replica its micro-batches; return the results of the reporting ranks, replica by replica."""
+        batches = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
+        results = self.group.scatter(method, [(batches[place.dp_rank], *arguments) for place in self.topology])
         reported = {
-            place.data_rank: result for place, result in zip(self.topology, results, strict=True) if place.reports
+            place.dp_rank: result for place, result in zip(self.topology, results, strict=True) if place.reports
         }
-        return [reported[copy] for copy in range(self.copies)]
+        return [reported[rank] for rank in range(self.dp_size)]
 
 
-def _joined(batch: RaggedBatch, shares: list[list[MicroBatch]], results: list[list[Tensor]]) -> Tensor:
-    """Bring per-token results, ``[copies][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``."""
+def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[list[Tensor]]) -> Tensor:
+    """Bring per-token results, ``[dp_size][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``."""
     whole = torch.zeros(batch.num_tokens, *results[0][0].shape[1:], dtype=results[0][0].dtype)
-    for share, found in zip(shares, results, strict=True):
-        for micro_batch, values in zip(share, found, strict=True):
+    for micro_batches, found in zip(per_rank, results, strict=True):
+        for micro_batch, values in zip(micro_batches, found, strict=True):
             whole[token_index(batch.lengths, torch.tensor(micro_batch.sequences))] = values
     return whole
 

@@ -48,7 +48,7 @@ class TorchEngine:
             self.critic_optimizer = torch.optim.Adam(parameters, lr=config.critic.optimizer.lr)
 
     def topology(self):
-        return Topology(data_rank=0, data_size=1, reports=True)
+        return Topology(dp_rank=0, dp_size=1, reports=True)
 
     def forward(self, batch, role):
         lengths = batch.lengths.tolist()

@@ -40,14 +40,14 @@ def test_a_partition_is_near_the_best_one():
 
 @settings(deadline=None)
 @given(lengths, st.integers(1, 100), st.integers(1, 4))
-def test_micro_batches_keep_the_limit_and_are_equally_many(sizes, max_tokens, copies):
-    shares = micro_batches(sizes, max_tokens, copies)
-    assert len(shares) == copies
+def test_micro_batches_keep_the_limit_and_are_equally_many(sizes, max_tokens, dp_size):
+    shares = micro_batches(sizes, max_tokens, dp_size)
+    assert len(shares) == dp_size
     assert len({len(share) for share in shares}) == 1
     parts = [part for share in shares for part in share]
     assert sorted(index for part in parts for index in part) == list(range(len(sizes)))
     assert all(len(part) <= 1 or sum(sizes[index] for index in part) <= max_tokens for part in parts)
-    assert micro_batches(sizes, max_tokens, copies) == shares
+    assert micro_batches(sizes, max_tokens, dp_size) == shares
 
 
 def test_the_work_of_copies_is_balanced():
@@ -95,7 +95,7 @@ def test_the_weights_of_each_mini_batch_add_up_to_one():
 def test_a_rank_without_work_gets_a_sequence_of_no_weight():
     plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation="token-mean", max_tokens=4)
     (mini_batch,) = plan.mini_batches(batch_of([9, 7, 8]), seed=0)
-    shares = plan.micro_batches(mini_batch, copies=2)
+    shares = plan.micro_batches(mini_batch, dp_size=2)
     parts = [part for share in shares for part in share]
     assert [len(share) for share in shares] == [2, 2]
     fillers = [part for part in parts if part.batch.loss_weights.sum() == 0]
@@ -106,14 +106,14 @@ def test_a_rank_without_work_gets_a_sequence_of_no_weight():
 
 def test_padding_counts_where_micro_batches_are_padded():
     lengths = [10, 1, 1, 1]
-    (packed,) = micro_batches(lengths, max_tokens=13, copies=1)
-    (padded,) = micro_batches(lengths, max_tokens=13, copies=1, padded=True)
+    (packed,) = micro_batches(lengths, max_tokens=13, dp_size=1)
+    (padded,) = micro_batches(lengths, max_tokens=13, dp_size=1, padded=True)
     assert len(packed) == 1
     assert all(len(part) * max(lengths[index] for index in part) <= 13 for part in padded)
 
 
 def test_interleaved_pipelines_get_a_multiple_of_micro_batches():
     for count in (1, 5, 9):
-        shares = micro_batches([4] * count, max_tokens=8, copies=1, multiple=3)
+        shares = micro_batches([4] * count, max_tokens=8, dp_size=1, multiple=3)
         assert len(shares[0]) % 3 == 0
         assert sorted(index for part in shares[0] for index in part) == list(range(count))

@@ -69,8 +69,8 @@ class Group:
 
 @pytest.fixture
 def workers():
-    """Two copies of a two-rank model; ranks of a copy are not neighbours, the second one reports."""
-    places = [Topology(data_rank=rank % 2, data_size=2, reports=rank >= 2) for rank in range(4)]
+    """Two replicas of a two-rank model; ranks of a replica are not neighbours, the second one reports."""
+    places = [Topology(dp_rank=rank % 2, dp_size=2, reports=rank >= 2) for rank in range(4)]
     return TrainingWorkers.of(Group([Rank(place) for place in places]))
 
 
@@ -112,7 +112,7 @@ def test_routing_follows_its_tokens_from_the_scoring_pass_into_other_micro_batch
     assert torch.equal(scored.routing, routing_of(batch.tokens))
     assert scored.routing.dtype == torch.int16
     for mini_batch in plan(2, count=2).mini_batches(scored, seed=0):
-        for share in plan(2).micro_batches(mini_batch, copies=2):
+        for share in plan(2).micro_batches(mini_batch, dp_size=2):
             for micro_batch in share:
                 assert torch.equal(micro_batch.batch.routing, routing_of(micro_batch.batch.tokens))
 
