@@ -1,0 +1,49 @@
+"""Run examples/own_trainer.py with a kernel that wants values as wide as queries, and leave the layer.
+
+Run as: own_trainer.py EXAMPLES ENGINE. Prints one JSON object.
+"""
+
+import json
+import sys
+
+import torch
+
+sys.path.insert(0, sys.argv[1])
+import own_trainer
+
+from anytron.layer import open_layer
+
+torch.set_num_threads(1)
+OWN = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to)
+
+
+def attempt(sequence_format):
+    try:
+        return own_trainer.train(layer, sequence_format, steps=3)
+    except Exception as error:  # noqa: BLE001 - any failure is the observation
+        return f"{type(error).__name__}: {error}"
+
+
+with open_layer("cpu", engine=sys.argv[2]) as layer:
+    own_trainer.start(layer)
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+    from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
+
+    inner, patched = TEDotProductAttention.forward, MultiLatentAttention.forward
+
+    def strict(self, query, key, value, *arguments, packed_seq_params=None, **options):
+        if packed_seq_params is not None and query.shape[-1] != value.shape[-1]:
+            raise ValueError("values must be as wide as queries")
+        return inner(self, query, key, value, *arguments, packed_seq_params=packed_seq_params, **options)
+
+    TEDotProductAttention.forward = strict
+    facts = {
+        "inside": "transformer_engine" in sys.modules and torch.cuda.current_device is not OWN[0],
+        "thd": attempt("thd"),
+        "bshd": attempt("bshd"),
+        "again": len(layer.apply_phase(own_trainer.Phase.BEFORE_BUILD)),
+    }
+facts["torch"] = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to) == OWN
+facts["transformer_engine"] = [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]
+facts["attention"] = MultiLatentAttention.forward is not patched
+print(json.dumps(facts))
