@@ -59,7 +59,7 @@ def measure(lengths, repeats):
     cumulative = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
     def ours(cu_seqlens):
-        call = AttentionCall("thd", causal=True, cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens)
+        call = AttentionCall("thd", "padding_causal", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens)
         return lambda *inputs: attend(*inputs, call)
 
     def per_sequence(*inputs):

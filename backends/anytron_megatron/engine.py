@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.engines.weights import write_weights
-from anytron.errors import EngineError
+from anytron.errors import ConfigError, EngineError
 from anytron.kernels.contract import LogProbSpec
 from anytron.layer import apply_phase
 from anytron.patches import Phase
+from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
@@ -23,7 +24,7 @@ from anytron_megatron.models.bridge import WeightBridge, text_model
 from anytron_megatron.models.freezing import freeze
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
-from anytron_megatron.training.conformance import attention_conformance
+from anytron_megatron.training.conformance import kernel_conformance, mask_conformance
 from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.micro_batch import BatchPreparer
@@ -31,9 +32,10 @@ from anytron_megatron.training.mtp import MultiTokenPrediction
 from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.trained_model import TrainedModel
+from anytron_megatron.training.vendor_attention import set_mask_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
+    from anytron.sequences.layout import Format
 
 
 class MegatronEngine:
@@ -100,10 +103,11 @@ class MegatronEngine:
         if config.critic is not None:
             path = config.critic.path
             bridge = self._bridge_to(model_directory(config) if path is None else Path(path))
-            modules = bridge.build(device=self._runtime.current_device())
+            preparer = self._preparer_for(bridge)
+            modules = self._build_modules(bridge, preparer)
             sequence_format = config.engine.sequence_format
             experts = Experts(modules, bridge.config, sequence_format=sequence_format, router_replay=False)
-            self._critic = Critic(modules, self._preparer_for(bridge), config, bridge.save, experts)
+            self._critic = Critic(modules, preparer, config, bridge.save, experts)
         apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
 
     def topology(self) -> Topology:
@@ -136,14 +140,13 @@ class MegatronEngine:
         return logits if parallel.topology().reports else None
 
     def attention_conformance(self) -> Conformance:
-        """Hold the platform's masks and attention kernels for this model against their definition."""
-        return attention_conformance(
-            self._context.hooks,
-            self._preparer,
-            heads=self._bridge.attention_heads,
-            sizes=self._sizes,
-            device=self._runtime.current_device(),
-            kernels=self._context.platform.portable_modules,
+        """Check the platform's masks and attention kernels for this model against their definition."""
+        if not self._context.platform.portable_modules:
+            return mask_conformance(self._preparer, self._sizes)
+        gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
+        preparers = [self._preparer_for(self._bridge, each, gaps) for each in self._sequence_formats()]
+        return kernel_conformance(
+            preparers, heads=self._bridge.attention_heads, sizes=self._sizes, device=self._runtime.current_device()
         )
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
@@ -240,19 +243,39 @@ class MegatronEngine:
             transformer=self._options.transformer,
         )
 
-    def _preparer_for(self, bridge: WeightBridge) -> BatchPreparer:
-        sequence_format = self._context.config.engine.sequence_format
+    def _sequence_formats(self) -> Iterator[Format]:
+        """The configured format, and the other one if the plugins let a run have it."""
+        config = self._context.config
+        own = config.engine.sequence_format
+        yield own
+        other: Format = "bshd" if own == "thd" else "thd"
+        changed = config.model_copy(update={"engine": config.engine.model_copy(update={"sequence_format": other})})
+        with contextlib.suppress(ConfigError):
+            edited, _, _ = self._context.hooks.configure(changed)
+            if edited.engine.sequence_format == other:
+                yield other
+
+    def _preparer_for(
+        self,
+        bridge: WeightBridge,
+        sequence_format: Format | None = None,
+        constraints: LayoutConstraints | None = None,
+    ) -> BatchPreparer:
+        sequence_format = sequence_format or self._context.config.engine.sequence_format
+        portable = self._context.platform.portable_modules
         return BatchPreparer(
             self._context.hooks,
             sequence_format=sequence_format,
             traits=bridge.traits,
-            accepted=bridge.accepted_masks(sequence_format),
+            accepted=bridge.accepted_masks(sequence_format, portable=portable),
             sizes=self._sizes,
             shard=parallel.context_shard(),
             device=self._runtime.current_device(),
             context_length=bridge.context_length,
+            portable=portable,
             vision=bridge.vision,
             fp8=bool(bridge.config.fp8),
+            constraints=constraints,
         )
 
     def _build(self) -> list[ModelChunk]:
@@ -267,5 +290,16 @@ class MegatronEngine:
         check = None if lora is None else partial(find_targets, targets=lora.targets)
         return [
             ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in self._bridge.build(check, self._runtime.current_device())
+            for module in self._build_modules(self._bridge, self._preparer, check)
         ]
+
+    def _build_modules(
+        self,
+        bridge: WeightBridge,
+        preparer: BatchPreparer,
+        check: Callable[[list[torch.nn.Module]], object] | None = None,
+    ) -> list[torch.nn.Module]:
+        modules = bridge.build(check, self._runtime.current_device())
+        if not self._context.platform.portable_modules:
+            set_mask_type(modules, preparer.mask_kind, self._context.config.engine.sequence_format)
+        return modules

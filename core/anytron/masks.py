@@ -8,7 +8,9 @@ Face and most Python code read True as *keep*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import contextvars
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -16,12 +18,18 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from anytron.errors import HookContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from anytron.sequences import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
     from anytron.traits import ModelTraits, ParallelSizes
+
+    Pair = tuple[int, int]
+    """(query token, key token), flat."""
+    MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set[Pair]]
+    """Give the pairs that a vendor's attention lets through, from a mask and the layouts of all shards."""
 
 
 class MaskKind(str, Enum):
@@ -34,12 +42,6 @@ class MaskKind(str, Enum):
     FULL_4D = "full-4d"
     """bool ``[B, 1, C, S]``: every pair of a query of this rank and a key of *any* context-parallel rank,
     keys in order of position; ``[B, 1, S, S]`` without context parallelism."""
-    COMPRESSED_CAUSAL = "compressed-causal"
-    """bool ``[2048, 2048]`` upper triangle, shared by all micro-batches (Ascend sparse modes 2 to 4)."""
-
-
-COMPRESSED = 2048
-"""Side of a compressed mask (``npu_fusion_attention``'s documentation)."""
 
 
 class Polarity(str, Enum):
@@ -55,9 +57,8 @@ MODEL_POLARITY: Mapping[MaskKind, Polarity] = MappingProxyType(
     {
         # Models that pack or mask by the 2-D map read it as Hugging Face does.
         MaskKind.PADDING_2D: Polarity.KEEP,
-        # Megatron's softmax, Transformer Engine's `arbitrary` and npu_fusion_attention.
+        # Megatron's softmax and Transformer Engine's `arbitrary`.
         MaskKind.FULL_4D: Polarity.MASKED,
-        MaskKind.COMPRESSED_CAUSAL: Polarity.MASKED,
     }
 )
 """What True means to a model that is handed a mask of this kind."""
@@ -71,7 +72,7 @@ class MaskRequest:
         format: ``thd`` or ``bshd``.
         traits: What about the model matters.
         parallel: The parallel sizes.
-        accepted: The kinds that the model's forward accepts, as its weight bridge declares them.
+        accepted: The kinds that can reach the model's attention, as its weight bridge declares them.
         layout: The micro-batch's layout; None at build. The kind and kernel mode of the answer must
             depend on the other fields only.
     """
@@ -89,14 +90,17 @@ class AttnMask:
 
     Attributes:
         kind: Which form ``tensor`` has.
-        kernel_mode: How the kernel must be told to read it, in the words of Transformer Engine's
-            ``attn_mask_type`` (``causal``, ``padding_causal``, ``no_mask``, ``arbitrary``) or in the
-            platform's own (``sparse_mode=2``). A mask and its mode always travel together.
+        kernel_mode: How the attention kernel must read it. Any word that the platform's own kernel knows; the
+            reference kernel knows Transformer Engine's ``attn_mask_type``
+            (:mod:`anytron.kernels.neutral_modes`). A mask and its mode always travel together.
         tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and at build.
         polarity: What True means in ``tensor``; None exactly when ``tensor`` is.
         padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if no one reads it.
         linear_attn_mask: bool ``[B, S]`` over all context-parallel shards, True = KEEP, for
             Gated DeltaNet; None if no one reads it.
+        reader: For platforms whose modules are not portable: says which pairs of tokens the vendor's
+            attention lets through, given this mask. A mode that is not Transformer Engine's needs one
+            there, because the engine cannot call the vendor's kernel by itself.
     """
 
     kind: MaskKind
@@ -105,6 +109,7 @@ class AttnMask:
     polarity: Polarity | None = None
     padding_mask: Tensor | None = None
     linear_attn_mask: Tensor | None = None
+    reader: MaskReader | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.polarity is not None and not isinstance(self.polarity, Polarity):
@@ -128,8 +133,36 @@ class AttnMask:
         return None if self.tensor is None else self.read_as(MODEL_POLARITY[self.kind])
 
 
+_current: contextvars.ContextVar[AttnMask | None] = contextvars.ContextVar("anytron_mask", default=None)
+
+
+def scope_of(mask: AttnMask) -> ScopeFactory:
+    """Make scopes within which :func:`current_mask` answers ``mask``.
+
+    The scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation of one never
+    sees the mask of another. A full mask is turned into the polarity that kernels read, once for all layers.
+    """
+    if mask.kind is MaskKind.FULL_4D and mask.tensor is not None:
+        mask = replace(mask, tensor=mask.read_as(Polarity.MASKED), polarity=Polarity.MASKED)
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        token = _current.set(mask)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    return scope
+
+
+def current_mask() -> AttnMask | None:
+    """The platform's mask for the micro-batch whose forward pass, or recomputation, is running here."""
+    return _current.get()
+
+
 def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plugin: str) -> None:
-    """Hold a plugin's answer against the contract.
+    """Check a plugin's answer against the contract.
 
     Args:
         mask: The answer.
@@ -191,7 +224,5 @@ def _shapes(name: str, kind: MaskKind, layout: SequenceLayout) -> list[tuple[int
         return [(layout.num_sequences, layout.max_seqlen)]
     if name == "linear_attn_mask" or kind is MaskKind.PADDING_2D:
         return [(layout.num_sequences, layout.longest), (layout.num_sequences, layout.max_seqlen)]
-    if kind is MaskKind.FULL_4D:
-        rows, columns = layout.shape
-        return [(rows, 1, columns, columns * layout.shard.size)]
-    return [(COMPRESSED, COMPRESSED)]
+    rows, columns = layout.shape
+    return [(rows, 1, columns, columns * layout.shard.size)]

@@ -1,10 +1,12 @@
 """A mask that breaks its contract is refused, and the refusal names the plugin and the rule."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from anytron.errors import HookContractError
-from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask
+from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask, current_mask, scope_of
 from anytron.sequences import plan_layout
 from anytron.traits import ModelTraits, ParallelSizes
 
@@ -30,13 +32,19 @@ def test_fitting_masks_pass():
         (full((2, 3, 3)), "shape follows from the kind"),
         (full(dtype=torch.int64), "masks are bool"),
         (AttnMask(MaskKind.FULL_4D, "arbitrary"), "needs its tensor"),
-        (AttnMask(MaskKind.COMPRESSED_CAUSAL, "sparse_mode=2"), "one that the model accepts"),
     ],
 )
 def test_a_broken_answer_names_plugin_and_rule(mask, rule):
     with pytest.raises(HookContractError, match=rule) as caught:
         check_mask(mask, REQUEST, None, "toy")
     assert caught.value.where == "plugin toy"
+
+
+def test_a_kind_that_cannot_reach_the_model_is_refused():
+    request = dataclasses.replace(REQUEST, accepted=frozenset({MaskKind.NONE}))
+    with pytest.raises(HookContractError, match="one that the model accepts") as caught:
+        check_mask(full(), request, None, "toy")
+    assert caught.value.why == "answered full-4d, accepted: none"
 
 
 @pytest.mark.parametrize("name", ["padding_mask", "linear_attn_mask"])
@@ -99,7 +107,6 @@ def test_a_tensor_without_polarity_cannot_be_written():
     [
         (MaskKind.PADDING_2D, Polarity.KEEP),
         (MaskKind.FULL_4D, Polarity.MASKED),
-        (MaskKind.COMPRESSED_CAUSAL, Polarity.MASKED),
     ],
 )
 def test_a_model_gets_the_polarity_that_it_reads_whatever_a_plugin_wrote(kind, models_read):
@@ -109,3 +116,22 @@ def test_a_model_gets_the_polarity_that_it_reads_whatever_a_plugin_wrote(kind, m
     assert as_read.for_model() is tensor
     assert torch.equal(AttnMask(kind, "any", ~tensor, other).for_model(), tensor)
     assert AttnMask(MaskKind.NONE, "any").for_model() is None
+
+
+def test_the_mask_of_a_micro_batch_stands_in_its_scope():
+    outer, inner = (AttnMask(MaskKind.NONE, mode) for mode in ("outer", "inner"))
+    assert current_mask() is None
+    with scope_of(outer)():
+        with scope_of(inner)():
+            assert current_mask().kernel_mode == "inner"
+        assert current_mask().kernel_mode == "outer"
+    assert current_mask() is None
+
+
+@pytest.mark.parametrize("polarity", Polarity)
+def test_kernels_find_a_full_mask_with_true_for_masked_whatever_a_plugin_wrote(polarity):
+    masked = torch.ones(2, 1, 3, 3, dtype=torch.bool).triu(1)
+    written = masked if polarity is Polarity.MASKED else ~masked
+    with scope_of(AttnMask(MaskKind.FULL_4D, "arbitrary", written, polarity))():
+        assert torch.equal(current_mask().tensor, masked)
+        assert current_mask().polarity is Polarity.MASKED

@@ -130,7 +130,7 @@ def test_its_kernels_agree_with_the_neutral_ones(session):
     spec = AttentionSpec(4, 2, 8, 8, 8**-0.5, ModelTraits())
     query, key, value = (torch.randn(7, heads, 8, generator=generator) for heads in (4, 2, 2))
     cu_seqlens = torch.tensor([0, 3, 7], dtype=torch.int32)
-    call = AttentionCall("thd", True, cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, 4, 4)
+    call = AttentionCall("thd", "padding_causal", cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, 4, 4)
     outs = [hooks.attention_kernel(spec)(query, key, value, call) for hooks in (session.hooks, neutral)]
     torch.testing.assert_close(*outs)
     halves = torch.randn(3, 10, generator=generator)

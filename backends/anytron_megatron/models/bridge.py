@@ -171,15 +171,17 @@ class WeightBridge:
             "language_model": ["language_model."],
         }
 
-    def accepted_masks(self, sequence_format: str) -> frozenset[MaskKind]:
-        """The forms of mask that the model's forward takes.
+    def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
+        """The forms of mask that can reach the model's attention.
 
-        mcore-bridge's GPT asserts that packed sequences come without a mask, and reads a given mask
-        as ``[B, 1, S, S]``, True = masked (``mcore_bridge/model/gpt_model.py``, forward). Vision-language
-        models are called without one in both formats (verl #5904): causality hides padding on the right, and
-        the map of real tokens stays with the layout.
+        Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
+        go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the
+        micro-batch's scope, whatever the model's forward passes on. A vendor's modules get it through the forward
+        (``mcore_bridge/model/gpt_model.py``), which vision-language models do not support (verl #5904).
         """
-        if sequence_format == "thd" or self.traits.vision:
+        if sequence_format == "thd" or self.config.context_parallel_size > 1:
+            return frozenset({MaskKind.NONE})
+        if self.traits.vision and not portable:
             return frozenset({MaskKind.NONE})
         return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
 

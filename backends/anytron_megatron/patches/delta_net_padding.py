@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
-from anytron_megatron.training.current_mask import current_mask
+from anytron.masks import current_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
             "A Gated DeltaNet layer does not know which tokens are padding.",
             where=f"layer {layer.layer_number}",
             why="it runs outside of its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
-            fix="run the model inside anytron_megatron.training.current_mask.scope_of(mask), or on packed sequences",
+            fix="run the model inside anytron.masks.scope_of(mask), or on packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
     # With sequence parallelism the ranks hold consecutive parts of all rows.

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
-from anytron_megatron.training.current_mask import current_mask
+from anytron.masks import current_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,99 +1,190 @@
-"""Hold the platform's attention for the model at hand against its definition."""
+"""Check that the platform's attention, with the platform's mask, computes the definition of attention.
+
+With portable modules the check goes the engine's own way: a micro-batch is prepared through the hooks, and an
+attention module is called inside its scope. Which tokens attend to which is found out by changing one key and its
+value after the other and looking which outputs move, so that no kernel mode has to be known by name. Values and
+gradients are compared with float64.
+"""
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.batch import RaggedBatch
 from anytron.engines.protocol import Conformance
-from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.reference.attention import reference_attention
-from anytron.reference.masks import defined_pairs, read_npu_fusion_attention, read_transformer_engine
-from anytron.sequences import ContextShard
+from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
+from anytron.sequences import ContextShard, scopes
+from anytron_megatron.portable_te.pytorch.attention.dot_product_attention import DotProductAttention
 
 if TYPE_CHECKING:
-    from anytron.hooks.facade import Hooks
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from anytron.masks import Pair
+    from anytron.sequences import SequenceLayout
     from anytron.traits import AttentionHeads, ParallelSizes
-    from anytron_megatron.training.micro_batch import BatchPreparer
+    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+
+    Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 LENGTHS = (5, 1, 9, 4)
 """Real lengths that no alignment divides."""
 TOLERANCE = 1e-4
 """Of values around 1 and of gradients around 10, in float32: a thousand roundings."""
+IN_PADDING = 7.0
+"""What stands in padding slots of queries, keys and values: finite, and far off if a real token sees it."""
+PUSH = 1000.0
+"""Added to the value of one token: the outputs that see it move by far more than the rounding of the others."""
+MOVED = 1e-3
 
 
-def attention_conformance(
-    hooks: Hooks,
-    preparer: BatchPreparer,
-    *,
-    heads: AttentionHeads,
-    sizes: ParallelSizes,
-    device: torch.device,
-    kernels: bool,
+def kernel_conformance(
+    preparers: Iterable[BatchPreparer], *, heads: AttentionHeads, sizes: ParallelSizes, device: torch.device
 ) -> Conformance:
-    """Compare masks pair by pair, and the attention kernel with attention in float64.
+    """Compute with the platform's attention kernel as the portable modules call it. A collective.
 
     Args:
-        hooks: The facade over all plugins.
-        preparer: Plans layouts and asks for masks as training does.
+        preparers: Of each sequence format to check; layouts should have gaps between sequences.
         heads: The model's attention.
         sizes: The parallel sizes.
         device: Where kernels run.
-        kernels: The model's modules ask the hooks for their kernel; otherwise the vendor's modules have
-            kernels of their own, which the other checks cover.
     """
-    wrong, reader = _wrong_pairs(preparer, sizes)
-    details = [f"mask '{preparer.mask_kind.kernel_mode}' {reader}"]
-    difference = float(wrong)
-    if kernels:
-        spec = AttentionSpec(
-            num_heads=heads.heads // sizes.tensor,
-            num_kv_heads=max(1, heads.kv_heads // sizes.tensor),
-            qk_dim=heads.qk_dim,
-            v_dim=heads.v_dim,
-            scale=heads.qk_dim**-0.5,
-            traits=preparer.traits,
-            device_type=device.type,
-        )
-        difference = max(difference, _kernel_difference(hooks, spec, device))
-        details.append(f"kernel with {spec.num_heads}/{spec.num_kv_heads} heads of {spec.qk_dim}/{spec.v_dim}")
-    return Conformance(difference, TOLERANCE, "; ".join(details))
+    difference, details = 0.0, []
+    for preparer in preparers:
+        prepared = preparer.prepare(_batch())
+        layout = prepared.inputs.layout
+        with scopes.enter(prepared.scope()):
+            attend = _attention(prepared, preparer, heads, sizes)
+            operands = _operands(heads, sizes)
+            wrong = _influence(attend, operands, layout, device) ^ _expected(preparer, layout)
+            rounding = _difference(attend, operands, prepared, preparer, device)
+        difference = max(difference, float(len(wrong)), rounding)
+        details.append(f"{layout.format}: mask '{prepared.mask.kernel_mode}', {_describe(wrong)}, {rounding:.1e}")
+    groups = f"{heads.heads // sizes.tensor}/{max(1, heads.kv_heads // sizes.tensor)}"
+    return Conformance(difference, TOLERANCE, f"{'; '.join(details)}; {groups} heads of {heads.qk_dim}/{heads.v_dim}")
 
 
-def _wrong_pairs(preparer: BatchPreparer, sizes: ParallelSizes) -> tuple[int, str]:
-    """Count pairs of tokens that the mask lets through or hides wrongly, as its kernel reads it."""
+def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conformance:
+    """Read the platform's mask pair by pair, where the modules and their kernels are a vendor's.
+
+    The reader is the mask's own, or that of Transformer Engine, whose words are the neutral kernel modes.
+    """
     lengths = torch.tensor(LENGTHS)
     layouts = [preparer.plan(lengths, ContextShard(sizes.context, rank)) for rank in range(sizes.context)]
     mask = preparer.mask_of(layouts[0])
-    if mask.kernel_mode.startswith("sparse_mode"):
-        found = read_npu_fusion_attention(mask, layouts)
-    else:
-        found = read_transformer_engine(mask, layouts, preparer.traits)
-    expected = defined_pairs(LENGTHS, preparer.traits)
-    return len(found ^ expected), f"read pair by pair ({len(expected)} pairs)"
+    found = (mask.reader or read_transformer_engine)(mask, layouts, preparer.traits)
+    wrong = found ^ defined_pairs(LENGTHS, preparer.traits)
+    detail = f"{layouts[0].format}: mask '{mask.kernel_mode}' read pair by pair, {_describe(wrong)}"
+    return Conformance(float(len(wrong)), TOLERANCE, detail)
 
 
-def _kernel_difference(hooks: Hooks, spec: AttentionSpec, device: torch.device) -> float:
-    """The largest difference of packed and padded attention, and of its gradients, to float64."""
-    kernel = hooks.attention_kernel(spec)
-    total, generator = sum(LENGTHS), torch.Generator().manual_seed(0)
-    sizes = ((spec.num_heads, spec.qk_dim), (spec.num_kv_heads, spec.qk_dim), (spec.num_kv_heads, spec.v_dim))
-    operands = [torch.randn(total, *size, generator=generator) for size in sizes]
+def _batch() -> RaggedBatch:
+    total = sum(LENGTHS)
+    return RaggedBatch(
+        lengths=torch.tensor(LENGTHS),
+        tokens=torch.zeros(total, dtype=torch.int64),
+        response_mask=torch.ones(total, dtype=torch.bool),
+    )
 
+
+def _attention(prepared: PreparedBatch, preparer: BatchPreparer, heads: AttentionHeads, sizes: ParallelSizes) -> Attend:
+    """The model's attention on operands as they lie in the layout: ``[R, C, H, D]`` -> ``[R, C, H, Dv]``."""
+    causal, packed, layout = preparer.traits.causal, prepared.packed, prepared.inputs.layout
+    module = DotProductAttention(
+        heads.heads,
+        (heads.qk_dim, heads.v_dim),
+        num_gqa_groups=max(heads.kv_heads, sizes.tensor),
+        attn_mask_type="causal" if causal else "no_mask",
+        window_size=preparer.traits.window,
+        tp_size=sizes.tensor,
+        cp_group=layout.shard.group,
+    )
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if packed is None:
+            output = module(query, key, value, qkv_format="bshd")
+        else:
+            output = module(
+                *(operand[0] for operand in (query, key, value)),
+                qkv_format="thd",
+                attn_mask_type="padding_causal" if causal else "padding",
+                cu_seqlens_q=packed.cu_seqlens_q,
+                cu_seqlens_kv=packed.cu_seqlens_kv,
+                cu_seqlens_q_padded=packed.cu_seqlens_q_padded,
+                cu_seqlens_kv_padded=packed.cu_seqlens_kv_padded,
+                max_seqlen_q=packed.max_seqlen_q,
+                max_seqlen_kv=packed.max_seqlen_kv,
+            )[None]
+        attended: Tensor = output.unflatten(-1, (query.shape[-2], value.shape[-1]))
+        return attended
+
+    return attend
+
+
+def _operands(heads: AttentionHeads, sizes: ParallelSizes) -> list[Tensor]:
+    """Queries, keys and values of all tokens, ``[T, H, D]``, on the host; the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    queries, groups = heads.heads // sizes.tensor, max(1, heads.kv_heads // sizes.tensor)
+    shapes = ((queries, heads.qk_dim), (groups, heads.qk_dim), (groups, heads.v_dim))
+    return [torch.randn(sum(LENGTHS), *shape, generator=generator) for shape in shapes]
+
+
+def _expected(preparer: BatchPreparer, layout: SequenceLayout) -> set[Pair]:
+    """The pairs of the definition whose queries this rank holds."""
+    held = set(layout.token_index.tolist())
+    return {pair for pair in defined_pairs(LENGTHS, preparer.traits) if pair[0] in held}
+
+
+def _influence(attend: Attend, operands: list[Tensor], layout: SequenceLayout, device: torch.device) -> set[Pair]:
+    """Find the pairs (query token, key token) of which the second moves the output of the first."""
+    query, key, value = (layout.pack(operand.to(device), IN_PADDING) for operand in operands)
+    shown = layout.token_index.view(layout.shape)
+    pairs: set[Pair] = set()
+    with torch.no_grad():
+        before = attend(query, key, value)
+        for token in range(layout.num_tokens + 1):  # the last stands for all padding
+            chosen = (shown == token)[..., None, None]
+            after = attend(query, key + chosen, value + PUSH * chosen)
+            # Not "> MOVED": an output that is NaN has moved.
+            moved = ~((after - before).abs().amax((-1, -2)) <= MOVED) & layout.valid
+            name = PADDING if token == layout.num_tokens else token
+            pairs |= {(seeing, name) for seeing in shown[moved].tolist()}
+    return pairs
+
+
+def _difference(
+    attend: Attend, operands: list[Tensor], prepared: PreparedBatch, preparer: BatchPreparer, device: torch.device
+) -> float:
+    """The largest difference of outputs and gradients of this rank's real tokens to float64."""
+    layout, traits = prepared.inputs.layout, preparer.traits
     exact = [operand.double().requires_grad_() for operand in operands]
-    traits = spec.traits
-    wanted = reference_attention(*exact, lengths=LENGTHS, scale=spec.scale, causal=traits.causal, window=traits.window)
+    scale = operands[0].shape[-1] ** -0.5
+    wanted = reference_attention(*exact, lengths=LENGTHS, scale=scale, causal=traits.causal, window=traits.window)
     gradients = torch.autograd.grad(wanted.square().sum(), exact)
 
-    ends = torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32, device=device)
-    longest = max(LENGTHS)
-    call = AttentionCall("thd", traits.causal, ends, ends, ends, ends, longest, longest)
-    leaves = [operand.to(device).requires_grad_() for operand in operands]
-    output = kernel(*leaves, call)
-    found = [output.detach(), *torch.autograd.grad(output.square().sum(), leaves)]
-    return max(
-        float((value.cpu().double() - want.detach()).abs().max())
-        for value, want in zip(found, (wanted, *gradients), strict=True)
-    )
+    real = layout.valid[..., None, None]
+    leaves = [layout.pack(operand.to(device), IN_PADDING).requires_grad_() for operand in operands]
+    output = attend(*leaves)
+    found = torch.autograd.grad(output.masked_fill(~real, 0.0).square().sum(), leaves, allow_unused=True)
+    if not bool(output.isfinite().all()):
+        return float("inf")
+    pairs = [(output.detach().masked_fill(~real, 0.0), wanted.detach()), *zip(found, gradients, strict=True)]
+    largest = 0.0
+    for value, want in pairs:
+        if value is None or not bool(value.isfinite().all()):
+            return float("inf")
+        expected = layout.pack(want.to(device, torch.float32))
+        largest = max(largest, float((value - expected).abs().max()))
+    return largest
+
+
+def _describe(wrong: set[Pair]) -> str:
+    if not wrong:
+        return "every token attends to the tokens of the definition"
+    query, key = min(wrong)
+    other = "padding" if key == PADDING else f"token {key}"
+    return f"{len(wrong)} wrong pairs of tokens, such as token {query} and {other}"

@@ -9,9 +9,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from anytron.hooks.types import LayoutRequest
-from anytron.masks import AttnMask, MaskKind, MaskRequest
+from anytron.masks import AttnMask, MaskKind, MaskRequest, scope_of
 from anytron.sequences import ModelInputs, plan_layout, scopes
-from anytron_megatron.training.current_mask import scope_of
 from anytron_megatron.training.vision import refuse_images
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from anytron.batch import RaggedBatch
     from anytron.hooks.facade import Hooks
-    from anytron.sequences import ContextShard, SequenceLayout
+    from anytron.sequences import ContextShard, LayoutConstraints, SequenceLayout
     from anytron.sequences.layout import Format, TakenAs
     from anytron.sequences.scopes import ScopeFactory
     from anytron.traits import ModelTraits, ParallelSizes
@@ -34,6 +33,8 @@ class PreparedBatch:
         inputs: What the model is called with.
         mask: The platform's answer; kind and mode as at engine build. For routing, all tokens of a filler
             micro-batch are padding.
+        attention_mask: What the model's forward is called with. None with portable modules: they find the mask
+            in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
         tokens: int64 ``[T]``, its tokens on the device.
@@ -44,6 +45,7 @@ class PreparedBatch:
 
     inputs: ModelInputs
     mask: AttnMask
+    attention_mask: Tensor | None
     packed: PackedSeqParams | None
     batch: RaggedBatch
     tokens: Tensor
@@ -54,7 +56,7 @@ class PreparedBatch:
         return {
             "input_ids": self.inputs.input_ids,
             "position_ids": self.inputs.position_ids,
-            "attention_mask": self.mask.for_model(),
+            "attention_mask": self.attention_mask,
             "packed_seq_params": self.packed,
             **self.inputs.extra,
         }
@@ -75,13 +77,16 @@ class BatchPreparer:
         hooks: The facade over all plugins.
         sequence_format: ``thd`` or ``bshd``.
         traits: What about the model matters.
-        accepted: Mask kinds that its forward takes.
+        accepted: Mask kinds that can reach its attention.
         sizes: The parallel sizes.
         shard: This rank's context-parallel shard.
         device: Where the tensors go.
         context_length: Longest sequence that the model can take.
+        portable: The model is built of portable modules, which find the mask in the scope; a vendor's take it
+            as an argument.
         vision: How the model takes images; None if it takes none.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
+        constraints: Must hold beside those of the plugins.
 
     Attributes:
         device: Where the tensors go.
@@ -99,10 +104,13 @@ class BatchPreparer:
         shard: ContextShard,
         device: torch.device,
         context_length: int,
+        portable: bool,
         vision: VisionInputs | None = None,
         fp8: bool = False,
+        constraints: LayoutConstraints | None = None,
     ) -> None:
         self._hooks = hooks
+        self._portable = portable
         self._vision = vision
         self._fp8 = fp8
         self._format = sequence_format
@@ -112,6 +120,8 @@ class BatchPreparer:
         self._context_length = context_length
         self._taken_as = _taken_as(sequence_format, traits, accepted)
         self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
+        if constraints is not None:
+            self._constraints = self._constraints.merge(constraints)
         self._request = MaskRequest(sequence_format, traits, sizes, accepted)
         self.mask_kind = hooks.build_attn_mask(self._request)
 
@@ -136,8 +146,10 @@ class BatchPreparer:
         mask = self.mask_of(layout)
         if mask.padding_mask is not None and batch.is_filler:
             mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
+        attention_mask = None if self._portable else mask.for_model()
         packed = self._packed(layout) if self._format == "thd" else None
-        return PreparedBatch(inputs, mask, packed, batch, tokens, loss_scale=micro_batches * self._sizes.data)
+        loss_scale = micro_batches * self._sizes.data
+        return PreparedBatch(inputs, mask, attention_mask, packed, batch, tokens, loss_scale)
 
     @property
     def traits(self) -> ModelTraits:

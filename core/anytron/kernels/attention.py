@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
+from anytron.kernels.neutral_modes import is_causal
 from anytron.kernels.packed_sequences import Window, forbidden_pairs, plan_for
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     logarithm of the range of lengths, not with the number of sequences. Where queries and keys
     differ in number, the last query stands at the last key. Padding rows (thd) and rows whose keys
     are all masked give zeros and no gradient.
+
+    The kernel raises :class:`~anytron.errors.HookContractError` for a mode that is not a neutral one
+    (:mod:`anytron.kernels.neutral_modes`).
     """
     limit = spec.traits.window
 
     def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        window = _binding_window(limit, call.causal)
-        if call.format == "bshd":
-            return _padded(query, key, value, call, window, spec.scale)
-        return _packed(query, key, value, call, window, spec.scale)
+        causal = is_causal(call, "neutral attention kernel")
+        window = _binding_window(limit, causal)
+        attend_in_format = _padded if call.format == "bshd" else _packed
+        return attend_in_format(query, key, value, call, causal, window, spec.scale)
 
     return attend
 
@@ -47,19 +51,19 @@ def _binding_window(window: Window | None, causal: bool) -> Window | None:
 
 
 def _padded(
-    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, window: Window | None, scale: float
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, window: Window | None, scale: float
 ) -> Tensor:
     rows, columns = query.shape[1], key.shape[1]
     forbidden = call.mask
-    if window is not None or (call.causal and (rows != columns or forbidden is not None)):
-        by_position = forbidden_pairs(rows, columns, call.causal, window, query.device)
+    if window is not None or (causal and (rows != columns or forbidden is not None)):
+        by_position = forbidden_pairs(rows, columns, causal, window, query.device)
         assert by_position is not None
         forbidden = by_position if forbidden is None else forbidden | by_position
-    return _dense(query, key, value, forbidden, call, scale)
+    return _dense(query, key, value, forbidden, call, causal, scale)
 
 
 def _packed(
-    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, window: Window | None, scale: float
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, window: Window | None, scale: float
 ) -> Tensor:
     plan = plan_for(call, query.shape[0], key.shape[0])
     if plan is None:
@@ -68,27 +72,27 @@ def _packed(
     queries = plan.split(query, plan.queries, rows)
     keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))
     outputs = [
-        _dense(q, k, v, group.forbidden(call.causal, window), call, scale)
+        _dense(q, k, v, group.forbidden(causal, window), call, causal, scale)
         for q, k, v, group in zip(queries, keys, values, plan.groups, strict=True)
     ]
     return plan.join(outputs, query.shape[0])
 
 
 def _dense(
-    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, scale: float
+    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, causal: bool, scale: float
 ) -> Tensor:
     """Attend in a dense batch ``[B, Sq, H, D]`` -> ``[B, Sq, H, Dv]``.
 
-    ``forbidden`` (True = MASKED) holds every restriction; if it is None, ``call.causal`` does, and
-    there are as many queries as keys.
+    ``forbidden`` (True = MASKED) holds every restriction; if it is None, ``causal`` does, and there are as
+    many queries as keys.
     """
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     grouped = query.shape[1] != key.shape[1]
     if call.sinks is not None:
-        output = _with_sinks(query, key, value, forbidden, call, scale)
+        output = _with_sinks(query, key, value, forbidden, call, causal, scale)
     elif forbidden is None:
         output = scaled_dot_product_attention(
-            query, key, value, is_causal=call.causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
+            query, key, value, is_causal=causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
         )
     else:
         # A row without keys has no softmax (0/0, and NaN on some backends): let it see everything, drop the result.
@@ -100,7 +104,7 @@ def _dense(
 
 
 def _with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, scale: float
+    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, causal: bool, scale: float
 ) -> Tensor:
     """Attend with one more logit per head in the softmax's denominator, which carries no value.
 
@@ -112,7 +116,7 @@ def _with_sinks(
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     if forbidden is None:
-        forbidden = forbidden_pairs(query.shape[2], key.shape[2], call.causal, None, query.device)
+        forbidden = forbidden_pairs(query.shape[2], key.shape[2], causal, None, query.device)
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-1, -2)).to(precision) * scale
     if forbidden is not None:

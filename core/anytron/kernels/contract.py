@@ -50,20 +50,23 @@ class AttentionCall:
 
     Attributes:
         format: ``thd`` (cumulative lengths given) or ``bshd``.
-        causal: Whether this call is causal.
+        mode: How to read the mask. In the language model's self-attention it is the ``kernel_mode`` that the
+            platform answered to ``build_attn_mask``; in other layers (cross-attention, vision towers) it is
+            a neutral one, so that a kernel with modes of its own must know those as well
+            (:func:`anytron.kernels.neutral_modes.is_causal` reads them).
         cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
         cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
         cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer.
         cu_seqlens_kv_padded: thd: the same for keys.
         max_seqlen_q: thd: longest query sequence.
         max_seqlen_kv: thd: longest key sequence.
-        mask: bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; only with an explicit mask.
+        mask: The mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one.
         sinks: float ``[H]`` logits, if the layer has them.
         dropout: Probability in force now (0 in evaluation).
     """
 
     format: Literal["thd", "bshd"]
-    causal: bool
+    mode: str
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_kv: Tensor | None = None
     cu_seqlens_q_padded: Tensor | None = None
@@ -80,7 +83,8 @@ class AttentionKernel(Protocol):
 
     ``query`` is ``[T, H, D]`` in thd and ``[B, S, H, D]`` in bshd, ``key`` and ``value`` alike with
     ``num_kv_heads`` heads; the answer has the query's leading shape and ``[H, Dv]``. Padding rows
-    and fully masked rows give zeros and no gradient, never NaN.
+    (thd) and fully masked rows give zeros and no gradient, never NaN. Where queries and keys differ in
+    number, as in context parallelism, a sequence's last query stands at its last key.
     """
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:

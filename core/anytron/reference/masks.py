@@ -1,33 +1,31 @@
 """Read a mask as its kernel would: which token may attend to which.
 
-A mask is right if the pairs that its kernel lets through are those of the definition. Each reader
-here is written from one kernel's documentation and knows nothing of how the mask was made; it takes
-the layouts of *all* context-parallel shards, puts the sequences together again as that kernel's ring
-does, and answers with pairs of flat tokens. A real token that would attend to padding shows as a
-pair with :data:`PADDING`, so that equality with :func:`defined_pairs` also says that it does not.
+A mask is right if the pairs that its kernel lets through are those of the definition. A kernel that the engine
+can call is judged by what it computes; readers are for a vendor's own modules (``AttnMask.reader``) and for tests
+of masks alone. Each reader here is written from one kernel's documentation and knows nothing of how the mask was
+made. It takes the layouts of *all* context-parallel shards, puts the sequences together again as that kernel's
+ring does, and answers with pairs of flat tokens. A real token that would attend to padding shows as a pair with
+:data:`PADDING`, so that equality with :func:`defined_pairs` also says that it does not.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.masks import COMPRESSED, AttnMask, MaskKind, Polarity
+from anytron.masks import AttnMask, MaskKind, Polarity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from anytron.masks import Pair
     from anytron.sequences import SequenceLayout
     from anytron.traits import ModelTraits
 
 PADDING = -1
 """Stands for every padding slot in a pair."""
-
-Pair = tuple[int, int]
-"""(query token, key token), flat."""
 
 
 def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
@@ -77,19 +75,19 @@ def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], t
         return not (causal and key > query) and _in_window(query, key, traits.window)
 
     if packed and mask.kind is MaskKind.PADDING_2D:
-        return _pairs(_packed_by_map(mask, layout), lambda _, query, key: in_sight(query, key))
-    rows = _ring_rows(layouts)
+        return token_pairs(_packed_by_map(mask, layout), lambda _, query, key: in_sight(query, key))
+    rows = ring_rows(layouts)
     if mode == "arbitrary":
         forbidden = _required(mask, Polarity.MASKED)
-        return _pairs(rows, lambda row, query, key: not bool(forbidden[row, 0, query, key]))
+        return token_pairs(rows, lambda row, query, key: not bool(forbidden[row, 0, query, key]))
     if not padded:
-        return _pairs(rows, lambda _, query, key: in_sight(query, key))
+        return token_pairs(rows, lambda _, query, key: in_sight(query, key))
     if packed:
         lengths = layout.cu_seqlens.diff().tolist()
         real = [[position < length for position in range(len(row))] for row, length in zip(rows, lengths, strict=True)]
     else:
         real = _required(mask, Polarity.KEEP).tolist()
-    return _pairs(rows, lambda row, query, key: real[row][query] and real[row][key] and in_sight(query, key))
+    return token_pairs(rows, lambda row, query, key: real[row][query] and real[row][key] and in_sight(query, key))
 
 
 def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
@@ -108,52 +106,10 @@ def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], trai
     if mask.tensor is not None or len(layouts) > 1:
         raise ValueError("flash-attn takes neither masks nor context-parallel shards")
     causal = "causal" in mask.kernel_mode
-    return _pairs(
-        _ring_rows(layouts),
+    return token_pairs(
+        ring_rows(layouts),
         lambda _, query, key: not (causal and key > query) and _in_window(query, key, traits.window),
     )
-
-
-def read_npu_fusion_attention(mask: AttnMask, layouts: Sequence[SequenceLayout]) -> set[Pair]:
-    """Read ``sparse_mode`` as ``torch_npu.npu_fusion_attention`` documents it.
-
-    The mode is written ``sparse_mode=4,pre_tokens=128,next_tokens=0``. 0: the given mask and the
-    window of ``pre_tokens`` and ``next_tokens``; 1: the given mask; 2: left-up causal; 3: right-down
-    causal; 4: band, from the right-down corner; 2 to 4 need the compressed mask. True = masked.
-    Without a mask, mode and windows are ignored. thd is TND: sequences end where
-    ``cu_seqlens_padded[1:]`` says; several shards are MindSpeed's ring, whose blocks lie in zigzag.
-
-    Args:
-        mask: The answer of ``build_attn_mask``.
-        layouts: All shards, in rank order.
-
-    Raises:
-        ValueError: The operator's contract is broken.
-    """
-    modes = re.fullmatch(r"sparse_mode=(\d)(?:,pre_tokens=(-?\d+))?(?:,next_tokens=(-?\d+))?", mask.kernel_mode)
-    if modes is None or int(modes[1]) > 4:
-        raise ValueError(f"no sparse_mode from 0 to 4: {mask.kernel_mode!r}")
-    sparse, before, after = int(modes[1]), int(modes[2] or 2**31 - 1), int(modes[3] or 2**31 - 1)
-    rows = _ring_rows(layouts)
-    forbidden = mask.read_as(Polarity.MASKED)
-    if forbidden is None:
-        return _pairs(rows, lambda _row, _query, _key: True)
-    if sparse >= 2:
-        triangle = torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
-        if forbidden.shape != triangle.shape or not torch.equal(forbidden.cpu(), triangle):
-            raise ValueError(f"sparse_mode {sparse} needs the compressed upper triangle, got {tuple(forbidden.shape)}")
-        # Queries and keys of a training sequence are as many: both corners give the same causal rule.
-        if sparse in (2, 3):
-            return _pairs(rows, lambda _, query, key: key <= query)
-        return _pairs(rows, lambda _, query, key: query - before <= key <= query + after)
-    if layouts[0].format == "thd" or len(layouts) > 1:
-        raise ValueError("a mask [B, 1, S, S] is for rows on one rank")
-
-    def allowed(row: int, query: int, key: int) -> bool:
-        inside = sparse == 1 or query - before <= key <= query + after
-        return inside and not bool(forbidden[row, 0, query, key])
-
-    return _pairs(rows, allowed)
 
 
 def read_sdpa(mask: AttnMask, layouts: Sequence[SequenceLayout]) -> set[Pair]:
@@ -166,19 +122,19 @@ def read_sdpa(mask: AttnMask, layouts: Sequence[SequenceLayout]) -> set[Pair]:
     Raises:
         ValueError: Packed sequences, several shards, another mode.
     """
-    rows = _ring_rows(layouts)
+    rows = ring_rows(layouts)
     if layouts[0].format == "thd" or len(layouts) > 1:
         raise ValueError("scaled_dot_product_attention reads rows on one rank")
     if mask.kernel_mode == "arbitrary":
         takes_part = _required(mask, Polarity.KEEP)
-        return _pairs(rows, lambda row, query, key: bool(takes_part[row, 0, query, key]))
+        return token_pairs(rows, lambda row, query, key: bool(takes_part[row, 0, query, key]))
     if mask.kernel_mode not in ("causal", "no_mask"):
         raise ValueError(f"scaled_dot_product_attention has no mode {mask.kernel_mode!r}")
     causal = mask.kernel_mode == "causal"
-    return _pairs(rows, lambda _, query, key: not causal or key <= query)
+    return token_pairs(rows, lambda _, query, key: not causal or key <= query)
 
 
-def _pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
+def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
     """Collect the pairs that ``allowed(row, query position, key position)`` lets through, for real queries."""
     return {
         (query_token, key_token)
@@ -190,7 +146,7 @@ def _pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], boo
     }
 
 
-def _ring_rows(layouts: Sequence[SequenceLayout]) -> list[list[int]]:
+def ring_rows(layouts: Sequence[SequenceLayout]) -> list[list[int]]:
     """The token in each position of each padded sequence, as a zigzag ring of ``len(layouts)`` ranks sees it.
 
     The ring knows the number of rows, or ``cu_seqlens_padded``, and that rank r holds the chunks r

@@ -19,6 +19,8 @@ from anytron.traits import ModelTraits
 from anytron_ascend.kernels.attention import compressed_mask, make_attention
 
 D, SCALE = 8, 0.3
+PACKED = {True: "padding_causal", False: "padding"}
+PADDED = {True: "causal", False: "no_mask"}
 WINDOWS = st.none() | st.tuples(st.integers(-1, 12), st.integers(-1, 12))
 
 
@@ -64,7 +66,7 @@ def test_packed_sequences(sequences, value_size, causal, window):
     lengths = [length for length, _ in sequences]
     starts = list(accumulate((length + gap for length, gap in sequences), initial=0))
     padded = torch.tensor(starts, dtype=torch.int32).npu()
-    call = AttentionCall("thd", causal, cumulative(lengths), cumulative(lengths), padded, padded, 20, 20)
+    call = AttentionCall("thd", PACKED[causal], cumulative(lengths), cumulative(lengths), padded, padded, 20, 20)
     kernel = make_attention(spec(causal, window, value_size))
     assert_same(
         lambda q, k, v: kernel(q, k, v, call),
@@ -91,7 +93,7 @@ def test_queries_and_keys_of_different_numbers(sequences, causal):
     queries, keys = (list(side) for side in zip(*sequences, strict=True))
     if not sum(queries) or not sum(keys):
         return
-    call = AttentionCall("thd", causal, cumulative(queries), cumulative(keys), None, None, 9, 9)
+    call = AttentionCall("thd", PACKED[causal], cumulative(queries), cumulative(keys), None, None, 9, 9)
     kernel = make_attention(spec(causal))
     assert_same(
         lambda q, k, v: kernel(q, k, v, call),
@@ -105,15 +107,16 @@ def test_queries_and_keys_of_different_numbers(sequences, causal):
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("rows", "columns"), [(7, 7), (3, 7)])
 def test_rows(causal, window, masked, rows, columns):
-    mask = None
+    mask, mode = None, PADDED[causal]
     if masked:
+        mode = PACKED[causal]
         mask = torch.rand(2, 1, rows, columns, generator=torch.Generator().manual_seed(1)) > 0.5
         mask[0, 0, 1] = True  # a row that sees nothing
     neutral = make_neutral(dataclasses.replace(spec(causal, window), device_type="cpu"))
     kernel = make_attention(spec(causal, window))
     assert_same(
-        lambda q, k, v: kernel(q, k, v, AttentionCall("bshd", causal, mask=None if mask is None else mask.npu())),
-        lambda q, k, v: neutral(q, k, v, AttentionCall("bshd", causal, mask=mask)),
+        lambda q, k, v: kernel(q, k, v, AttentionCall("bshd", mode, mask=None if mask is None else mask.npu())),
+        lambda q, k, v: neutral(q, k, v, AttentionCall("bshd", mode, mask=mask)),
         operands(rows, columns, leading=(2,)),
     )
 
@@ -124,7 +127,7 @@ def test_the_compressed_mask_is_made_once():
 
 def test_it_is_the_fused_operator():
     before = aclnn.CALLS["aclnnFlashAttentionVarLenScore"]
-    call = AttentionCall("thd", True, cumulative([3]), cumulative([3]), None, None, 3, 3)
+    call = AttentionCall("thd", "padding_causal", cumulative([3]), cumulative([3]), None, None, 3, 3)
     make_attention(spec())(*(tensor.npu() for tensor in operands(3, 3)), call)
     assert aclnn.CALLS["aclnnFlashAttentionVarLenScore"] == before + 1
 

@@ -61,11 +61,11 @@ def neutral(call):
 
 def test_a_sparse_mode_without_its_mask_is_ignored_so_the_kernel_brings_the_mask():
     tensors = on_device(operands())
-    causal, both_ways = (neutral(AttentionCall("bshd", value)) for value in (True, False))
+    causal, both_ways = (neutral(AttentionCall("bshd", mode)) for mode in ("causal", "no_mask"))
     alone = operator(*tensors, sparse_mode=3)
     torch.testing.assert_close(alone, both_ways)
     assert not torch.allclose(alone, causal), "not causal, and nobody said so"
-    torch.testing.assert_close(kernel(AttentionCall("bshd", True)), causal)
+    torch.testing.assert_close(kernel(AttentionCall("bshd", "causal")), causal)
 
 
 def test_a_call_without_a_mask_leaves_no_mode_behind_for_the_next_explicit_one():
@@ -76,22 +76,22 @@ def test_a_call_without_a_mask_leaves_no_mode_behind_for_the_next_explicit_one()
     with pytest.raises(RuntimeError, match="compressed 2048x2048"):
         operator(*on_device(operands()), atten_mask=explicit.npu(), sparse_mode=2)
     attend, tensors = make_attention(spec()), on_device(operands())
-    for mask in (None, explicit, None, explicit):
-        found = attend(*tensors, AttentionCall("bshd", True, mask=None if mask is None else mask.npu()))
-        torch.testing.assert_close(found.cpu(), neutral(AttentionCall("bshd", True, mask=mask)))
+    for mode, mask in (("causal", None), ("padding_causal", explicit)) * 2:
+        found = attend(*tensors, AttentionCall("bshd", mode, mask=None if mask is None else mask.npu()))
+        torch.testing.assert_close(found.cpu(), neutral(AttentionCall("bshd", mode, mask=mask)))
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", ["padding_causal", "arbitrary"])
 @pytest.mark.parametrize("shape", [(S, S), (1, 1, S, S), (B, 1, 1, S), (1, H, S, S), (B, H, S, S)])
-def test_every_shape_that_broadcasts_to_the_scores_is_read_as_that(shape, causal):
+def test_every_shape_that_broadcasts_to_the_scores_is_read_as_that(shape, mode):
     """The operator has four shapes of masks; one head's mask for a whole batch, ``[1, H, Sq, Sk]``, is not among
     them."""
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.6
     if shape == (1, H, S, S):
         with pytest.raises(RuntimeError, match=r"atten_mask \(1, 4, 6, 6\)"):
             operator(*on_device(operands()), atten_mask=mask.npu(), sparse_mode=1)
-    found = kernel(AttentionCall("bshd", causal, mask=mask.npu()))
-    torch.testing.assert_close(found, neutral(AttentionCall("bshd", causal, mask=mask)))
+    found = kernel(AttentionCall("bshd", mode, mask=mask.npu()))
+    torch.testing.assert_close(found, neutral(AttentionCall("bshd", mode, mask=mask)))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_every_shape_that_broadcasts_to_the_scores_is_read_as_that(shape, causal
 )
 def test_what_is_no_mask_of_the_scores_is_refused_by_name(mask):
     with pytest.raises(PlatformError, match="cannot be given to npu_fusion_attention") as caught:
-        kernel(AttentionCall("bshd", True, mask=mask.npu()))
+        kernel(AttentionCall("bshd", "padding_causal", mask=mask.npu()))
     assert str(tuple(mask.shape)) in caught.value.why
 
 
@@ -189,8 +189,8 @@ def test_ends_of_sequences_begin_with_the_first_and_not_with_0():
     with pytest.raises(RuntimeError, match="leading 0"):
         torch_npu.npu_fusion_attention(*tensors, H, "TND", scale=SCALE, **ends)
     device = cu_seqlens.npu()
-    found = make_attention(spec())(*tensors, AttentionCall("thd", True, device, device, None, None, S, S))
-    torch.testing.assert_close(found.cpu().unflatten(0, (B, S)), neutral(AttentionCall("bshd", True)))
+    found = make_attention(spec())(*tensors, AttentionCall("thd", "padding_causal", device, device, None, None, S, S))
+    torch.testing.assert_close(found.cpu().unflatten(0, (B, S)), neutral(AttentionCall("bshd", "causal")))
 
 
 @pytest.mark.parametrize("ends", [[S, S, 2 * S], [S, 2 * S, 0], [S, 2 * S, 0, 0]])
@@ -209,12 +209,12 @@ def test_empty_sequences_and_zeros_at_the_end_change_nothing(ends):
 def test_a_sink_is_refused_where_cann_does_not_have_it():
     sinks = torch.zeros(H).npu()
     with pytest.raises(RuntimeError, match="sink is not supported in this CANN version"):
-        make_attention(spec(sinks=True))(*on_device(operands()), AttentionCall("bshd", True, sinks=sinks))
+        make_attention(spec(sinks=True))(*on_device(operands()), AttentionCall("bshd", "causal", sinks=sinks))
 
 
 def test_dropout_is_refused_by_the_simulator_and_not_left_out():
     with pytest.raises(RuntimeError, match="StatelessDropOutGenMask"):
-        kernel(AttentionCall("bshd", True, dropout=0.1))
+        kernel(AttentionCall("bshd", "causal", dropout=0.1))
 
 
 @pytest.mark.parametrize("setting", ["pse", "padding_mask", "prefix"])

@@ -189,21 +189,21 @@ def follow(tiny_model, recorded, policy_loss, ranks, tmp_path_factory):
     return run
 
 
+def install_extension(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install an extension, here and in processes that start from now on: the source of a class ``Plugin``."""
+    metadata = folder / "installed_plugin-1.0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (folder / "installed_plugin.py").write_text(source)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[anytron.plugins]\ninstalled = installed_plugin:Plugin\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.fixture
 def install_plugin(tmp_path, monkeypatch) -> Callable[[str], None]:
-    """Install an extension, here and in processes that start from now on: the source of a class ``Plugin``."""
-
-    def install(source: str) -> None:
-        folder = tmp_path / "installed"
-        metadata = folder / "installed_plugin-1.0.dist-info"
-        metadata.mkdir(parents=True)
-        (folder / "installed_plugin.py").write_text(source)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-plugin\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text("[anytron.plugins]\ninstalled = installed_plugin:Plugin\n")
-        monkeypatch.setenv("PYTHONPATH", str(folder))
-        monkeypatch.syspath_prepend(str(folder))
-
-    return install
+    """Install an extension for one test (:func:`install_extension`)."""
+    return lambda source: install_extension(source, tmp_path / "installed", monkeypatch)
 
 
 @pytest.fixture

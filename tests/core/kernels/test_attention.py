@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anytron.errors import HookContractError
 from anytron.kernels import packed_sequences
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import AttentionCall, AttentionSpec
@@ -17,6 +18,8 @@ from anytron.reference.attention import reference_attention
 from anytron.traits import ModelTraits
 
 DIM, V_DIM, SCALE = 8, 6, 0.3
+PACKED = {True: "padding_causal", False: "padding"}
+PADDED = {True: "causal", False: "no_mask"}
 
 
 def kernel(heads=4, kv_heads=2, *, causal=True, window=None, dropout=0.0, sinks=False):
@@ -65,7 +68,7 @@ def test_packed_attention_is_the_definition_whatever_lengths_padding_heads_and_w
     inputs = operands(sum(padded) + tail, None, *heads)
     call = AttentionCall(
         "thd",
-        causal,
+        PACKED[causal],
         cu_seqlens_q=cumulative(lengths),
         cu_seqlens_kv=cumulative(lengths),
         cu_seqlens_q_padded=cumulative(padded),
@@ -92,7 +95,7 @@ def test_packed_attention_is_the_definition_whatever_lengths_padding_heads_and_w
 def test_with_other_keys_than_queries_the_last_query_stands_at_the_last_key(sequences, causal, window):
     lengths, key_lengths = [q for q, _ in sequences], [k for _, k in sequences]
     inputs = operands(sum(lengths), sum(key_lengths))
-    call = AttentionCall("thd", causal, cu_seqlens_q=cumulative(lengths), cu_seqlens_kv=cumulative(key_lengths))
+    call = AttentionCall("thd", PACKED[causal], cu_seqlens_q=cumulative(lengths), cu_seqlens_kv=cumulative(key_lengths))
     attend = kernel(causal=causal, window=window)
     assert_same(
         lambda q, k, v: attend(q, k, v, call),
@@ -112,7 +115,7 @@ def test_padded_attention_is_the_definition(batch, rows, surplus, causal, window
     attend = kernel(causal=causal, window=window, sinks=with_sinks)
 
     def padded(q, k, v, *s):
-        call = AttentionCall("bshd", causal, sinks=s[0] if s else None)
+        call = AttentionCall("bshd", PADDED[causal], sinks=s[0] if s else None)
         q, k, v = q.view(batch, rows, 4, DIM), k.view(batch, columns, 2, DIM), v.view(batch, columns, 2, V_DIM)
         return attend(q, k, v, call).flatten(0, 1)
 
@@ -138,7 +141,7 @@ def test_sinks_take_part_in_packed_attention_and_learn():
     attend = kernel(sinks=True)
 
     def packed(q, k, v, s):
-        return attend(q, k, v, AttentionCall("thd", causal=True, cu_seqlens_q=cumulative(lengths), sinks=s))
+        return attend(q, k, v, AttentionCall("thd", "padding_causal", cu_seqlens_q=cumulative(lengths), sinks=s))
 
     def reference(q, k, v, s):
         return reference_attention(q, k, v, lengths=lengths, scale=SCALE, sinks=s)
@@ -150,7 +153,7 @@ def test_an_explicit_mask_hides_what_is_true_and_joins_causality():
     lengths = [3, 5]
     inputs = operands(10)
     padding = torch.arange(5)[None] >= torch.tensor(lengths)[:, None]
-    call = AttentionCall("bshd", causal=True, mask=padding[:, None, None] | padding[:, None, :, None])
+    call = AttentionCall("bshd", "padding_causal", mask=padding[:, None, None] | padding[:, None, :, None])
     attend = kernel()
     assert_same(
         lambda q, k, v: attend(*(x.view(2, 5, *x.shape[1:]) for x in (q, k, v)), call).flatten(0, 1),
@@ -164,7 +167,7 @@ def test_rows_without_keys_give_zeros_and_no_gradient():
     mask = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
     mask[..., 2, :] = True
     for sinks in (None, torch.zeros(4, dtype=torch.float64)):
-        call = AttentionCall("bshd", causal=False, mask=mask, sinks=sinks)
+        call = AttentionCall("bshd", "arbitrary", mask=mask, sinks=sinks)
         output = kernel(causal=False)(query, key, value, call)
         assert output[0, 2].eq(0).all()
         (grad,) = torch.autograd.grad(output.sum(), query)
@@ -181,7 +184,7 @@ def test_garbage_in_padding_reaches_neither_outputs_nor_gradients():
             operand[~real] = torch.nan
     cu, cu_padded = cumulative(lengths), cumulative(padded)
     call = AttentionCall(
-        "thd", causal=True, cu_seqlens_q=cu, cu_seqlens_q_padded=cu_padded, cu_seqlens_kv_padded=cu_padded
+        "thd", "padding_causal", cu_seqlens_q=cu, cu_seqlens_q_padded=cu_padded, cu_seqlens_kv_padded=cu_padded
     )
     output, grads = value_and_grads(lambda q, k, v: kernel()(q, k, v, call), inputs)
     assert output[~real].eq(0).all()
@@ -195,8 +198,8 @@ def test_dropout_drops_and_keeps_the_expectation():
     torch.manual_seed(0)
     query, key, value = operands(64, v_dim=V_DIM)
     cu = cumulative([64])
-    exact = kernel()(query, key, value, AttentionCall("thd", causal=True, cu_seqlens_q=cu))
-    call = AttentionCall("thd", causal=True, cu_seqlens_q=cu, dropout=0.5)
+    exact = kernel()(query, key, value, AttentionCall("thd", "padding_causal", cu_seqlens_q=cu))
+    call = AttentionCall("thd", "padding_causal", cu_seqlens_q=cu, dropout=0.5)
     draws = torch.stack([kernel(dropout=0.5)(query, key, value, call).detach() for _ in range(400)])
     assert not torch.allclose(draws[0], draws[1])
     torch.testing.assert_close(draws.mean(0), exact.detach(), atol=0.35, rtol=0)
@@ -221,7 +224,7 @@ def test_equal_lengths_are_a_view_and_one_call(monkeypatch):
 
     monkeypatch.setattr(packed_sequences, "rearrange", refuse)
     query, key, value = operands(32 * 9, dtype=torch.float32)
-    kernel()(query, key, value, AttentionCall("thd", causal=True, cu_seqlens_q=cumulative([9] * 32)))
+    kernel()(query, key, value, AttentionCall("thd", "padding_causal", cu_seqlens_q=cumulative([9] * 32)))
     assert shapes == [(32, 4, 9, DIM)]
 
 
@@ -229,16 +232,16 @@ def test_hundreds_of_ragged_sequences_take_few_calls_and_little_padding(monkeypa
     shapes = count_dense_calls(monkeypatch)
     lengths = torch.randint(4, 65, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     query, key, value = operands(sum(lengths), dtype=torch.float32)
-    kernel()(query, key, value, AttentionCall("thd", causal=True, cu_seqlens_q=cumulative(lengths)))
+    kernel()(query, key, value, AttentionCall("thd", "padding_causal", cu_seqlens_q=cumulative(lengths)))
     assert len(shapes) <= 20
     assert sum(shape[0] * shape[2] ** 2 for shape in shapes) < 1.5 * sum(length**2 for length in lengths)
 
 
 def test_layers_share_the_plan_of_a_micro_batch_and_a_change_in_place_is_noticed():
     cu = cumulative([3, 20, 45])
-    call = AttentionCall("thd", causal=True, cu_seqlens_q=cu, cu_seqlens_kv=cu)
+    call = AttentionCall("thd", "padding_causal", cu_seqlens_q=cu, cu_seqlens_kv=cu)
     plan = packed_sequences.plan_for(call, 68, 68)
-    assert packed_sequences.plan_for(dataclasses.replace(call, causal=False), 68, 68) is plan
+    assert packed_sequences.plan_for(dataclasses.replace(call, mode="padding"), 68, 68) is plan
     assert packed_sequences.plan_for(dataclasses.replace(call, cu_seqlens_kv=cu.clone()), 68, 68) is not plan
     cu[1] = 4
     changed = packed_sequences.plan_for(call, 68, 68)
@@ -248,7 +251,7 @@ def test_layers_share_the_plan_of_a_micro_batch_and_a_change_in_place_is_noticed
 def test_plans_die_with_their_micro_batch():
     before = len(packed_sequences._plans)
     cu = cumulative([3, 20])
-    packed_sequences.plan_for(AttentionCall("thd", causal=True, cu_seqlens_q=cu), 23, 23)
+    packed_sequences.plan_for(AttentionCall("thd", "padding_causal", cu_seqlens_q=cu), 23, 23)
     assert len(packed_sequences._plans) == before + 1
     del cu
     assert len(packed_sequences._plans) == before
@@ -258,7 +261,23 @@ def test_plans_die_with_their_micro_batch():
 def test_inference_mode_tensors_are_accepted(lengths):
     with torch.inference_mode():
         query, key, value = operands(sum(lengths), dtype=torch.float32)
-        call = AttentionCall("thd", causal=True, cu_seqlens_q=cumulative(lengths))
+        call = AttentionCall("thd", "padding_causal", cu_seqlens_q=cumulative(lengths))
         output = kernel()(query, key, value, call)
     want = reference_attention(query, key, value, lengths=lengths, scale=SCALE)
     torch.testing.assert_close(output.double(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (AttentionCall("bshd", "chip_causal"), "does not know the kernel mode 'chip_causal'"),
+        (AttentionCall("thd", "causal"), "does not know the kernel mode 'causal'"),
+        (AttentionCall("bshd", "arbitrary"), "do not fit together"),
+        (AttentionCall("bshd", "causal", mask=torch.zeros(1, 1, 4, 4, dtype=torch.bool)), "do not fit together"),
+    ],
+)
+def test_a_mode_that_this_kernel_does_not_read_is_refused_with_a_remedy(call, message):
+    query, key, value = (x.view(1, 4, *x.shape[1:]) for x in operands(4))
+    with pytest.raises(HookContractError, match=message) as refusal:
+        kernel()(query, key, value, call)
+    assert refusal.value.fix

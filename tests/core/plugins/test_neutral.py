@@ -56,7 +56,6 @@ def test_the_cheapest_exact_form_that_is_accepted(format, causal, accepted, kind
         ("thd", [FULL], 1, True),
         ("bshd", [NONE], 1, False),
         ("bshd", [FULL], 2, True),
-        ("thd", [MaskKind.COMPRESSED_CAUSAL], 1, True),
         ("thd", [], 1, True),
     ],
 )

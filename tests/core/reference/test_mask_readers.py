@@ -10,7 +10,6 @@ from anytron.reference.masks import (
     PADDING,
     defined_pairs,
     read_flash_attention,
-    read_npu_fusion_attention,
     read_sdpa,
     read_transformer_engine,
 )
@@ -19,7 +18,6 @@ from anytron.traits import ModelTraits
 
 LENGTHS = [3, 1, 4]
 CAUSAL = ModelTraits()
-TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 
 
 def layouts(format, cp=1, align=1, lengths=LENGTHS):
@@ -78,48 +76,6 @@ def test_flash_attention_knows_no_padding_and_no_masks():
     assert any(key == PADDING for _, key in seen), "varlen knows the padded lengths only"
     with pytest.raises(ValueError, match="neither masks"):
         read_flash_attention(full(torch.ones(3, 1, 4, 4, dtype=torch.bool), Polarity.KEEP), layouts("bshd"), CAUSAL)
-
-
-@pytest.mark.parametrize("format", ["thd", "bshd"])
-@pytest.mark.parametrize("cp", [1, 2])
-@pytest.mark.parametrize("sparse_mode", [2, 3])
-def test_the_compressed_triangle_is_exact_on_npu(format, cp, sparse_mode):
-    mask = AttnMask(MaskKind.COMPRESSED_CAUSAL, f"sparse_mode={sparse_mode}", TRIANGLE, Polarity.MASKED)
-    assert read_npu_fusion_attention(mask, layouts(format, cp)) == defined_pairs(LENGTHS, CAUSAL)
-
-
-def test_the_band_is_a_window_on_npu():
-    mode = "sparse_mode=4,pre_tokens=1,next_tokens=0"
-    mask = AttnMask(MaskKind.COMPRESSED_CAUSAL, mode, TRIANGLE, Polarity.MASKED)
-    assert read_npu_fusion_attention(mask, layouts("thd")) == defined_pairs(LENGTHS, ModelTraits(window=(1, 0)))
-
-
-def test_npu_sparse_mode_0_cuts_the_mask_with_its_window_and_mode_1_does_not():
-    nothing = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
-    rows = layouts("bshd", lengths=[3])
-    windowed = AttnMask(MaskKind.FULL_4D, "sparse_mode=0,next_tokens=0", nothing, Polarity.MASKED)
-    assert read_npu_fusion_attention(windowed, rows) == defined_pairs([3], CAUSAL)
-    whole = AttnMask(MaskKind.FULL_4D, "sparse_mode=1,next_tokens=0", nothing, Polarity.MASKED)
-    assert read_npu_fusion_attention(whole, rows) == defined_pairs([3], ModelTraits(causal=False))
-
-
-def test_npu_without_a_mask_ignores_its_sparse_mode():
-    """Mode 2 without the triangle is not causal: the documentation says mode and windows are ignored."""
-    pairs = read_npu_fusion_attention(plain("sparse_mode=2"), layouts("bshd", lengths=[2]))
-    assert pairs == {(0, 0), (0, 1), (1, 0), (1, 1)}
-
-
-def test_a_full_mask_under_sparse_mode_2_breaks_the_contract_of_the_npu():
-    """verl hands ``[B, 1, S, S]`` to MindSpeed, which reads it with ``sparse_mode=2`` (divergence, bug 7)."""
-    mask = AttnMask(MaskKind.FULL_4D, "sparse_mode=2", torch.zeros(3, 1, 4, 4, dtype=torch.bool), Polarity.MASKED)
-    with pytest.raises(ValueError, match="compressed upper triangle"):
-        read_npu_fusion_attention(mask, layouts("bshd"))
-    with pytest.raises(ValueError, match="no sparse_mode"):
-        read_npu_fusion_attention(plain("sparse_mode=6"), layouts("bshd"))
-    with pytest.raises(ValueError, match="rows on one rank"):
-        read_npu_fusion_attention(
-            AttnMask(MaskKind.FULL_4D, "sparse_mode=1", mask.tensor, Polarity.MASKED), layouts("bshd", 2)
-        )
 
 
 @pytest.mark.parametrize("polarity", list(Polarity))

@@ -120,7 +120,7 @@ def test_14_a_kernel_for_other_value_heads_changes_nothing_but_its_answer():
     kernel = hooks_of().attention_kernel(spec)
     query, key, value = torch.randn(7, 2, 6), torch.randn(7, 2, 6), torch.randn(7, 2, 4)
     cu_seqlens = torch.tensor([0, 3, 7], dtype=torch.int32)
-    call = AttentionCall("thd", True, cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, 4, 4)
+    call = AttentionCall("thd", "padding_causal", cu_seqlens, cu_seqlens, cu_seqlens, cu_seqlens, 4, 4)
     versions = [tensor._version for tensor in (query, key, value, cu_seqlens)]
     assert kernel(query, key, value, call).shape == (7, 2, 4)
     assert dataclasses.asdict(spec) == before

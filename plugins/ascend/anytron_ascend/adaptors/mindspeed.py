@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, HookContractError
 from anytron.hooks.types import Requirement
-from anytron.masks import AttnMask, MaskKind, Polarity
+from anytron.masks import AttnMask, MaskKind
 from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.mindspeed.installation import find_installation
 from anytron_ascend.mindspeed.patches import PATCHES
@@ -72,8 +72,7 @@ class MindSpeedAdaptor:
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
         """The neutral mask with the mode in which MindSpeed's kernel reads it.
 
-        Without a tensor MindSpeed makes the compressed triangle itself, once; a model that takes the triangle
-        as an argument is given it.
+        Without a tensor MindSpeed makes the compressed triangle itself, once.
 
         Raises:
             HookContractError: The model is not causal or has a sliding window.
@@ -86,11 +85,11 @@ class MindSpeedAdaptor:
                 why=f"the model {'has a sliding window' if traits.causal else 'is not causal'}",
                 fix="platform.options.adaptor=none",
             )
-        mask = NeutralDefaults().build_attn_mask(request)
+        from anytron_ascend.kernels.mask_reader import read_mindspeed  # imports torch
+
+        mask = dataclasses.replace(NeutralDefaults().build_attn_mask(request), reader=read_mindspeed)
         if mask.kind is MaskKind.FULL_4D:
             return dataclasses.replace(mask, kernel_mode=FULL, tensor=_seeing_itself(mask.tensor))
-        if mask.kind is MaskKind.NONE and request.format == "bshd" and MaskKind.COMPRESSED_CAUSAL in request.accepted:
-            return _compressed(mask, request)
         return dataclasses.replace(mask, kernel_mode=CAUSAL)
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
@@ -116,17 +115,3 @@ def _seeing_itself(mask: Tensor | None) -> Tensor | None:
     seeing = mask.clone()
     seeing.diagonal(dim1=-2, dim2=-1).fill_(False)
     return seeing
-
-
-def _compressed(mask: AttnMask, request: MaskRequest) -> AttnMask:
-    if request.layout is None:
-        return dataclasses.replace(mask, kind=MaskKind.COMPRESSED_CAUSAL, kernel_mode=CAUSAL)
-    from anytron_ascend.kernels.attention import compressed_mask
-
-    return dataclasses.replace(
-        mask,
-        kind=MaskKind.COMPRESSED_CAUSAL,
-        kernel_mode=CAUSAL,
-        tensor=compressed_mask(request.layout.valid.device),
-        polarity=Polarity.MASKED,
-    )

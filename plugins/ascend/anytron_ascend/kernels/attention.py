@@ -18,14 +18,16 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from anytron.errors import PlatformError
+from anytron.kernels.neutral_modes import is_causal
 from anytron.kernels.packed_sequences import forbidden_pairs
-from anytron.masks import COMPRESSED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
 
+COMPRESSED = 2048
+"""Side of a compressed mask."""
 UNLIMITED = 2147483647
 """``pre_tockens`` and ``next_tockens`` that hide nothing (their default)."""
 MAX_HEADS = 256
@@ -44,6 +46,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     Raises:
         PlatformError: The operator does not have heads of these sizes, or not so many; and when the kernel is
             called, a mask that is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
+        HookContractError: When the kernel is called, a mode that is not a neutral one.
     """
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
@@ -64,10 +67,9 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     window = spec.traits.window
 
     def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        sight = _sight(call.causal, window)
-        if call.format == "bshd":
-            return _padded(query, key, value, call, sight, spec.scale)
-        return _packed(query, key, value, call, sight, spec.scale)
+        causal = is_causal(call, "npu_fusion_attention")
+        attend_in_format = _padded if call.format == "bshd" else _packed
+        return attend_in_format(query, key, value, call, causal, _sight(causal, window), spec.scale)
 
     return attend
 
@@ -144,17 +146,19 @@ def _call_operator(
     return output
 
 
-def _padded(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sight: Sight, scale: float) -> Tensor:
+def _padded(
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, sight: Sight, scale: float
+) -> Tensor:
     rows, columns, heads = query.shape[1], key.shape[1], query.shape[2]
     mask = call.mask
     if mask is not None:
         _check_mask(mask, (query.shape[0], heads, rows, columns))
         if not sight.everything:
             window = (sight.before if sight.before < UNLIMITED else -1, sight.after if sight.after < UNLIMITED else -1)
-            hidden = forbidden_pairs(rows, columns, call.causal, window, query.device)
+            hidden = forbidden_pairs(rows, columns, causal, window, query.device)
             mask = mask if hidden is None else mask | hidden
         mask = _mask_for_operator(mask, (query.shape[0], heads, rows, columns))
-    blind = rows - columns if mask is None and call.causal else 0
+    blind = rows - columns if mask is None and causal else 0
     if blind > 0:  # the first queries stand before the first key
         query = query[:, blind:]
     output = _call_operator(
@@ -173,7 +177,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
             "This attention mask cannot be given to npu_fusion_attention.",
             where="attention_kernel",
             why=f"it is {mask.dtype} {tuple(mask.shape)}, not bool and broadcastable to [B, H, Sq, Sk] = {shape}",
-            fix="give it as a bool mask, True = MASKED (AttnMask.for_model())",
+            fix="give it as a bool mask, True = MASKED",
         )
 
 
@@ -184,8 +188,10 @@ def _mask_for_operator(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor
     return full.expand(batch, full.shape[1], *shape[2:]).contiguous()
 
 
-def _packed(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, sight: Sight, scale: float) -> Tensor:
-    plan = _plan_for(call, query.shape[0], key.shape[0])
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, sight: Sight, scale: float
+) -> Tensor:
+    plan = _plan_for(call, causal, query.shape[0], key.shape[0])
     if not plan.query_ends:
         # Nobody sees anything. The sums of nothing make the gradients zeros, where there would be none.
         return query.new_zeros(*query.shape[:-1], value.shape[-1]) + sum(one[:0].sum() for one in (query, key, value))
@@ -222,22 +228,22 @@ class _Plan(NamedTuple):
 _plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _plan_for(call: AttentionCall, queries: int, keys: int) -> _Plan:
+def _plan_for(call: AttentionCall, causal: bool, queries: int, keys: int) -> _Plan:
     assert call.cu_seqlens_q is not None
-    facts = (call.causal, queries, keys, call.cu_seqlens_q._version)
+    facts = (causal, queries, keys, call.cu_seqlens_q._version)
     others = [call.cu_seqlens_kv, call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded]
     if call.cu_seqlens_q in _plans:
         known_facts, known_others, plan = _plans[call.cu_seqlens_q]
         same = all((ref() if ref else None) is other for ref, other in zip(known_others, others, strict=True))
         if known_facts == facts and same:
             return plan
-    plan = _make_plan(call, queries, keys)
+    plan = _make_plan(call, causal, queries, keys)
     references = [None if other is None else weakref.ref(other) for other in others]
     _plans[call.cu_seqlens_q] = (facts, references, plan)
     return plan
 
 
-def _make_plan(call: AttentionCall, queries: int, keys: int) -> _Plan:
+def _make_plan(call: AttentionCall, causal: bool, queries: int, keys: int) -> _Plan:
     assert call.cu_seqlens_q is not None
     assert call.cu_seqlens_kv is not None
     query_bounds, key_bounds = call.cu_seqlens_q.tolist(), call.cu_seqlens_kv.tolist()
@@ -250,7 +256,7 @@ def _make_plan(call: AttentionCall, queries: int, keys: int) -> _Plan:
         query_length = query_bounds[sequence + 1] - query_bounds[sequence]
         key_length = key_bounds[sequence + 1] - key_bounds[sequence]
         # Causal queries that stand before the first key see nothing.
-        blind = max(query_length - key_length, 0) if call.causal else 0
+        blind = max(query_length - key_length, 0) if causal else 0
         if query_length - blind == 0 or key_length == 0:
             continue
         begin = query_starts[sequence]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import PlatformError
-from anytron_megatron.training.current_mask import current_mask
+from anytron.masks import current_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -79,6 +79,7 @@ class MindSpeedLlmEngine:
             shard=parallel.context_shard(),
             device=self._runtime.current_device(),
             context_length=self._arguments.max_position_embeddings,
+            portable=False,
         )
         self._policy = self._build()
         self._reference = self._build() if config.algorithm.kl_coefficient > 0 else None

@@ -9,7 +9,7 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, HookContractError, PlatformError
-from anytron.masks import MaskKind, MaskRequest, Polarity
+from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, scope_of
 from anytron.plugins import hooks_of, open_session
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
 from anytron.traits import ModelTraits, ParallelSizes
@@ -20,9 +20,8 @@ from anytron_ascend.mindspeed.arguments import engine_arguments
 from anytron_ascend.mindspeed.attention import as_documented
 from anytron_ascend.mindspeed.installation import INSTALL, Installation, check_pair, find_installation
 from anytron_ascend.options import AscendOptions, MindSpeedOptions
-from anytron_megatron.training import current_mask
 
-NONE, ROWS_2D, FULL, TRIANGLE = MaskKind.NONE, MaskKind.PADDING_2D, MaskKind.FULL_4D, MaskKind.COMPRESSED_CAUSAL
+NONE, ROWS_2D, FULL = MaskKind.NONE, MaskKind.PADDING_2D, MaskKind.FULL_4D
 LENGTHS = [3, 5]
 
 
@@ -141,9 +140,6 @@ def layout_of(format):
     [
         pytest.param("thd", ModelTraits(), {NONE}, NONE, "sparse_mode=2", id="thd"),
         pytest.param("bshd", ModelTraits(), {NONE, FULL}, NONE, "sparse_mode=2", id="text, triangle made by MindSpeed"),
-        pytest.param(
-            "bshd", ModelTraits(), {NONE, FULL, TRIANGLE}, TRIANGLE, "sparse_mode=2", id="text, triangle given"
-        ),
         pytest.param("bshd", ModelTraits(), {FULL}, FULL, "sparse_mode=1", id="text, full only where nothing else"),
         pytest.param("bshd", ModelTraits(vision=True), {NONE}, NONE, "sparse_mode=2", id="vision"),
         pytest.param("thd", ModelTraits(vision=True), {ROWS_2D}, ROWS_2D, "sparse_mode=2", id="packs inside"),
@@ -154,9 +150,6 @@ def test_masks_by_family_and_format(adaptor, format, traits, accepted, kind, mod
     built = adaptor.build_attn_mask(request)
     mask = adaptor.build_attn_mask(MaskRequest(format, traits, ParallelSizes(), frozenset(accepted), layout_of(format)))
     assert (built.kind, built.kernel_mode) == (mask.kind, mask.kernel_mode) == (kind, mode)
-    if kind is TRIANGLE:
-        assert mask.polarity is Polarity.MASKED
-        assert torch.equal(mask.tensor.cpu(), torch.ones(2048, 2048, dtype=torch.bool).triu(1))
     if kind is ROWS_2D:
         assert mask.read_as(Polarity.KEEP).sum(1).tolist() == LENGTHS
 
@@ -249,8 +242,8 @@ def called(mode, packed=None):
         arrived.update(named)
 
     module = SimpleNamespace(config=SimpleNamespace(sparse_mode=None, attention_mask_type=None))
-    mask = SimpleNamespace(kernel_mode=mode)
-    with current_mask.scope_of(mask)():
+    mask = AttnMask(NONE, mode)
+    with scope_of(mask)():
         as_documented(forward)(module, None, None, None, None, None, packed_seq_params=packed)
     return module.config, arrived
 

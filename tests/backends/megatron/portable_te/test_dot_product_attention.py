@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anytron import hookimpl
-from anytron.errors import EngineError
+from anytron.errors import EngineError, HookContractError
+from anytron.masks import AttnMask, MaskKind, Polarity, scope_of
 from anytron.plugins import hooks_of
 from anytron.reference.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
@@ -95,6 +96,64 @@ def test_a_mask_does_not_count_where_the_mask_type_says_none(bound):
     everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     output = module()(query, key, value, everything, qkv_format="bshd", attn_mask_type="causal")[0]
     torch.testing.assert_close(output, expected(query[0], key[0], value[0], [4]))
+
+
+LATER = torch.ones(1, 1, 4, 4, dtype=torch.bool).triu(1)
+NEGATED = AttnMask(MaskKind.FULL_4D, "arbitrary", ~LATER, Polarity.MASKED)
+
+
+@pytest.mark.parametrize("polarity", Polarity)
+def test_the_platforms_mask_stands_in_for_causal_self_attention(bound, polarity):
+    query, key, value = operands(1, 4)
+    hidden = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(1)) > 0.5
+    wanted = module()(query, key, value, hidden, qkv_format="bshd", attn_mask_type="arbitrary")
+    answer = AttnMask(MaskKind.FULL_4D, "arbitrary", hidden if polarity is Polarity.MASKED else ~hidden, polarity)
+    with scope_of(answer)():
+        assert torch.equal(module()(query, key, value, qkv_format="bshd"), wanted)
+        # As Transformer Engine, the mask type causal reads no tensor: what Megatron passes does not count.
+        assert torch.equal(module()(query, key, value, LATER, qkv_format="bshd"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "call"),
+    [
+        pytest.param({}, {"attn_mask_type": "no_mask"}, id="both directions, as in a vision tower"),
+        pytest.param({"attention_type": "cross"}, {}, id="cross attention"),
+        pytest.param({}, {"attn_mask_type": "arbitrary", "attention_mask": LATER}, id="a mask of the layer's own"),
+    ],
+)
+def test_other_layers_are_computed_as_megatron_asks(bound, settings, call):
+    inputs = operands(1, 4)
+    wanted = module(**settings)(*inputs, qkv_format="bshd", **call)
+    with scope_of(NEGATED)():
+        assert torch.equal(module(**settings)(*inputs, qkv_format="bshd", **call), wanted)
+
+
+@pytest.mark.parametrize("mask_type", ["causal", "padding_causal"])
+def test_a_kernel_is_told_the_platforms_own_word(mask_type):
+    calls = []
+
+    class Chip:
+        @hookimpl
+        def attention_kernel(self, spec):
+            return lambda query, key, value, call: calls.append(call) or query
+
+    undo = bind(hooks_of(extensions={"chip": Chip()}), "cpu")
+    ends = cumulative(LENGTHS)
+    with scope_of(AttnMask(MaskKind.NONE, "chip_lengths"))():
+        module()(*operands(15), qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, attn_mask_type=mask_type)
+    undo()
+    assert [(call.mode, call.mask) for call in calls] == [("chip_lengths", None)]
+
+
+def test_a_mode_that_no_kernel_reads_is_refused(bound):
+    with scope_of(AttnMask(MaskKind.NONE, "chip_lengths"))(), pytest.raises(HookContractError, match="chip_lengths"):
+        module()(*operands(1, 4), qkv_format="bshd")
+
+
+def test_the_mask_of_another_micro_batch_is_refused(bound):
+    with scope_of(NEGATED)(), pytest.raises(EngineError, match="does not fit this layer"):
+        module()(*operands(1, 5), qkv_format="bshd")
 
 
 def test_the_last_query_stands_at_the_last_key_where_asked_for(bound):
@@ -275,6 +334,7 @@ def test_the_kernel_is_told_about_sinks_when_it_is_chosen():
         ({"core_attention_bias_type": "alibi"}, "core_attention_bias_type='alibi'"),
         ({"num_splits": 4}, "num_splits=4"),
         ({"attn_mask_type": "padding"}, "needs a mask"),
+        ({"qkv_format": "thd", "attn_mask_type": "arbitrary"}, "mask type arbitrary for packed sequences"),
     ],
 )
 def test_calls_that_are_not_computed_are_refused(bound, settings, named):

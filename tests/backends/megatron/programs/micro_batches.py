@@ -70,6 +70,7 @@ def preparer(recorder):
         shard=ContextShard(),
         device=torch.device("cpu"),
         context_length=4096,
+        portable=True,
     )
 
 
@@ -96,6 +97,7 @@ def vision_preparer(recorder, sequence_format, shard):
         shard=shard,
         device=torch.device("cpu"),
         context_length=4096,
+        portable=True,
         vision=VisionInputs(image_token=9, video_token=8, merge=2, patch_values=6),
     )
 
@@ -142,7 +144,7 @@ def test_5904_no_mask_reaches_a_vision_model_and_the_map_of_real_tokens_stays(re
     preparer = vision_preparer(recorder, sequence_format, ContextShard())
     prepared = preparer.prepare(batch_with_an_image())
     assert all(request.traits.vision for request in recorder.mask_requests)
-    assert prepared.mask.for_model() is None
+    assert prepared.attention_mask is None
     assert int(prepared.inputs.layout.valid.sum()) == 7
 
 

@@ -35,6 +35,8 @@ def attend_sharded(
     value: Tensor,
     call: AttentionCall,
     group: ProcessGroup,
+    *,
+    causal: bool,
     windowed: bool,
 ) -> Tensor:
     """Attend with this rank's queries to the keys of all ranks.
@@ -46,6 +48,7 @@ def attend_sharded(
         value: This rank's, alike.
         call: Lengths are those of whole sequences; no explicit mask.
         group: The context-parallel group.
+        causal: A query sees no later keys, whatever word the platform has for it.
         windowed: The kernel has a sliding window.
 
     Returns:
@@ -53,15 +56,21 @@ def attend_sharded(
     """
     if call.mask is not None:
         refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")
-    if windowed and not call.causal:
+    if windowed and not causal:
         refuse("DotProductAttention", "window without causality with context parallelism", "set context parallel 1")
     if call.format == "bshd":
-        return _padded(kernel, query, key, value, call, group)
-    return _packed(kernel, query, key, value, call, group)
+        return _padded(kernel, query, key, value, call, group, causal)
+    return _packed(kernel, query, key, value, call, group, causal)
 
 
 def _padded(
-    kernel: AttentionKernel, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, group: ProcessGroup
+    kernel: AttentionKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+    group: ProcessGroup,
+    causal: bool,
 ) -> Tensor:
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     chunk = query.shape[1] // 2
@@ -72,7 +81,7 @@ def _padded(
         return in_order.transpose(0, 1)
 
     keys, values = whole(key), whole(value)
-    if not call.causal:
+    if not causal:
         return kernel(query, keys, values, call)
     outputs = []
     for part, index in zip(query.split(chunk, dim=1), (rank, 2 * size - 1 - rank), strict=True):
@@ -82,9 +91,15 @@ def _padded(
 
 
 def _packed(
-    kernel: AttentionKernel, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, group: ProcessGroup
+    kernel: AttentionKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+    group: ProcessGroup,
+    causal: bool,
 ) -> Tensor:
-    plan = _plan_for(call, dist.get_world_size(group), dist.get_rank(group))
+    plan = _plan_for(call, dist.get_world_size(group), dist.get_rank(group), causal)
     keys, values = (gather_first(part, group).index_select(0, plan.order) for part in (key, value))
     outputs = [
         kernel(query, keys, values, dataclasses.replace(own, sinks=call.sinks, dropout=call.dropout))
@@ -105,22 +120,22 @@ class _Plan(NamedTuple):
 _plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _plan_for(call: AttentionCall, size: int, rank: int) -> _Plan:
+def _plan_for(call: AttentionCall, size: int, rank: int, causal: bool) -> _Plan:
     real = call.cu_seqlens_q
     padded = real if call.cu_seqlens_q_padded is None else call.cu_seqlens_q_padded
     assert real is not None
     assert padded is not None
-    facts = (size, rank, call.causal, real.is_inference() or real._version, weakref.ref(padded))
+    facts = (size, rank, call.mode, causal, real.is_inference() or real._version, weakref.ref(padded))
     if real in _plans:
         known, plan = _plans[real]
         if known[:-1] == facts[:-1] and known[-1]() is padded:
             return plan
-    plan = _make_plan(real, padded, call.causal, size, rank)
+    plan = _make_plan(real, padded, call.mode, causal, size, rank)
     _plans[real] = (facts, plan)
     return plan
 
 
-def _make_plan(real: Tensor, padded: Tensor, causal: bool, size: int, rank: int) -> _Plan:
+def _make_plan(real: Tensor, padded: Tensor, mode: str, causal: bool, size: int, rank: int) -> _Plan:
     lengths, starts = real.long().diff(), padded.long()[:-1]
     widths = padded.long().diff()
     chunk = widths // (2 * size)
@@ -140,7 +155,7 @@ def _make_plan(real: Tensor, padded: Tensor, causal: bool, size: int, rank: int)
         end = begins.new_full((1,), rows_per_rank)
         return AttentionCall(
             "thd",
-            causal,
+            mode,
             cu_seqlens_q=cumulative(queries),
             cu_seqlens_kv=cumulative(keys),
             cu_seqlens_q_padded=torch.cat([begins, end]).to(torch.int32),

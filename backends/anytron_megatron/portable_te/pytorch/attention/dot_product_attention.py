@@ -1,4 +1,11 @@
-"""The attention module: Transformer Engine's formats and mask types in front of the platform's kernel."""
+"""The attention module: Transformer Engine's formats and mask types in front of the platform's kernel.
+
+The platform's kernel is called with the platform's mask: within a micro-batch's scope
+(:func:`anytron.masks.current_mask`), what the platform answered to ``build_attn_mask`` takes the place of the mask
+type that Megatron passes. That concerns the language model's self-attention, which Megatron asks for as causal
+self-attention without a mask tensor. Cross-attention, the bidirectional layers of vision towers, and layers with
+a mask of their own are computed as Megatron asks.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +18,7 @@ from torch import Tensor
 
 from anytron.errors import EngineError
 from anytron.kernels.contract import AttentionCall
+from anytron.masks import current_mask
 from anytron.traits import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
@@ -18,7 +26,7 @@ from anytron_megatron.portable_te.pytorch.module.base import default_init
 from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -214,16 +222,19 @@ class DotProductAttention(torch.nn.Module):
             operands = tuple(operand.transpose(0, 1) for operand in operands)
         elif layout not in ("bshd", "thd"):
             refuse("DotProductAttention", f"qkv_format {layout}", "use sbhd, bshd or thd")
+        elif layout == "thd" and mask_type == "arbitrary":
+            refuse("DotProductAttention", "mask type arbitrary for packed sequences", "use padding or padding_causal")
+        mode, mask = self._mode_and_mask(layout, mask_type, attention_mask, operands)
         call = AttentionCall(
             format="thd" if layout == "thd" else "bshd",
-            causal="causal" in mask_type,
+            mode=mode,
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_kv=cu_seqlens_kv,
             cu_seqlens_q_padded=cu_seqlens_q_padded,
             cu_seqlens_kv_padded=cu_seqlens_kv_padded,
             max_seqlen_q=max_seqlen_q,
             max_seqlen_kv=max_seqlen_kv,
-            mask=None if layout == "thd" else self._mask(attention_mask, mask_type),
+            mask=mask,
             sinks=self.softmax_offset,
             dropout=self.attention_dropout if self.training else 0.0,
         )
@@ -236,12 +247,40 @@ class DotProductAttention(torch.nn.Module):
         with self._rng_state() if call.dropout else contextlib.nullcontext():
             if self.cp_group is not None and dist.get_world_size(self.cp_group) > 1:
                 windowed = self.window_size is not None
-                output = attend_sharded(self._kernel, *operands, call, self.cp_group, windowed)
+                output = attend_sharded(
+                    self._kernel, *operands, call, self.cp_group, causal="causal" in mask_type, windowed=windowed
+                )
             else:
                 output = self._kernel(*operands, call)
         if layout == "sbhd":
             output = output.transpose(0, 1)
         return output.flatten(-2)
+
+    def _mode_and_mask(
+        self, layout: str, mask_type: str, attention_mask: Tensor | None, operands: Sequence[Tensor]
+    ) -> tuple[str, Tensor | None]:
+        """The kernel mode and the tensor, True = MASKED: the platform's, or else those that Megatron asks for."""
+        packed = layout == "thd"
+        answer = current_mask() if self._is_language_model(mask_type, packed) else None
+        if answer is None:
+            if packed:
+                return "padding_causal" if "causal" in mask_type else "padding", None
+            # The kernels' causality is aligned to the last query and the last key.
+            return mask_type.removesuffix("_bottom_right"), self._mask(attention_mask, mask_type)
+        query, key, _ = operands
+        if answer.tensor is not None and answer.tensor.shape != (query.shape[0], 1, query.shape[1], key.shape[1]):
+            raise EngineError(
+                "The micro-batch's attention mask does not fit this layer.",
+                where=f"transformer_engine.pytorch, DotProductAttention of layer {self.layer_number}",
+                why=f"the mask is {tuple(answer.tensor.shape)}, queries are {tuple(query.shape)} and keys "
+                f"{tuple(key.shape)} (batch, sequence, heads, size)",
+                fix="run the model inside the scope of its own micro-batch's mask (anytron.masks.scope_of)",
+            )
+        return answer.kernel_mode, answer.tensor
+
+    def _is_language_model(self, mask_type: str, packed: bool) -> bool:
+        """Whether this call is one of causal self-attention whose mask type reads no tensor."""
+        return self.attention_type == "self" and (mask_type == "causal" or (packed and mask_type == "padding_causal"))
 
     def _mask(self, attention_mask: Tensor | None, mask_type: str) -> Tensor | None:
         """The tensor, True = MASKED, if the mask type says that it counts."""

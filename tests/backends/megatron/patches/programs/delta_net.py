@@ -44,8 +44,8 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region  
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from anytron.masks import scope_of  # noqa: E402
 from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
-from anytron_megatron.training.current_mask import scope_of  # noqa: E402
 
 parallel_state.initialize_model_parallel(world, expert_model_parallel_size=world, expert_tensor_parallel_size=1)
 model_parallel_cuda_manual_seed(1)

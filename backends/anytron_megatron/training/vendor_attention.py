@@ -1,0 +1,61 @@
+"""Hand the platform's kernel mode to a vendor's attention modules, which fix it when they are built.
+
+Portable modules need none of this: they read mode and tensor in the micro-batch's scope.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from megatron.core.transformer.attention import Attention
+from megatron.core.transformer.enums import AttnMaskType
+
+from anytron.errors import EngineError
+from anytron.masks import MaskKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from anytron.masks import AttnMask
+
+MODES = {
+    ("thd", MaskKind.NONE): ("padding_causal", "padding"),
+    ("bshd", MaskKind.NONE): ("causal", "no_mask"),
+    ("bshd", MaskKind.FULL_4D): ("arbitrary",),
+}
+"""What Transformer Engine reads in a format with a kind of mask."""
+
+
+def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: str) -> None:
+    """Give the language model's attention layers the mask type that the platform answered.
+
+    A mask that brings a reader is for attention that the vendor has patched to look the mask up itself
+    (:func:`anytron.masks.current_mask`); nothing is set for it.
+
+    Args:
+        chunks: The model on this rank.
+        mask: The answer at engine build.
+        sequence_format: ``thd`` or ``bshd``.
+
+    Raises:
+        EngineError: The modules cannot be told this mode.
+    """
+    if mask.reader is not None:
+        return
+    known = MODES.get((sequence_format, mask.kind), ())
+    if mask.kernel_mode not in known:
+        raise EngineError(
+            f"The kernel mode '{mask.kernel_mode}' cannot be handed to the vendor's attention modules.",
+            where=f"build_attn_mask, {sequence_format}, kind {mask.kind.value}",
+            why=f"they take Transformer Engine's attn_mask_type, here {' or '.join(known) or 'nothing'}",
+            fix="answer one of these; or set portable_modules and answer attention_kernel; or let the vendor's "
+            "attention read anytron.masks.current_mask() and give the mask a reader",
+        )
+    causal = (AttnMaskType.causal, AttnMaskType.padding_causal)
+    for chunk in chunks:
+        for layer in chunk.modules():
+            # Vision towers attend in both directions, and cross-attention has other keys: theirs stay as they are.
+            if isinstance(layer, Attention) and layer.attention_type == "self" and layer.attn_mask_type in causal:
+                layer.attn_mask_type = AttnMaskType[mask.kernel_mode]

@@ -1,0 +1,85 @@
+"""Read a mask as ``npu_fusion_attention`` does: which token may attend to which.
+
+Written from the operator's documentation (torch_npu 2.13), so that ``anytron verify`` can check the masks of
+platforms whose modules call the operator themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.masks import AttnMask, Polarity
+from anytron.reference.masks import ring_rows, token_pairs
+from anytron_ascend.kernels.attention import COMPRESSED, UNLIMITED, compressed_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.masks import Pair
+    from anytron.sequences import SequenceLayout
+    from anytron.traits import ModelTraits
+
+
+def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
+    """Read a mask as MindSpeed's attention does, which makes the compressed triangle itself where it gets none.
+
+    Args:
+        mask: The answer of ``build_attn_mask``.
+        layouts: All shards, in rank order.
+        traits: MindSpeed's attention has no window.
+
+    Raises:
+        ValueError: The operator's contract is broken.
+    """
+    del traits
+    forbidden = mask.read_as(Polarity.MASKED)
+    if forbidden is None:
+        forbidden = compressed_mask(torch.device("cpu"))
+    return read_npu_fusion_attention(mask.kernel_mode, forbidden, layouts)
+
+
+def read_npu_fusion_attention(
+    mode: str, forbidden: torch.Tensor | None, layouts: Sequence[SequenceLayout]
+) -> set[Pair]:
+    """Read a ``sparse_mode`` and the ``atten_mask`` that it is passed with.
+
+    The mode is written ``sparse_mode=4,pre_tokens=128,next_tokens=0``. 0: the given mask and the
+    window of ``pre_tokens`` and ``next_tokens``; 1: the given mask; 2: left-up causal; 3: right-down
+    causal; 4: band, from the right-down corner; 2 to 4 need the compressed mask. Without a mask, mode and
+    windows are ignored. thd is TND: sequences end where ``cu_seqlens_padded[1:]`` says; several shards are
+    MindSpeed's ring, whose blocks lie in zigzag.
+
+    Args:
+        mode: See above.
+        forbidden: ``atten_mask``, True = MASKED.
+        layouts: All shards, in rank order.
+
+    Raises:
+        ValueError: The operator's contract is broken.
+    """
+    modes = re.fullmatch(r"sparse_mode=(\d)(?:,pre_tokens=(-?\d+))?(?:,next_tokens=(-?\d+))?", mode)
+    if modes is None or int(modes[1]) > 4:
+        raise ValueError(f"no sparse_mode from 0 to 4: {mode!r}")
+    sparse, before, after = int(modes[1]), int(modes[2] or UNLIMITED), int(modes[3] or UNLIMITED)
+    rows = ring_rows(layouts)
+    if forbidden is None:
+        return token_pairs(rows, lambda _row, _query, _key: True)
+    if sparse >= 2:
+        triangle = torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool).triu(1)
+        if forbidden.shape != triangle.shape or not torch.equal(forbidden.cpu(), triangle):
+            raise ValueError(f"sparse_mode {sparse} needs the compressed upper triangle, got {tuple(forbidden.shape)}")
+        # Queries and keys of a training sequence are as many: both corners give the same causal rule.
+        if sparse in (2, 3):
+            return token_pairs(rows, lambda _, query, key: key <= query)
+        return token_pairs(rows, lambda _, query, key: query - before <= key <= query + after)
+    if layouts[0].format == "thd" or len(layouts) > 1:
+        raise ValueError("a mask [B, 1, S, S] is for rows on one rank")
+
+    def allowed(row: int, query: int, key: int) -> bool:
+        inside = sparse == 1 or query - before <= key <= query + after
+        return inside and not bool(forbidden[row, 0, query, key])
+
+    return token_pairs(rows, allowed)
