@@ -63,7 +63,7 @@ def kernel_conformance(
             wrong = _influence(attend, operands, layout, device) ^ _expected(preparer, layout)
             rounding = _difference(attend, operands, prepared, preparer, device)
         difference = max(difference, float(len(wrong)), rounding)
-        details.append(f"{layout.format}: mask '{prepared.mask.kernel_mode}', {_describe(wrong)}, {rounding:.1e}")
+        details.append(f"{layout.format} '{prepared.mask.kernel_mode}' {_describe(wrong)}, {rounding:.1e}")
     groups = f"{heads.heads // sizes.tensor}/{max(1, heads.kv_heads // sizes.tensor)}"
     return Conformance(difference, TOLERANCE, f"{'; '.join(details)}; {groups} heads of {heads.qk_dim}/{heads.v_dim}")
 
@@ -78,7 +78,7 @@ def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conforman
     mask = preparer.mask_of(layouts[0])
     found = (mask.reader or read_transformer_engine)(mask, layouts, preparer.traits)
     wrong = found ^ defined_pairs(LENGTHS, preparer.traits)
-    detail = f"{layouts[0].format}: mask '{mask.kernel_mode}' read pair by pair, {_describe(wrong)}"
+    detail = f"{layouts[0].format} '{mask.kernel_mode}', read pair by pair, {_describe(wrong)}"
     return Conformance(float(len(wrong)), TOLERANCE, detail)
 
 
@@ -184,7 +184,7 @@ def _difference(
 
 def _describe(wrong: set[Pair]) -> str:
     if not wrong:
-        return "every token attends to the tokens of the definition"
+        return "attends as defined"
     query, key = min(wrong)
-    other = "padding" if key == PADDING else f"token {key}"
-    return f"{len(wrong)} wrong pairs of tokens, such as token {query} and {other}"
+    other = "padding" if key == PADDING else str(key)
+    return f"has {len(wrong)} wrong pairs of tokens, such as {query} and {other}"

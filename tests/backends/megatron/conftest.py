@@ -15,7 +15,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import RaggedBatch
 from anytron.data.images import ImagePatches
 from anytron.trainer.updates import UpdatePlan
-from tests.backends.megatron.ranks import Ranks
+from tests.backends.megatron.ranks import Ranks, install_extension
 from tests.tiny_models import IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 if TYPE_CHECKING:
@@ -187,17 +187,6 @@ def follow(tiny_model, recorded, policy_loss, ranks, tmp_path_factory):
         )
 
     return run
-
-
-def install_extension(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install an extension, here and in processes that start from now on: the source of a class ``Plugin``."""
-    metadata = folder / "installed_plugin-1.0.dist-info"
-    metadata.mkdir(parents=True, exist_ok=True)
-    (folder / "installed_plugin.py").write_text(source)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-plugin\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[anytron.plugins]\ninstalled = installed_plugin:Plugin\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from anytron.trainer.workers import TrainingWorkers
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from anytron.executor.group import LocalWorkerGroup
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -91,3 +93,14 @@ class Ranks:
 def _inherited() -> tuple[list[str], dict[str, str]]:
     """What a process that starts now inherits: where it finds plugins, and the environment."""
     return list(sys.path), {name: value for name, value in os.environ.items() if name not in SET_BY_LIBRARIES}
+
+
+def install_extension(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install an extension, here and in processes that start from now on: the source of a class ``Plugin``."""
+    metadata = folder / "installed_plugin-1.0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (folder / "installed_plugin.py").write_text(source)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[anytron.plugins]\ninstalled = installed_plugin:Plugin\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))

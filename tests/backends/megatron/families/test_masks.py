@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.megatron.conftest import install_extension
-from tests.backends.megatron.families.layouts import FAMILIES, PADDED
+from tests.backends.megatron.families.layouts import MODELS, PADDED
 from tests.backends.megatron.families.observe import largest
+from tests.backends.megatron.ranks import install_extension
 
 FULL_MASK = """
 import os
@@ -48,15 +48,15 @@ def negate(folder, monkeypatch):
     return flag
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_full_mask_is_what_padded_rows_attend_with(family, negate, ranks, tiny_family, trajectories_of, truth_of):
-    batch = trajectories_of(family)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_full_mask_is_what_padded_rows_attend_with(model, negate, ranks, tiny_family, trajectories_of, truth_of):
+    batch = trajectories_of(model)
     engine = {"max_tokens_per_micro_batch": batch.num_tokens // 3 + 3, **PADDED}
-    workers, _ = ranks.engine(tiny_family(family.name), engine=engine)
+    workers, _ = ranks.engine(tiny_family(model.name), engine=engine)
 
     right = workers.logits(batch)
     negate.touch()
     wrong = workers.logits(batch)
 
-    assert largest(right - truth_of(family).logits) <= 1e-5
+    assert largest(right - truth_of(model).logits) <= 1e-5
     assert largest(wrong - right) > 1e-2, "a negated mask changes nothing: no kernel has read it"

@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from anytron.kernels.neutral_modes import is_causal
+from anytron_toy import vendor
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from anytron.kernels.contract import AttentionCall, AttentionSpec
+
+
+LENGTHS = "toy_lengths"
+"""The toy's own kernel mode: causal attention in sequences whose lengths the vendor's library was told."""
 
 
 class LoopedAttention:
@@ -22,14 +29,17 @@ class LoopedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Give ``[T, H, Dv]`` in thd and ``[B, S, H, Dv]`` in bshd."""
+        causal = call.mode == LENGTHS or is_causal(call, "toy's attention kernel")
+        assert call.mask is None
         if call.format == "bshd":
-            rows = [self._attend(q, k, v, call.causal) for q, k, v in zip(query, key, value, strict=True)]
-            return torch.stack(rows)
+            return torch.stack([self._attend(q, k, v, causal) for q, k, v in zip(query, key, value, strict=True)])
         lengths, starts = call.cu_seqlens_q.diff().tolist(), call.cu_seqlens_q_padded.tolist()
+        if call.mode == LENGTHS and lengths != vendor.ACTUAL_LENGTHS:
+            raise RuntimeError(f"toy: the library was told {vendor.ACTUAL_LENGTHS}, sequences are {lengths}")
         out = query.new_zeros(*query.shape[:-1], self.spec.v_dim)
         for length, start in zip(lengths, starts, strict=False):
             part = slice(start, start + length)
-            out[part] = self._attend(query[part], key[part], value[part], call.causal)
+            out[part] = self._attend(query[part], key[part], value[part], causal)
         return out
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:

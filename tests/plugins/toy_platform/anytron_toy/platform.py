@@ -136,7 +136,9 @@ class ToyPlatform(Platform):
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
         """No tensor in thd: the library has the lengths. The rest is left to the neutral default."""
         if request.format == "thd" and MaskKind.NONE in request.accepted and request.traits == type(request.traits)():
-            return AttnMask(MaskKind.NONE, "toy_lengths")
+            from anytron_toy.kernels import LENGTHS
+
+            return AttnMask(MaskKind.NONE, LENGTHS)
         return None
 
     @hookimpl
