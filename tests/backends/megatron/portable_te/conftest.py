@@ -26,9 +26,11 @@ def bound():
     undo()
 
 
-@pytest.fixture
-def run_program(tmp_path):
+@pytest.fixture(scope="session")
+def run_program(tmp_path_factory):
     """Run a program of this folder in N ranks; give what rank 0 printed, fail with the output of those that failed."""
+    # Nothing that lies there can be imported by accident.
+    empty = tmp_path_factory.mktemp("empty")
 
     def run(name: str, *arguments: str, ranks: int = 1) -> str:
         shared = {
@@ -44,7 +46,7 @@ def run_program(tmp_path):
             subprocess.Popen(
                 command,
                 env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                cwd=tmp_path,
+                cwd=empty,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
