@@ -55,6 +55,7 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
         shard=parallel.context_shard(),
         device=device,
         context_length=CONTEXT,
+        portable=layer.platform.portable_modules,
     )
     lengths = torch.tensor([7, 1, 12])
     tokens = torch.randint(VOCABULARY, (20,), generator=torch.Generator().manual_seed(2))

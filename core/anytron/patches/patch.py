@@ -107,8 +107,8 @@ class Patch:
     def __post_init__(self) -> None:
         if bool(self.replacement) == bool(self.install):
             raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
-        if not all((self.replacement or self.install).partition(":")):
-            raise ValueError(f"patch {self.id}: replacement and install are of the form module:function")
+        if not all(str(self.replacement or self.install).partition(":")):
+            raise ValueError(f"patch {self.id}: replacement and install name a function, module:function")
         if self.replacement and not self.attribute:
             raise ValueError(f"patch {self.id}: a replacement needs a target of the form module:attribute")
         if self.requires and not self.package:

@@ -55,9 +55,10 @@ from anytron.patches import Patch, Phase
 def patch_model(phase):
     if phase is Phase.BEFORE_BUILD:
         return [
-            Patch("acme.name", "acme", "packaging.version:parze", phase, "to test", replacement=abs),
-            Patch("acme.module", "acme", "packaging.verzion:parse", phase, "to test", replacement=abs, required=False),
-            Patch("acme.right", "acme", "packaging.version:parse", phase, "to test", replacement=abs),
+            Patch("acme.name", "acme", "packaging.version:parze", phase, "to test", replacement="math:floor"),
+            Patch("acme.module", "acme", "packaging.verzion:parse", phase, "to test",
+                  replacement="math:floor", required=False),
+            Patch("acme.right", "acme", "packaging.version:parse", phase, "to test", replacement="math:floor"),
         ]
 """
 

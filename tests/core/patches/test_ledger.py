@@ -214,5 +214,6 @@ def test_a_patch_says_exactly_one_of_how():
     for fields in ({}, {"replacement": "math:floor", "install": "math:ceil"}):
         with pytest.raises(ValueError, match="exactly one"):
             Patch(id="p", owner="us", target="m:a", phase=Phase.AFTER_BUILD, reason="", **fields)
-    with pytest.raises(ValueError, match="module:function"):
-        Patch(id="p", owner="us", target="m:a", phase=Phase.AFTER_BUILD, reason="", replacement="math.floor")
+    for function in ("math.floor", abs):
+        with pytest.raises(ValueError, match="module:function"):
+            Patch(id="p", owner="us", target="m:a", phase=Phase.AFTER_BUILD, reason="", replacement=function)
