@@ -17,7 +17,7 @@ STRIPPED_TOKENS = 2
 """Tokens decoded before the longest stop string: SentencePiece decoders strip a leading space."""
 
 
-class TokenSampler(LogitsProcessor):  # type: ignore[misc]
+class TokenSampler(LogitsProcessor):
     """Turn logits into the distribution that is sampled, and remember what the draws were worth.
 
     Log-probs are those of the model at the sampling temperature, before end tokens are suppressed and
@@ -83,7 +83,7 @@ class TokenSampler(LogitsProcessor):  # type: ignore[misc]
         ]
 
 
-class _Stopping(StoppingCriteria):  # type: ignore[misc]
+class _Stopping(StoppingCriteria):
     """Say which rows have ended, and remember after how many tokens each did.
 
     The count matters: what stands behind an end looks like any other token.

@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -206,7 +206,8 @@ def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
     """Give the layers with adapters, under names that do not depend on how the model is split into stages."""
     from mcore_bridge.tuners import LoraParallelLinear
 
-    for transformer_layer in text_model(chunk).decoder.layers:
+    decoder: Any = text_model(chunk).decoder
+    for transformer_layer in decoder.layers:
         for name, module in transformer_layer.named_modules():
             if isinstance(module, LoraParallelLinear):
                 yield f"{transformer_layer.layer_number - 1}.{name}", module

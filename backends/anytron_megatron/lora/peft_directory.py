@@ -51,13 +51,13 @@ def write_adapter(
         r=section.rank,
         # With rsLoRA PEFT multiplies the outputs of experts by sqrt(2) too much: it keeps gate_proj and up_proj in
         # one adapter of twice the rank and twice the alpha. So the same factor is written as alpha / rank.
-        lora_alpha=scaling(section) * section.rank if experts else section.alpha,
+        lora_alpha=scaling(section) * section.rank if experts else section.alpha,  # type: ignore[arg-type]
         use_rslora=section.rank_stabilized and not experts,
         # PEFT refuses dropout where it adapts parameters instead of modules.
         lora_dropout=0.0 if experts else section.dropout,
         target_modules=modules,
         target_parameters=parameters or None,
-    ).save_pretrained(directory)
+    ).save_pretrained(str(directory))
 
 
 def peft_targets(names: Iterable[str], *, experts: bool, vision: bool) -> tuple[list[str], list[str]]:

@@ -36,7 +36,7 @@ def freeze(
     for name, parameter in named:
         matching = [prefix for prefix in part_of_prefix if name.startswith(prefix)]
         part = part_of_prefix[max(matching, key=len)] if matching else None
-        if part in parts:
+        if part is not None and part in parts:
             found.add(part)
             parameter.requires_grad_(False)
     missing = [part for part in parts if part not in found]

@@ -126,7 +126,7 @@ def load_image_processor(model: ModelSection) -> Any:
     if not isinstance(directory, Path):
         return directory
     try:
-        return AutoImageProcessor.from_pretrained(directory, local_files_only=True)  # type: ignore[no-untyped-call]
+        return AutoImageProcessor.from_pretrained(directory, local_files_only=True)
     except Exception as error:
         raise ConfigError(
             "The image processor cannot be loaded.",

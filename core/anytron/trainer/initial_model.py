@@ -73,7 +73,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             fix=f"set vocab_size to {len(tokenizer)} or more",
         )
     # The run has a progress bar of its own.
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    hf_logging.disable_progress_bar()
     directory = model_directory(config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def _group(group: ProcessGroup | None) -> ProcessGroup:
+def _apply(function: type[torch.autograd.Function], x: Tensor, group: ProcessGroup | None) -> Tensor:
     # None would mean "all processes" to torch.distributed.
     if group is None:
         raise EngineError(
@@ -26,7 +26,8 @@ def _group(group: ProcessGroup | None) -> ProcessGroup:
             why="it was built before torch.distributed was initialised",
             fix="initialise model parallelism before building the model, or call set_tensor_parallel_group",
         )
-    return group
+    result: Tensor = function.apply(x, group)
+    return result
 
 
 def _all_reduced(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -93,19 +94,19 @@ class _ReduceScatter(torch.autograd.Function):
 
 def replicate(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Use ``x``, equal on all ranks, in a computation that is split between them: the gradients are added."""
-    return _Replicate.apply(x, _group(group))
+    return _apply(_Replicate, x, group)
 
 
 def reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Add the ranks' parts; every rank has the sum."""
-    return _Reduce.apply(x, _group(group))
+    return _apply(_Reduce, x, group)
 
 
 def gather_first(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Concatenate the ranks' parts along the first dimension; the gradients are added and split again."""
-    return _Gather.apply(x, _group(group))
+    return _apply(_Gather, x, group)
 
 
 def reduce_scatter_first(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Add the ranks' parts and keep this rank's share of the first dimension."""
-    return _ReduceScatter.apply(x, _group(group))
+    return _apply(_ReduceScatter, x, group)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from anytron_megatron.portable_te.pytorch.collectives import gather_first
 from anytron_megatron.portable_te.refusals import refuse
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from torch.distributed import ProcessGroup
 
     from anytron.kernels.contract import AttentionKernel
@@ -117,7 +119,7 @@ class _Plan(NamedTuple):
 
 
 # One micro-batch, all layers; see anytron.kernels.packed_sequences, whose plans hang on these calls' tensors.
-_plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_plans: MutableMapping[Tensor, tuple[tuple[Any, ...], _Plan]] = WeakTensorKeyDictionary()
 
 
 def _plan_for(call: AttentionCall, size: int, rank: int, causal: bool) -> _Plan:
@@ -166,9 +168,9 @@ def _make_plan(real: Tensor, padded: Tensor, mode: str, causal: bool, size: int,
 
     local = starts // size
     pieces = []
-    for half, index in ((0, rank), (1, 2 * size - 1 - rank)):
-        queries = torch.minimum((lengths - index * chunk).clamp(min=0), chunk)
-        keys = torch.minimum(lengths, (index + 1) * chunk).where(queries > 0, torch.zeros_like(lengths))
+    for half, number in ((0, rank), (1, 2 * size - 1 - rank)):
+        queries = torch.minimum((lengths - number * chunk).clamp(min=0), chunk)
+        keys = torch.minimum(lengths, (number + 1) * chunk).where(queries > 0, torch.zeros_like(lengths))
         pieces.append((queries, local + half * chunk, keys))
     if not causal:
         # The second chunk has real tokens only if the first one is full: together they are one stretch.

@@ -9,7 +9,7 @@ a mask of their own are computed as Megatron asks.
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from anytron.masks import current_mask
 from anytron.traits import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
-from anytron_megatron.portable_te.pytorch.module.base import default_init
+from anytron_megatron.portable_te.pytorch.module.base import default_init, rng_state
 from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class DotProductAttention(torch.nn.Module):
         self.attention_type = attention_type
         self.attention_dropout = attention_dropout
         self.layer_number = layer_number
-        self.window_size = tuple(window_size) if window_size is not None else None
+        self.window_size = None if window_size is None else (window_size[0], window_size[1])
         self._get_rng_state_tracker = get_rng_state_tracker
         qk_dim, v_dim = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels
         self._kernel = kernels().attention(
@@ -143,13 +143,11 @@ class DotProductAttention(torch.nn.Module):
         if self.softmax_type == "off-by-one":
             self.register_buffer("softmax_offset", offset, persistent=False)
             return
-        with torch.no_grad(), self._rng_state():
+        with torch.no_grad(), rng_state(self._get_rng_state_tracker):
             default_init(offset)
         self.softmax_offset = torch.nn.Parameter(offset)
         # Split by heads: without the marks Megatron's gradient norm counts the part of one rank only.
-        self.softmax_offset.tensor_model_parallel = True
-        self.softmax_offset.partition_dim = 0
-        self.softmax_offset.partition_stride = 1
+        vars(self.softmax_offset).update(tensor_model_parallel=True, partition_dim=0, partition_stride=1)
 
     def set_context_parallel_group(
         self,
@@ -170,7 +168,7 @@ class DotProductAttention(torch.nn.Module):
         query_layer: Tensor,
         key_layer: Tensor,
         value_layer: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,
         qkv_format: str | None = None,
         cu_seqlens_q: Tensor | None = None,
         cu_seqlens_kv: Tensor | None = None,
@@ -219,7 +217,7 @@ class DotProductAttention(torch.nn.Module):
         mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
         operands = (query_layer, key_layer, value_layer)
         if layout == "sbhd":
-            operands = tuple(operand.transpose(0, 1) for operand in operands)
+            operands = (query_layer.transpose(0, 1), key_layer.transpose(0, 1), value_layer.transpose(0, 1))
         elif layout not in ("bshd", "thd"):
             refuse("DotProductAttention", f"qkv_format {layout}", "use sbhd, bshd or thd")
         elif layout == "thd" and mask_type == "arbitrary":
@@ -244,7 +242,7 @@ class DotProductAttention(torch.nn.Module):
                 f"mask type {mask_type} with {operands[0].shape[1]} queries and {operands[1].shape[1]} keys",
                 f"use {mask_type}_bottom_right",
             )
-        with self._rng_state() if call.dropout else contextlib.nullcontext():
+        with rng_state(self._get_rng_state_tracker) if call.dropout else nullcontext():
             if self.cp_group is not None and dist.get_world_size(self.cp_group) > 1:
                 windowed = self.window_size is not None
                 output = attend_sharded(
@@ -257,7 +255,11 @@ class DotProductAttention(torch.nn.Module):
         return output.flatten(-2)
 
     def _mode_and_mask(
-        self, layout: str, mask_type: str, attention_mask: Tensor | None, operands: Sequence[Tensor]
+        self,
+        layout: str,
+        mask_type: str,
+        attention_mask: Tensor | tuple[Tensor, Tensor] | None,
+        operands: Sequence[Tensor],
     ) -> tuple[str, Tensor | None]:
         """The kernel mode and the tensor, True = MASKED: the platform's, or else those that Megatron asks for."""
         packed = layout == "thd"
@@ -282,7 +284,7 @@ class DotProductAttention(torch.nn.Module):
         """Whether this call is one of causal self-attention whose mask type reads no tensor."""
         return self.attention_type == "self" and (mask_type == "causal" or (packed and mask_type == "padding_causal"))
 
-    def _mask(self, attention_mask: Tensor | None, mask_type: str) -> Tensor | None:
+    def _mask(self, attention_mask: Tensor | tuple[Tensor, Tensor] | None, mask_type: str) -> Tensor | None:
         """The tensor, True = MASKED, if the mask type says that it counts."""
         if mask_type != "arbitrary" and "padding" not in mask_type:
             return None
@@ -299,11 +301,6 @@ class DotProductAttention(torch.nn.Module):
             # As a query, padding sees nothing either: its output is zero.
             return attention_mask | attention_mask.transpose(-1, -2)
         return attention_mask
-
-    def _rng_state(self) -> contextlib.AbstractContextManager[None]:
-        if self._get_rng_state_tracker is None:
-            return contextlib.nullcontext()
-        return self._get_rng_state_tracker().fork()
 
 
 def _known_mask_type(mask_type: str) -> str:

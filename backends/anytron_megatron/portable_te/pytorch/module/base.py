@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,14 +117,19 @@ class TransformerEngineBaseModule(torch.nn.Module):
                 init(parameter)
         # What Megatron's gradient norm and mcore-bridge's LoRA read: is this one part of a split tensor?
         split = partition_dim is not None and (self.parallel_mode is not None or self._rng_tracker_name == _EXPERT_RNG)
-        parameter.tensor_model_parallel = split
-        parameter.partition_dim = partition_dim if split else -1
-        parameter.partition_stride = 1
+        vars(parameter).update(
+            tensor_model_parallel=split, partition_dim=partition_dim if split else -1, partition_stride=1
+        )
         self.register_parameter(name, parameter)
         return parameter
 
-    def _rng_state(self) -> contextlib.AbstractContextManager[None]:
-        if self._get_rng_state_tracker is None:
-            return contextlib.nullcontext()
-        tracker = self._get_rng_state_tracker()
-        return tracker.fork(self._rng_tracker_name) if self._rng_tracker_name else tracker.fork()
+    def _rng_state(self) -> AbstractContextManager[None]:
+        return rng_state(self._get_rng_state_tracker, self._rng_tracker_name)
+
+
+def rng_state(get_tracker: Callable[[], Any] | None, name: str | None = None) -> AbstractContextManager[None]:
+    """Draw in the state ``name`` of Megatron's tracker; without a tracker in the process's own."""
+    if get_tracker is None:
+        return nullcontext()
+    fork: Callable[..., AbstractContextManager[None]] = get_tracker().fork
+    return fork(name) if name else fork()

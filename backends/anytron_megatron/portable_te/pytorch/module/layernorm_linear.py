@@ -58,7 +58,7 @@ class LayerNormLinear(Linear):
         for parameter in (self.layer_norm_weight, self.layer_norm_bias):
             if parameter is not None:
                 # Each rank sees a part of the sequence, so that Megatron must add the gradients.
-                parameter.sequence_parallel = self.sequence_parallel
+                vars(parameter)["sequence_parallel"] = self.sequence_parallel
 
     def reset_layer_norm_parameters(self) -> None:
         """Make the norm's factor one and its bias zero."""

@@ -47,6 +47,9 @@ class Linear(TransformerEngineBaseModule):
         EngineError: A setting is not supported.
     """
 
+    weight: torch.nn.Parameter
+    bias: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -101,7 +104,7 @@ class Linear(TransformerEngineBaseModule):
                 device=device,
             )
             if parallel_mode == "row":
-                self.bias.sequence_parallel = self.sequence_parallel
+                vars(self.bias)["sequence_parallel"] = self.sequence_parallel
         else:
             self.bias = torch.Tensor()  # as Transformer Engine; Megatron reads its length
 

@@ -81,11 +81,11 @@ class _Norm(torch.nn.Module):
         self.eps = eps
         dtype = params_dtype or torch.get_default_dtype()
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.weight.sequence_parallel = sequence_parallel
+        vars(self.weight)["sequence_parallel"] = sequence_parallel
         self.bias: torch.nn.Parameter | None = None
         if self.normalization == "LayerNorm":
             self.bias = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-            self.bias.sequence_parallel = sequence_parallel
+            vars(self.bias)["sequence_parallel"] = sequence_parallel
         self.zero_centered_gamma = zero_centered_gamma
         self.reset_parameters()
 
