@@ -161,7 +161,7 @@ class InProcessExecutor:
         if role == "trainer":
             return InProcessGroup(TorchEngine(context))
         (found,) = entry_points(group=engine_group, name=engine_name)
-        engine = found.load()(context)
+        engine = found.load().load()(context)
         return InProcessGroup(engine if self.lose_every is None else Forgetful(engine, self.lose_every))
 
 
