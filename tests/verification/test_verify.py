@@ -131,6 +131,19 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
     assert (kernels["log_prob_kernel"], kernels["attention_kernel"]) == ("sabotage", "neutral-default")
 
 
+def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
+    """The toy's attention kernel also insists on what the scope of its micro-batch has set."""
+    info = tmp_path / "anytron_toy-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: anytron-toy\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[anytron.platforms]\ntoy = anytron_toy:ToyPlatform\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests" / "plugins" / "toy_platform")])
+    code, results = verify_json(environment={**os.environ, "PYTHONPATH": path, "TOY_DEVICE": "usable"})
+    assert with_status(results, "failed") == set(), results
+    assert code == 0
+    assert "thd 'toy_lengths' attends as defined" in results["mask-conformance"]["detail"]
+
+
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts():
     code, output, errors = verify("parallel.tensor_model_parallel_size=3", "--json")
     assert code == 1

@@ -169,6 +169,8 @@ def _difference(
     real = layout.valid[..., None, None]
     leaves = [layout.pack(operand.to(device), IN_PADDING).requires_grad_() for operand in operands]
     output = attend(*leaves)
+    if not output.requires_grad:
+        return float("inf")
     found = torch.autograd.grad(output.masked_fill(~real, 0.0).square().sum(), leaves, allow_unused=True)
     if not bool(output.isfinite().all()):
         return float("inf")

@@ -60,7 +60,7 @@ def log_probs(
     hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """Give log-probs and entropies ``[N]`` from all logits at once, for a vocabulary on one rank."""
-    assert group is None
+    assert group is None or group.size() == 1
     logits = (hidden @ weight.T).float() / temperature
     every = logits.log_softmax(-1)
     chosen = every.gather(-1, labels.clamp(min=0)[:, None])[:, 0]

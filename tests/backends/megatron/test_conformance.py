@@ -1,0 +1,30 @@
+"""The check ``mask-conformance``: tests in processes of their own, because Megatron is imported there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anytron.executor.address import ADDRESS, free_port
+
+PROGRAM = Path(__file__).parent / "programs" / "conformance.py"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_conformance(ranks):
+    shared = {**os.environ, "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(PROGRAM)]
+    processes = [
+        subprocess.Popen(
+            command, env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, outputs[0][-4000:]
