@@ -70,9 +70,6 @@ def transformer_fields(*, latent_attention: bool) -> frozenset[str]:
     """Collect the fields of Megatron's transformer config as mcore-bridge extends it.
 
     Importing those classes costs seconds and changes other libraries; their sources are parsed instead.
-
-    Args:
-        latent_attention: Of models with multi-latent attention, which have more.
     """
     sources = [*_COMMON, *(_LATENT if latent_attention else ())]
     return frozenset().union(*(_fields(*source) for source in sources))

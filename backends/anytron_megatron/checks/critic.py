@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
-    """Check a critic against the policy; what every model must pass is checked elsewhere.
-
-    Args:
-        critic: The model that it starts from; the policy's if it has none of its own.
-        policy: The policy's model.
-        run: The run, with a critic.
-    """
+    """Check a critic, whose model is the policy's if it has none of its own; checks of any model are elsewhere."""
     without = "set algorithm.advantage=grpo"
     if run.model.lora is not None:
         message = "no test trains a critic beside a policy with adapters"

@@ -24,12 +24,7 @@ _COEFFICIENT = "engine.options.transformer.moe_aux_loss_coeff"
 
 
 def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: str) -> Iterator[Diagnostic]:
-    """Check the load-balancing losses of a model.
-
-    Args:
-        coefficients: Megatron's ``moe_router_load_balancing_type`` -> ``moe_aux_loss_coeff``.
-        sequence_format: ``thd`` or ``bshd``.
-    """
+    """Check load-balancing losses: ``moe_router_load_balancing_type`` -> ``moe_aux_loss_coeff``."""
     used = {kind for kind, coefficient in coefficients.items() if coefficient}
     if "seq_aux_loss" in used and sequence_format == "thd":
         yield Diagnostic(
@@ -56,13 +51,7 @@ def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: st
 
 
 def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check expert parallelism and load-balancing losses.
-
-    Args:
-        subject: The model.
-        run: The run.
-        options: Options of the engine ``megatron``; the defaults for another one.
-    """
+    """Check expert parallelism and load-balancing losses."""
     if not subject.config:
         return
     if experts := _number_of_experts(subject, run, options):

@@ -24,12 +24,7 @@ def _has_linear_attention(model: Mapping[str, Any]) -> bool:
 
 
 def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
-    """Check parallel sizes, sequence format and mcore-bridge's switch for a model with Gated DeltaNet.
-
-    Args:
-        subject: The model.
-        run: The run.
-    """
+    """Check parallel sizes, sequence format and mcore-bridge's switch for a model with Gated DeltaNet."""
     model = subject.text
     if not _has_linear_attention(model):
         return

@@ -39,12 +39,7 @@ def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterat
 
 
 def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check a model by its config.
-
-    Args:
-        subject: The model.
-        options: Options of the engine.
-    """
+    """Check a model by its config."""
     if not subject.config:
         return
     key, family = subject.key, str(subject.config.get("model_type"))

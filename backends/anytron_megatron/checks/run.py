@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Find settings that Megatron would refuse after minutes, or compute wrongly.
-
-    Args:
-        run: A run whose engine is ``megatron``.
-    """
+    """Find settings that Megatron would refuse after minutes, or compute wrongly."""
     options, policy, critic = MegatronOptions.of(run), Subject.policy(run), Subject.critic(run)
     yield from optimizer_diagnostics(run)
     yield from transformer_diagnostics(policy, options)

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Compare a model's sizes with the parallel ones; sizes that its config does not give are not checked.
-
-    Args:
-        subject: The model.
-        run: The run.
-        options: Options of the engine ``megatron``; the defaults for another one.
-    """
+    """Compare a model's sizes with the parallel ones; sizes that its config does not give are not checked."""
     model = subject.text
     tensor = run.parallel.tensor_model_parallel_size
     pipeline = run.parallel.pipeline_model_parallel_size

@@ -48,15 +48,9 @@ class ValueHead(nn.Module):
         model.value_head = self
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
-        """Answer in the shape of an output layer.
+        """Give the values, float32 ``[S, B, 1]``, and the bias that output layers do not have.
 
-        Args:
-            hidden: Behind the final norm, ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
-            weight: The tied embedding's weight, not used.
-            unused: Further arguments of the output layer, which concern logits.
-
-        Returns:
-            float32 ``[S, B, 1]``, and the bias that output layers do not have.
+        ``hidden`` comes behind the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
         """
         del weight, unused
         values = nn.functional.linear(hidden.float(), self.weight)

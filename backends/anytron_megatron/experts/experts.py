@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 class Experts:
     """The mixture-of-experts layers of one model. With a dense model every method does nothing.
 
-    Args:
-        chunks: The model's chunks on this rank, in order.
-        config: Their configuration.
-        sequence_format: ``thd`` or ``bshd``.
-        router_replay: Record routing where old log-probs are computed, replay it in updates.
-
     Raises:
         ConfigError: The auxiliary loss would not be what its name says.
     """

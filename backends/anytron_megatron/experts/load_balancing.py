@@ -45,11 +45,6 @@ _Z_LOSS = "z_loss"
 class LoadBalancing:
     """Weight a model's auxiliary losses and report them.
 
-    Args:
-        chunks: The model's chunks on this rank.
-        config: Their configuration.
-        sequence_format: ``thd`` or ``bshd``.
-
     Raises:
         ConfigError: The configuration asks for a loss that would not be what its name says.
     """

@@ -59,12 +59,7 @@ class RouterReplays:
         self._recorded = [[] for _ in self._chunks]
 
     def recording(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory:
-        """Make the scope of a forward pass that records.
-
-        Args:
-            chunk: Which of the chunks runs.
-            prepared: The micro-batch.
-        """
+        """Make the scope of a forward pass that records."""
         return partial(self._record, chunk, prepared.inputs.layout)
 
     def recorded(self) -> list[Tensor]:
@@ -89,10 +84,6 @@ class RouterReplays:
 
     def replaying(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory:
         """Make the scope of a forward pass, or its recomputation, that routes as ``prepared.batch.routing`` says.
-
-        Args:
-            chunk: Which of the chunks runs.
-            prepared: The micro-batch.
 
         Raises:
             EngineError: The batch carries no routing, or that of another model.

@@ -50,12 +50,7 @@ class Family:
     def tensors(self, config: Mapping[str, Any]) -> Shapes | None:
         """List the tensors of a model without its multi-token prediction modules.
 
-        Args:
-            config: Contents of ``config.json``.
-
-        Returns:
-            Shapes by name; None if the family's are not known, or if the config leaves sizes to the
-            defaults of its class.
+        None if the family's are not known, or if the config leaves sizes to the defaults of its class.
         """
         return None if self.layer is None else model_tensors(config, self.layer)
 

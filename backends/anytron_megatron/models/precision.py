@@ -17,9 +17,6 @@ def refuse_missing_quantisation(config: _Quantisation) -> None:
 
     Without this Megatron fails at the first forward, when trajectories have been generated already.
 
-    Args:
-        config: Megatron's transformer config.
-
     Raises:
         ConfigError: FP8 or FP4 is asked for and Transformer Engine has no FP8, which FP4 needs as well.
     """

@@ -26,12 +26,7 @@ _DOWNLOAD = "complete the download"
 
 
 def weight_diagnostics(key: str, directory: Path, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Check the headers of safetensors files against their index and the model's config.
-
-    Args:
-        key: The configuration key that names the directory.
-        directory: A Hugging Face model directory.
-        config: Contents of its ``config.json``.
+    """Check the headers of safetensors files against their index and the contents of ``config.json``.
 
     Yields:
         Errors: weights in a format that mcore-bridge does not read (no weights at all are the core's to report);

@@ -23,10 +23,6 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
     """Find the tensors of multi-token prediction modules.
 
     DeepSeek and GLM number the modules as layers behind the last one, Qwen names them ``mtp.``.
-
-    Args:
-        names: Tensors of a checkpoint.
-        layers: Layers of the model without its modules.
     """
 
     def belongs(name: str) -> bool:
@@ -42,14 +38,9 @@ def may_stay_unread(name: str) -> bool:
 
 
 def model_tensors(config: Mapping[str, Any], layer: LayerTensors) -> Shapes | None:
-    """List the tensors of a model without its multi-token prediction modules.
+    """List the shapes of a model's tensors without its multi-token prediction modules, given those of each layer.
 
-    Args:
-        config: Contents of ``config.json``.
-        layer: Lists those of one layer, given the config and the layer's number.
-
-    Returns:
-        Shapes by name; None if the config leaves sizes to the defaults of its class.
+    None if the config leaves sizes to the defaults of its class.
     """
     try:
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
@@ -66,10 +57,7 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors) -> Shapes | No
 def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> Shapes:
     """List the tensors of a layer of attention and a gated feed-forward network.
 
-    Args:
-        config: Contents of ``config.json``.
-        qkv_bias: Queries, keys and values have biases whatever the config says.
-        qk_norm: Queries and keys are normalized head by head.
+    With ``qkv_bias`` there are biases whatever the config says; ``qk_norm`` normalizes head by head.
     """
     biased = config.get("attention_bias", False)
     return {

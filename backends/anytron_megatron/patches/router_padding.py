@@ -31,16 +31,7 @@ def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_this_rank(padding_mask: Tensor, router: Any, hidden: Tensor) -> Tensor:
-    """Arrange a mask as a router's input lies.
-
-    Args:
-        padding_mask: bool ``[R, C]``, True = MASKED, of this context-parallel rank.
-        router: Says whether its input is shared out over tensor-parallel ranks.
-        hidden: ``[S, B, H]``, S being this rank's part with sequence parallelism.
-
-    Returns:
-        bool ``[S, B]``, True = MASKED.
-    """
+    """Arrange a mask ``[R, C]`` of this context-parallel rank as a router's input: bool ``[S, B]``, True = MASKED."""
     mask = padding_mask.t()
     if router.config.sequence_parallel:
         mask = mask.chunk(router.tp_group.size())[router.tp_group.rank()]

@@ -41,11 +41,7 @@ def stand_in_for_triton(_context: PatchContext) -> Installed:
 
 
 def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
-    """Insert the finder, unless triton is installed.
-
-    Args:
-        concerned: Modules, or packages with all their modules, and what their kernels are for.
-    """
+    """Insert the finder, unless triton is installed, for modules or packages and what their kernels are for."""
     if importlib.util.find_spec("triton") is not None:
         return Installed(lambda: None, "not needed: triton is installed")
     finder = _Finder(concerned)

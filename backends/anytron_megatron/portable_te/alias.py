@@ -34,13 +34,6 @@ def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
 
     If a real Transformer Engine is installed, its name is taken all the same, and a warning says so.
 
-    Args:
-        kernels: Where modules ask for kernels.
-        device_type: ``torch.device`` type of the platform.
-
-    Returns:
-        The function that takes the names away and forgets where kernels come from.
-
     Raises:
         PatchError: ``transformer_engine`` was imported earlier in this process.
     """

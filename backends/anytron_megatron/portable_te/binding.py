@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """Ask the hooks for kernels on one kind of device. Modules do so when they are constructed.
-
-    Args:
-        source: Where kernels are asked for: the facade over all plugins.
-        device_type: ``torch.device`` type of the operands.
-    """
+    """Ask the hooks for kernels on one kind of device. Modules do so when they are constructed."""
 
     def __init__(self, source: KernelSource, device_type: str) -> None:
         self._source = source
@@ -73,15 +68,7 @@ _bound: Kernels | None = None
 
 
 def bind(source: KernelSource, device_type: str) -> Callable[[], None]:
-    """Tell the portable modules of this process where kernels are asked for.
-
-    Args:
-        source: Where kernels are asked for: the facade over all plugins.
-        device_type: ``torch.device`` type of the platform.
-
-    Returns:
-        The function that restores what was bound before.
-    """
+    """Tell the portable modules of this process where kernels are asked for; return the function that undoes it."""
     global _bound
     before, _bound = _bound, Kernels(source, device_type)
 

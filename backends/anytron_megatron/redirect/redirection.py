@@ -34,11 +34,7 @@ def is_redirected() -> bool:
 def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
     """Send everything that says ``torch.cuda`` or ``"cuda"`` to ``runtime``.
 
-    Works with a build of torch with or without CUDA; real CUDA devices are not touched while it is
-    active.
-
-    Args:
-        runtime: The device.
+    Works with a build of torch with or without CUDA; real CUDA devices are not touched while it is active.
 
     Returns:
         The function that ends it: every touched attribute is again the object that it was.

@@ -47,11 +47,7 @@ def kernel_conformance(
 ) -> Conformance:
     """Compute with the platform's attention kernel as the portable modules call it. A collective.
 
-    Args:
-        preparers: Of each sequence format to check; layouts should have gaps between sequences.
-        heads: The model's attention.
-        sizes: The parallel sizes.
-        device: Where kernels run.
+    There is one preparer for each sequence format to check; layouts should have gaps between sequences.
     """
     difference, details = 0.0, []
     for preparer in preparers:

@@ -29,12 +29,7 @@ def whole_logits(
 ) -> Tensor | None:
     """Compute a micro-batch's whole logits; each rank gathers all of them. A collective.
 
-    Args:
-        chunks: The model on this rank, wrapped for training or not.
-        micro_batch: The same on every rank of a data-parallel replica.
-        preparer: Makes model inputs of it.
-        vocab_size: V, without padding.
-        sizes: The parallel sizes.
+    The micro-batch is the same on every rank of a data-parallel replica; ``vocab_size`` is without padding.
 
     Returns:
         float32 ``[T, V]``, on the host, row t after token t; None except on the last pipeline stage.

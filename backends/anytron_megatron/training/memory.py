@@ -18,9 +18,6 @@ def release_memory(models: Iterable[nn.Module]) -> None:
     through autograd's graph, where the garbage collector does not look. And rotary embeddings, which hold their
     process group, are keys of a cache of their class (``RotaryEmbedding.forward``). Over gloo each group that is left
     behind costs three threads, one of which wakes up a hundred times a second.
-
-    Args:
-        models: Models, or their wrappers.
     """
     modules = [module for model in models for module in model.modules()]
     for module in modules:

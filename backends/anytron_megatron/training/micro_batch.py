@@ -74,11 +74,7 @@ class BatchPreparer:
     """Plan, pack and mask micro-batches for one model.
 
     Args:
-        hooks: The facade over all plugins.
-        sequence_format: ``thd`` or ``bshd``.
-        traits: What about the model matters.
         accepted: Mask kinds that can reach its attention.
-        sizes: The parallel sizes.
         shard: This rank's context-parallel shard.
         device: Where the tensors go.
         context_length: Longest sequence that the model can take.
@@ -89,7 +85,6 @@ class BatchPreparer:
         constraints: Must hold beside those of the plugins.
 
     Attributes:
-        device: Where the tensors go.
         mask_kind: The platform's answer at engine build: the kind of mask and the mode of its kernels.
     """
 
@@ -126,12 +121,7 @@ class BatchPreparer:
         self.mask_kind = hooks.build_attn_mask(self._request)
 
     def prepare(self, batch: RaggedBatch, micro_batches: int = 1) -> PreparedBatch:
-        """Turn a micro-batch into model inputs. Called once for each forward pass.
-
-        Args:
-            batch: The micro-batch.
-            micro_batches: How many each data-parallel replica runs in this pass.
-        """
+        """Turn one of a replica's micro-batches into model inputs. Called once for each forward pass."""
         layout = self.plan(batch.lengths, self._shard)
         tokens = batch.tokens.to(self.device, non_blocking=True)
         inputs = self._hooks.preprocess_sequences(
@@ -175,15 +165,7 @@ class BatchPreparer:
         return self._hooks.build_attn_mask(replace(self._request, layout=layout), self.mask_kind)
 
     def postprocess(self, output: Tensor, prepared: PreparedBatch) -> Tensor:
-        """Bring a model's output back to the micro-batch's tokens, each value to the token at its position.
-
-        Args:
-            output: ``[R, C, ...]``.
-            prepared: The micro-batch it belongs to.
-
-        Returns:
-            ``[T, ...]``.
-        """
+        """Bring a model's output, ``[R, C, ...]``, back to the micro-batch's tokens, ``[T, ...]``."""
         return self._hooks.postprocess_output(output, prepared.inputs.layout)
 
     def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:

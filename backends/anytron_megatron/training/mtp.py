@@ -69,15 +69,9 @@ class MultiTokenPrediction:
         return self._computing if self._coefficient > 0.0 else None
 
     def add_loss(self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
-        """Compute the policy's loss and the modules' together.
+        """Compute the policy's loss and the modules' together, from log-probs and a prediction for each depth.
 
-        Args:
-            loss_fn: Computes the policy's loss.
-            outputs: What the policy computed, with a prediction for each depth.
-            batch: The micro-batch, on their device.
-
-        Returns:
-            Both losses, and the metric ``mtp/loss``: this micro-batch's part of the modules' loss.
+        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss.
         """
         policy = loss_fn(outputs, batch)
         if not outputs.predicted:

@@ -39,15 +39,10 @@ def build_optimizer(
     steps: int,
     updates_per_step: int,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """Build the optimizer and its schedule.
+    """Build the optimizer and its schedule, for what :func:`wrap_for_training` returned.
 
-    Args:
-        section: The configuration.
-        chunks: What :func:`wrap_for_training` returned.
-        dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
-        distributed_optimizer: Share the optimizer's state between data-parallel ranks.
-        steps: Training steps of the whole run, the length of the decay.
-        updates_per_step: Optimizer updates in each.
+    With bfloat16 parameters the optimizer keeps float32 copies; ``distributed_optimizer`` shards its state over
+    data-parallel ranks. ``steps`` training steps are the length of the decay.
     """
     config = OptimizerConfig(
         optimizer=section.name,

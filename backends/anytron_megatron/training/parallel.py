@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeout_s: float) -> None:
     """Join the process group and split it as ``sizes`` says.
 
-    Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``.
-
-    Args:
-        runtime: The device; its communication backend carries all collectives.
-        sizes: Must multiply to the world size.
-        seed: Seeds dropout and initialisation; pipeline stages get seeds of their own.
-        timeout_s: Seconds after which a collective that does not complete is an error.
+    Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``. A collective that takes
+    longer than ``timeout_s`` is an error.
 
     Raises:
         EngineError: The sizes do not fit the world size.

@@ -39,12 +39,7 @@ class Feature(Protocol):
     """Adds to the scope of a micro-batch, as router replay and multi-token prediction do."""
 
     def __call__(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the feature's part of :func:`micro_batch_scope`.
-
-        Args:
-            chunk: Which of this rank's chunks runs.
-            prepared: The micro-batch.
-        """
+        """Make the feature's part of :func:`micro_batch_scope`, for this rank's chunk of that number."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +63,8 @@ def forward(
 ) -> list[TokenOutputs]:
     """Compute what a model says of the tokens of some micro-batches, without gradients. A collective.
 
-    Args:
-        chunks: The model on this rank, in order, wrapped for training or not.
-        micro_batches: The same number on every rank.
-        preparer: Makes model inputs of a micro-batch.
-        features: What adds to the scope of the forward passes.
-
-    Returns:
-        Each micro-batch's, on the host; none except on the last pipeline stage.
+    Every rank has the same number of micro-batches. The result is on the host, and empty except on the last
+    pipeline stage; chunks may be wrapped for training or not.
     """
 
     def collect(outputs: TokenOutputs, _: PreparedBatch) -> tuple[Tensor, TokenOutputs]:
@@ -96,12 +85,7 @@ def forward_backward(
 ) -> list[Mapping[str, Tensor]]:
     """Add the gradients of some micro-batches' loss to the gradient buffers. A collective.
 
-    Args:
-        chunks: The model on this rank, in order, wrapped for training.
-        micro_batches: The same number on every rank.
-        preparer: Makes model inputs of a micro-batch.
-        loss_fn: Computes a micro-batch's part of the loss, on the last pipeline stage.
-        features: What adds to the scope of the forward passes and their recomputations.
+    Every rank has the same number of micro-batches; chunks are wrapped for training.
 
     Returns:
         Each micro-batch's metrics; none except on the last pipeline stage.
@@ -121,11 +105,7 @@ def micro_batch_scope(
 ) -> ScopeFactory | None:
     """Combine all that holds during one chunk's forward pass of one micro-batch, and during its recomputations.
 
-    Args:
-        number: Which of this rank's chunks it is.
-        chunk: The chunk.
-        prepared: The micro-batch.
-        features: What adds to the platform's scope, the current mask and the output head's scope.
+    These are the platform's scope, the current mask, the output head's scope and those of features.
     """
     head = None if chunk.head is None else chunk.head.scope(prepared)
     return scopes.combine(prepared.scope(), head, *(feature(number, prepared) for feature in features))
@@ -140,19 +120,10 @@ def _run(
     *,
     forward_only: bool,
 ) -> list[Result]:
-    """Let Megatron's schedule drive the chunks.
+    """Let Megatron's schedule drive the chunks, and collect what ``finish`` returns on the last stage.
 
-    Args:
-        chunks: The model on this rank, in order.
-        micro_batches: The same number on every rank.
-        preparer: Makes model inputs of a micro-batch.
-        finish: Called on the last stage; returns the loss, which Megatron divides by the number of micro-batches
-            and averages over data-parallel replicas, and what is to be collected.
-        features: What adds to the scope of a micro-batch.
-        forward_only: Compute no gradients.
-
-    Returns:
-        What ``finish`` collected for each micro-batch, in order; empty except on the last stage.
+    ``finish`` returns the loss, which Megatron divides by the number of micro-batches and averages over
+    data-parallel replicas, and what is to be collected.
     """
     numbers = {id(chunk.module): number for number, chunk in enumerate(chunks)}
 

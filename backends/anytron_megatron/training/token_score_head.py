@@ -53,15 +53,7 @@ class TokenScoreHead:
         return partial(self._answering, prepared)
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Bring answers to token coordinates.
-
-        Args:
-            answers: float32 ``[T, 2 + D]``, entry t made at token t, of the tokens after it; or whole logits.
-            prepared: The micro-batch.
-
-        Returns:
-            Log-probs, entropies and predictions; within :meth:`answering_logits` the logits only.
-        """
+        """Bring answers, float32 ``[T, 2 + D]`` or whole logits, entry t made at token t, to token coordinates."""
         del prepared
         if self._whole:
             return TokenOutputs(logits=answers)
@@ -88,16 +80,10 @@ class TokenScoreHead:
             self._whole = False
 
     def score(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
-        """Answer in the shape of an output layer.
+        """Give scores, float32 ``[S, B, 2 + D]``, or whole logits; and the bias that output layers do not have.
 
-        Args:
-            hidden: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
-            weight: The tied embedding's weight, ``[V / tp, H]``; None = the layer's own.
-            unused: Further arguments of the output layer, which concern logits.
-
-        Returns:
-            float32 ``[S, B, 2 + D]``, or whole logits within :meth:`answering_logits`; and the bias that
-            output layers do not have.
+        ``hidden`` is ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism; ``weight`` that of the tied
+        embedding, ``[V / tp, H]``, None = the layer's own.
         """
         del unused
         labels = self._micro_batch().inputs.labels
@@ -111,10 +97,7 @@ class TokenScoreHead:
     def predict(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
         """Score the labels of one depth of multi-token prediction, before the pass reaches the output layer.
 
-        Args:
-            hidden: As in :meth:`score`.
-            labels: int64 ``[B, S]``; negative = ignored.
-            weight: ``[V / tp, H]``.
+        ``hidden`` as in :meth:`score`; labels are int64 ``[B, S]``, negative = ignored.
         """
         self._predicted.append(self._evaluate(hidden, labels, weight)[0])
 

@@ -30,11 +30,8 @@ class TrainedModel:
 
     Args:
         chunks: The model on this rank, its modules as they were built, with what is not to be trained frozen.
-        preparer: Makes model inputs of a micro-batch.
-        optimizer: The optimizer's configuration.
-        key: Where that stands in the run's configuration, for errors.
+        key: Where the optimizer stands in the run's configuration, for errors.
         dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
-        distributed_optimizer: Share the optimizer's state between data-parallel ranks.
         steps: Training steps of the whole run.
         updates_per_step: Updates in each.
 
@@ -75,12 +72,7 @@ class TrainedModel:
         loss_fn: LossFunction,
         *features: Feature,
     ) -> Mapping[str, float] | None:
-        """Do one optimizer update on this replica's part of a mini-batch. A collective.
-
-        Args:
-            micro_batches: The same number on every rank.
-            loss_fn: Computes a micro-batch's part of the loss.
-            features: What adds to the scope of forward passes and their recomputations.
+        """Do one optimizer update on this replica's micro-batches, as many as on every other. A collective.
 
         Returns:
             On reporting ranks: the parts' metrics, added up, ``grad_norm`` and ``lr``. None elsewhere.

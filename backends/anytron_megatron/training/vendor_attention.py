@@ -34,11 +34,6 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
     A mask that brings a reader is for attention that the vendor has patched to look the mask up itself
     (:func:`anytron.masks.current_mask`); nothing is set for it.
 
-    Args:
-        chunks: The model on this rank.
-        mask: The answer at engine build.
-        sequence_format: ``thd`` or ``bshd``.
-
     Raises:
         EngineError: The modules cannot be told this mode.
     """

@@ -84,11 +84,6 @@ class VisionInputs:
         A micro-batch without images has none; the model then sends an image of zeros through its vision
         tower and adds 0 times the result, so that the same parameters take part on every rank.
 
-        Args:
-            batch: The micro-batch, checked by :meth:`position_ids`.
-            layout: Its layout.
-            device: Where the tensors go; the model casts them to its own dtype.
-
         Returns:
             ``pixel_values`` ``[N, D]`` and ``image_grid_thw`` ``[I, 3]`` of all images in order, and
             ``mm_token_type_ids`` ``[R, C]`` of ``layout.taken``: 1 for image tokens, 0 for others.

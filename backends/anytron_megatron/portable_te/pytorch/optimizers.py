@@ -29,13 +29,8 @@ class FusedAdam(torch.optim.Optimizer):
     float32 under ``exp_avg`` and ``exp_avg_sq``.
 
     Args:
-        params: Parameters or groups.
-        lr: Learning rate.
         bias_correction: Divide the moments by ``1 - beta ** step``.
-        betas: Decay of the moments.
-        eps: Added to the denominator.
         adam_w_mode: Decoupled weight decay instead of L2.
-        weight_decay: Factor.
         set_grad_none: ``zero_grad`` frees gradients.
         unsupported: Transformer Engine's other settings (amsgrad, master weights, FP8 moments, ...).
 

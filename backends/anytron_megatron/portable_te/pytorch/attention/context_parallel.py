@@ -180,13 +180,7 @@ def _make_plan(real: Tensor, padded: Tensor, mode: str, causal: bool, size: int,
 
 
 def zigzag_positions(cu_seqlens: Tensor, size: int, rank: int) -> Tensor:
-    """Position in its sequence of each row that a rank holds, int64 ``[T / size]``.
-
-    Args:
-        cu_seqlens: int32 ``[B + 1]`` where sequences start, over all ranks.
-        size: Context-parallel ranks.
-        rank: This one's number.
-    """
+    """Position in its sequence of each row that a rank holds, int64 ``[T / size]``; ``cu_seqlens`` are of all ranks."""
     widths = cu_seqlens.long().diff() // size
     sequence = torch.repeat_interleave(widths)
     offset = torch.arange(sequence.numel(), device=cu_seqlens.device) - (cu_seqlens.long()[:-1] // size)[sequence]

@@ -58,21 +58,12 @@ class DotProductAttention(torch.nn.Module):
         qkv_format: ``sbhd``, ``bshd`` or ``thd``; a call may say otherwise.
         attn_mask_type: One of :data:`MASK_TYPES`; a call may say otherwise.
         window_size: Neighbours (left, right) that a query sees; -1 = all.
-        sequence_parallel: See above.
-        tp_size: Tensor-parallel ranks.
         get_rng_state_tracker: Gives the tracker in whose state dropout draws.
-        tp_group: See above.
-        layer_number: For messages.
         attention_type: ``self`` or ``cross``.
-        cp_group: Context-parallel group.
-        cp_global_ranks: Its members.
-        cp_stream: See above.
-        cp_comm_type: See above.
         softmax_scale: Factor of the scores; None = ``1 / sqrt(head size)``.
         softmax_type: What else stands in the softmax's denominator: nothing (``vanilla``), 1
             (``off-by-one``), or ``exp`` of the parameter ``softmax_offset`` ``[H]`` of this rank's
             heads (``learnable``: the attention sinks of gpt-oss).
-        unsupported: Transformer Engine's other settings.
 
     Raises:
         EngineError: A setting is not supported.
@@ -183,24 +174,10 @@ class DotProductAttention(torch.nn.Module):
     ) -> Tensor:
         """Attend.
 
-        Args:
-            query_layer: ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd).
-            key_layer: Alike, with the key heads.
-            value_layer: Alike.
-            attention_mask: bool, True = MASKED; read if the mask type is ``arbitrary``
-                (broadcastable to ``[B, H, Sq, Sk]``) or a kind of padding (``[B, 1, 1, Sk]``: which
-                tokens are not real).
-            qkv_format: See ``query_layer``.
-            cu_seqlens_q: thd: int32 ``[B + 1]`` real lengths, as in :class:`~anytron.kernels.contract.AttentionCall`.
-            cu_seqlens_kv: thd: the same of keys.
-            cu_seqlens_q_padded: thd: where sequences start.
-            cu_seqlens_kv_padded: thd: the same of keys.
-            attn_mask_type: One of :data:`MASK_TYPES`.
-            window_size: Must be the constructor's.
-            max_seqlen_q: thd: longest.
-            max_seqlen_kv: thd: longest.
-            core_attention_bias_type: ``no_bias``.
-            unsupported: Transformer Engine's other settings.
+        Queries are ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd); keys and values alike, with
+        their own heads. ``attention_mask`` is bool, True = MASKED, and read if the mask type is ``arbitrary``
+        (broadcastable to ``[B, H, Sq, Sk]``) or a kind of padding (``[B, 1, 1, Sk]``: which tokens are not real).
+        Lengths are those of :class:`~anytron.kernels.contract.AttentionCall`, for thd only.
 
         Returns:
             ``[S, B, H * Dv]``, ``[B, S, H * Dv]`` or ``[T, H * Dv]``.

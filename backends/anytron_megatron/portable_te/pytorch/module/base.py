@@ -28,16 +28,7 @@ def default_init(weight: Tensor) -> Tensor:
 
 
 class TransformerEngineBaseModule(torch.nn.Module):
-    """Base of the linear layers.
-
-    Args:
-        tp_group: Tensor-parallel group; may be set later.
-        tp_size: Ranks in it.
-        sequence_parallel: Activations outside of the layer are split along the sequence.
-        parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
-        get_rng_state_tracker: Gives the tracker in whose state weights are initialised.
-        rng_tracker_name: Which of its states; None = the tracker's default.
-    """
+    """Base of the linear layers; the process group may be set later."""
 
     fp8 = False
     fp8_calibration = False

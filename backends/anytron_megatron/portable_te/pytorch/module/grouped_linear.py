@@ -90,12 +90,7 @@ class GroupedLinear(TransformerEngineBaseModule):
         self._grouped_mm = kernels().fused(KernelName.GROUPED_MM, params_dtype)
 
     def forward(self, x: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
-        """Multiply each group of rows with its weight.
-
-        Args:
-            x: ``[T, in_features]``, sorted by group.
-            m_splits: Rows of each group.
-            is_first_microbatch: As in ``Linear``.
+        """Multiply each group of rows of ``x`` ``[T, in_features]``, ``m_splits`` of them, with its weight.
 
         Returns:
             ``[T, out_features]``; with ``return_bias`` also the list of biases.

@@ -13,19 +13,13 @@ from anytron_megatron.portable_te.pytorch.module.norm import norm_kernel
 
 
 class LayerNormLinear(Linear):
-    """``Linear(norm(x))``; the norm works on this rank's part of the sequence.
+    """``Linear(norm(x))``; the norm works on this rank's part of the sequence. Other arguments as in :class:`Linear`.
 
     Args:
-        in_features: As in :class:`Linear`.
-        out_features: As in :class:`Linear`.
-        eps: Of the norm.
         normalization: ``LayerNorm`` or ``RMSNorm``.
         zero_centered_gamma: The norm's factor is ``1 + weight``.
         return_layernorm_output: Return the norm's output too. mcore-bridge's LoRA sets the attribute.
         return_layernorm_output_gathered: Return it for the whole sequence.
-        params_dtype: Element type of the parameters.
-        device: Where the parameters are made.
-        linear: The other arguments of :class:`Linear`.
     """
 
     def __init__(
@@ -67,11 +61,7 @@ class LayerNormLinear(Linear):
             torch.nn.init.zeros_(self.layer_norm_bias)
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        """Normalise and multiply.
-
-        Args:
-            x: ``[S, ..., in_features]``, this rank's part.
-            is_first_microbatch: As in :class:`Linear`.
+        """Normalise and multiply this rank's part, ``[S, ..., in_features]``.
 
         Returns:
             The output, then the bias if ``return_bias``, then the norm's output if

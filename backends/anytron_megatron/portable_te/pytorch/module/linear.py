@@ -29,19 +29,11 @@ class Linear(TransformerEngineBaseModule):
         in_features: Input size over all ranks.
         out_features: Output size over all ranks.
         sequence_parallel: Inputs (column) or outputs (row) are split along their first dimension.
-        fuse_wgrad_accumulation: See above.
-        tp_group: Tensor-parallel group.
-        tp_size: Ranks in it.
         get_rng_state_tracker: Gives the tracker in whose state weights are initialised.
-        rng_tracker_name: Which of its states.
+        rng_tracker_name: Which of its states; None = the tracker's default.
         init_method: Fills the weight in place.
-        bias: The layer has a bias.
-        return_bias: Return it instead of adding it.
-        params_dtype: Element type of the parameters.
-        parallel_mode: ``column``, ``row`` or None.
-        device: Where the parameters are made.
-        ub_name: See above.
-        unsupported: Transformer Engine's other settings.
+        return_bias: Return the bias instead of adding it.
+        parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
 
     Raises:
         EngineError: A setting is not supported.
@@ -109,14 +101,9 @@ class Linear(TransformerEngineBaseModule):
             self.bias = torch.Tensor()  # as Transformer Engine; Megatron reads its length
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        """Multiply.
+        """Multiply this rank's ``[S, ..., in_features]``: ``[S', ..., out_features]``, and the bias if ``return_bias``.
 
-        Args:
-            x: ``[S, ..., in_features]``, this rank's part.
-            is_first_microbatch: Transformer Engine converts weights to FP8 then; nothing to do here.
-
-        Returns:
-            ``[S', ..., out_features]``; with ``return_bias`` also the bias.
+        ``is_first_microbatch`` is when Transformer Engine converts weights to FP8; there is nothing to do here.
         """
         del is_first_microbatch
         output = self._multiply(x)

@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 def norm_kernel(normalization: str, dtype: torch.dtype, eps: float, zero_centered: bool) -> Norm:
     """Get the platform's kernel as a function of (x, weight, bias).
 
-    Args:
-        normalization: ``LayerNorm`` or ``RMSNorm``.
-        dtype: Element type of the weight.
-        eps: Of the norm.
-        zero_centered: The factor is ``1 + weight``.
-
     Raises:
-        EngineError: Another normalization.
+        EngineError: The normalization is neither ``LayerNorm`` nor ``RMSNorm``.
     """
     if normalization == "RMSNorm":
         rms_norm = kernels().fused(KernelName.RMS_NORM, dtype, eps=eps, zero_centered=zero_centered)
@@ -47,14 +41,9 @@ class _Norm(torch.nn.Module):
     """A norm over the last dimension.
 
     Args:
-        normalized_shape: Its size.
-        eps: Of the norm.
         sequence_parallel: Each rank sees a part of the sequence: Megatron adds the weight's gradients.
         zero_centered_gamma: The factor is ``1 + weight``.
-        params_dtype: Element type of the parameters.
-        device: Where they are made.
         hidden_size: The older name of ``normalized_shape``, which Megatron uses before 0.17.
-        unsupported: Transformer Engine's other settings.
 
     Raises:
         EngineError: A setting is not supported.
