@@ -44,8 +44,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "anytron_megatron": (
-        ("__init__", "names", "options", "portable_te", "redirect"),
-        ("training",),
+        ("__init__", "names", "portable_te", "redirect"),
+        ("options", "training"),
         ("models",),
         ("lora",),
         ("checks",),

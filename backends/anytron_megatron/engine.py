@@ -19,9 +19,9 @@ from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
-from anytron_megatron.lora.adapters import Adapters, find_targets
-from anytron_megatron.models.bridge import WeightBridge, text_model
+from anytron_megatron.models.bridge import BridgeSource
 from anytron_megatron.models.freezing import freeze
+from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import kernel_conformance, mask_conformance
@@ -44,12 +44,15 @@ if TYPE_CHECKING:
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
     from anytron.sequences.layout import Format
+    from anytron_megatron.lora.adapters import Adapters
+    from anytron_megatron.models.source import ModelSource
 
 
 class MegatronEngine:
     """Train one policy, and the critic of PPO; score tokens with the policy and with its reference.
 
-    Implements :class:`anytron.engines.protocol.TrainingEngine`.
+    Implements :class:`anytron.engines.protocol.TrainingEngine`. An engine whose models come from elsewhere is a
+    subclass with an :meth:`open_source` of its own.
 
     Args:
         context: Configuration, hooks, platform, ledger and rank.
@@ -67,27 +70,20 @@ class MegatronEngine:
             self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
         )
         apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
-        self._bridge = self._bridge_to(
-            model_directory(config),
-            router_replay=self._options.replays_routing,
-            predicts_ahead=self._options.mtp_loss_coefficient > 0,
-        )
-        self._preparer = self._preparer_for(self._bridge)
-        lora = config.model.lora
+        self._source = self.open_source(model_directory(config), policy=True)
+        self._preparer = self._preparer_for(self._source)
         self._policy = self._build()
-        freeze(self._modules(), config.model.freeze, self._bridge.parts)
+        freeze(self._modules(), config.model.freeze, self._source.parts)
         self._experts = Experts(
             self._modules(),
-            self._bridge.config,
+            self._source.experts_config,
             sequence_format=config.engine.sequence_format,
             router_replay=self._options.replays_routing,
         )
         self._prediction = MultiTokenPrediction(
             self._policy, coefficient=self._options.mtp_loss_coefficient, detach=self._options.mtp_detach
         )
-        self._adapters = (
-            None if lora is None else Adapters(self._bridge, self._modules(), lora, seed=config.trainer.seed)
-        )
+        self._adapters = self._attach_adapters()
         self._has_reference = config.algorithm.kl_coefficient > 0
         self._reference = self._build() if self._has_reference and self._adapters is None else None
         self._trained = TrainedModel(
@@ -102,13 +98,32 @@ class MegatronEngine:
         self._critic: Critic | None = None
         if config.critic is not None:
             path = config.critic.path
-            bridge = self._bridge_to(model_directory(config) if path is None else Path(path))
-            preparer = self._preparer_for(bridge)
-            modules = self._build_modules(bridge, preparer)
+            source = self.open_source(model_directory(config) if path is None else Path(path), policy=False)
+            preparer = self._preparer_for(source)
+            modules = self._build_modules(source, preparer)
             sequence_format = config.engine.sequence_format
-            experts = Experts(modules, bridge.config, sequence_format=sequence_format, router_replay=False)
-            self._critic = Critic(modules, preparer, config, bridge.save, experts)
+            experts = Experts(modules, source.experts_config, sequence_format=sequence_format, router_replay=False)
+            self._critic = Critic(modules, preparer, config, source.save, experts)
         apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
+
+    def open_source(self, directory: Path, *, policy: bool) -> ModelSource:
+        """Open a model directory.
+
+        Args:
+            directory: Where the policy or the critic starts from.
+            policy: It is the policy's: its routing may be replayed, its prediction modules may be trained.
+        """
+        config = self._context.config
+        return BridgeSource(
+            directory,
+            dtype=getattr(torch, config.model.dtype),
+            sizes=self._sizes,
+            recompute=config.engine.recompute,
+            deterministic=config.engine.deterministic,
+            router_replay=policy and self._options.replays_routing,
+            predicts_ahead=policy and self._options.mtp_loss_coefficient > 0,
+            transformer=self._options.transformer,
+        )
 
     def topology(self) -> Topology:
         """Where this rank stands, and what its schedule and its routing ask for."""
@@ -135,19 +150,20 @@ class MegatronEngine:
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
         """Compute the policy's whole logits, for comparisons; each rank gathers all of them."""
         logits = whole_logits(
-            self._policy, micro_batch, self._preparer, vocab_size=self._bridge.vocab_size, sizes=self._sizes
+            self._policy, micro_batch, self._preparer, vocab_size=self._source.vocab_size, sizes=self._sizes
         )
         return logits if parallel.topology().reports else None
 
-    def attention_conformance(self) -> Conformance:
+    def attention_conformance(self) -> Conformance | None:
         """Check the platform's masks and attention kernels for this model against their definition."""
+        heads = self._source.attention_heads
+        if heads is None:
+            return None
         if not self._context.platform.portable_modules:
             return mask_conformance(self._preparer, self._sizes)
         gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
-        preparers = [self._preparer_for(self._bridge, each, gaps) for each in self._sequence_formats()]
-        return kernel_conformance(
-            preparers, heads=self._bridge.attention_heads, sizes=self._sizes, device=self._runtime.current_device()
-        )
+        preparers = [self._preparer_for(self._source, each, gaps) for each in self._sequence_formats()]
+        return kernel_conformance(preparers, heads=heads, sizes=self._sizes, device=self._runtime.current_device())
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update on this replica's part of a mini-batch."""
@@ -168,15 +184,15 @@ class MegatronEngine:
     def export_weights(self, path: str) -> WeightManifest | None:
         """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
         with self._merged():
-            weights = {name: tensor.contiguous() for name, tensor in self._bridge.export(self._modules())}
+            weights = {name: tensor.contiguous() for name, tensor in self._source.export(self._modules())}
         if torch.distributed.get_rank() != 0:
             return None
-        return write_weights(weights, path, self._trained.updates, self._bridge.prediction_names(weights))
+        return write_weights(weights, path, self._trained.updates, self._source.prediction_names(weights))
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
         with self._merged():
-            self._bridge.save(self._modules(), Path(path))
+            self._source.save(self._modules(), Path(path))
 
     def save_adapter(self, path: str) -> None:
         """Write the adapters in PEFT's format."""
@@ -203,7 +219,7 @@ class MegatronEngine:
 
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
-        self._bridge.close()
+        self._source.close()
         critic = [] if self._critic is None else self._critic.chunks
         release_memory(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
@@ -213,15 +229,15 @@ class MegatronEngine:
         return [chunk.module for chunk in self._policy]
 
     def _merged(self) -> contextlib.AbstractContextManager[None]:
-        """Within, the policy's weights are those that it computes with, adapters included."""
+        """Give the policy's modules the weights that they compute with, adapters included."""
         return contextlib.nullcontext() if self._adapters is None else self._adapters.merged()
 
     def _reference_model(self) -> tuple[list[ModelChunk], contextlib.AbstractContextManager[None]]:
-        """What scores for the reference, and a context that gives it the reference's weights."""
+        """Return the model that scores for the reference, and a context that gives it the reference's weights."""
         if not self._has_reference:
             raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
         if self._adapters is not None:
-            return self._policy, self._adapters.as_in_the_beginning()
+            return self._policy, self._adapters.reference_weights()
         assert self._reference is not None
         return self._reference, contextlib.nullcontext()
 
@@ -230,21 +246,8 @@ class MegatronEngine:
             raise EngineError("There is no critic.", where=where, fix="set algorithm.advantage=gae and critic")
         return self._critic
 
-    def _bridge_to(self, directory: Path, *, router_replay: bool = False, predicts_ahead: bool = False) -> WeightBridge:
-        config = self._context.config
-        return WeightBridge(
-            directory,
-            dtype=getattr(torch, config.model.dtype),
-            sizes=self._sizes,
-            recompute=config.engine.recompute,
-            deterministic=config.engine.deterministic,
-            router_replay=router_replay,
-            predicts_ahead=predicts_ahead,
-            transformer=self._options.transformer,
-        )
-
     def _sequence_formats(self) -> Iterator[Format]:
-        """The configured format, and the other one if the plugins let a run have it."""
+        """Yield the configured format, and the other one if the plugins let a run have it."""
         config = self._context.config
         own = config.engine.sequence_format
         yield own
@@ -257,7 +260,7 @@ class MegatronEngine:
 
     def _preparer_for(
         self,
-        bridge: WeightBridge,
+        source: ModelSource,
         sequence_format: Format | None = None,
         constraints: LayoutConstraints | None = None,
     ) -> BatchPreparer:
@@ -266,40 +269,56 @@ class MegatronEngine:
         return BatchPreparer(
             self._context.hooks,
             sequence_format=sequence_format,
-            traits=bridge.traits,
-            accepted=bridge.accepted_masks(sequence_format, portable=portable),
+            traits=source.traits,
+            accepted=source.accepted_masks(sequence_format, portable=portable),
             sizes=self._sizes,
             shard=parallel.context_shard(),
             device=self._runtime.current_device(),
-            context_length=bridge.context_length,
+            context_length=source.context_length,
             portable=portable,
-            vision=bridge.vision,
-            fp8=bool(bridge.config.fp8),
+            vision=source.vision,
+            fp8=source.fp8,
             constraints=constraints,
         )
 
     def _build(self) -> list[ModelChunk]:
         spec = LogProbSpec(
-            vocab_size=self._bridge.vocab_size,
+            vocab_size=self._source.vocab_size,
             tensor_parallel=self._sizes.tensor,
             chunk_tokens=self._context.config.engine.log_prob_chunk_tokens,
             device_type=self._runtime.device_type,
         )
         kernel = self._context.hooks.log_prob_kernel(spec)
-        lora = self._context.config.model.lora
-        check = None if lora is None else partial(find_targets, targets=lora.targets)
         return [
             ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in self._build_modules(self._bridge, self._preparer, check)
+            for module in self._build_modules(self._source, self._preparer, self._check_targets)
         ]
 
     def _build_modules(
         self,
-        bridge: WeightBridge,
+        source: ModelSource,
         preparer: BatchPreparer,
         check: Callable[[list[torch.nn.Module]], object] | None = None,
     ) -> list[torch.nn.Module]:
-        modules = bridge.build(check, self._runtime.current_device())
-        if not self._context.platform.portable_modules:
+        modules = source.build(self._runtime.current_device(), check)
+        if not self._context.platform.portable_modules and source.attention_heads is not None:
             set_mask_type(modules, preparer.mask_kind, self._context.config.engine.sequence_format)
         return modules
+
+    def _check_targets(self, chunks: Sequence[torch.nn.Module]) -> None:
+        """Refuse ``model.lora.targets`` that no layer has, before weights are read."""
+        lora = self._context.config.model.lora
+        if lora is not None:
+            from anytron_megatron.lora.adapters import find_targets
+
+            find_targets(chunks, lora.targets)
+
+    def _attach_adapters(self) -> Adapters | None:
+        lora = self._context.config.model.lora
+        if lora is None:
+            return None
+        # Their layers need Transformer Engine's and mcore-bridge's, which not every source has.
+        from anytron_megatron.lora.adapters import Adapters
+
+        assert isinstance(self._source, AdapterSource)  # an engine without adapters is refused before
+        return Adapters(self._source, self._modules(), lora, seed=self._context.config.trainer.seed)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from anytron.components import EngineInfo
 from anytron.config.schema import Section
+from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
@@ -38,8 +39,8 @@ class MegatronOptions(Section):
 
     @classmethod
     def of(cls, config: RunConfig) -> MegatronOptions:
-        """Take the options of a run whose engine is ``megatron``."""
-        return cls.model_validate(config.engine.options)
+        """Take the options of a run; the defaults if its engine is another one over other models."""
+        return cls.model_validate(config.engine.options) if config.engine.name == ENGINE else cls()
 
     @property
     def replays_routing(self) -> bool:

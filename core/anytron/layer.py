@@ -97,7 +97,7 @@ def open_layer(
         ConfigError: ``options`` do not fit the platform.
         PatchError: Megatron, or another package that has to be patched before, is imported already.
     """
-    session = open_session(platform, options)
+    session = open_session(platform, options, engine)
     ledger = Ledger(context=PatchContext(session.platform, role, session.hooks, engine))
     layer = Layer(session, ledger)
     layer.apply_phase(Phase.BEFORE_IMPORT)

@@ -164,6 +164,8 @@ class Platform(abc.ABC):
         visible_devices_variable: Environment variable that restricts which devices a process sees, by their
             ids with commas between; None = there is none.
         ray_resource: Resource by which Ray counts the devices (executor ``ray``); None = it counts processors.
+        engine: Name of this process's engine, in the driver of the training engine; set before
+            :meth:`configure_options`. None where there is no run.
     """
 
     name: ClassVar[str]
@@ -175,6 +177,7 @@ class Platform(abc.ABC):
     device_packages: ClassVar[tuple[str, ...]] = ()
     visible_devices_variable: ClassVar[str | None] = None
     ray_resource: ClassVar[str | None] = None
+    engine: str | None = None
 
     @abc.abstractmethod
     def probe(self) -> Probe:

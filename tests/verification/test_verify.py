@@ -52,7 +52,7 @@ class Sabotage:
         if phase is not Phase.BEFORE_BUILD or context.role != "trainer":
             return []
         patches = [("megatron.core.tensor_parallel.mappings:_reduce", "sabotage:forgetting")] if {reduce} else []
-        patches += [("anytron_megatron.models.bridge:WeightBridge.export", "sabotage:permuting")] if {export} else []
+        patches += [("anytron_megatron.models.bridge:BridgeSource.export", "sabotage:permuting")] if {export} else []
         return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test",
                       replacement=replacement) for number, (target, replacement) in enumerate(patches)]
 """

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.sequences import scopes
-from anytron_megatron.experts.load_balancing import LoadBalancing
-from anytron_megatron.experts.router_replay import RouterReplays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from anytron.sequences.scopes import ScopeFactory
+    from anytron_megatron.experts.load_balancing import LoadBalancing
+    from anytron_megatron.experts.router_replay import RouterReplays
     from anytron_megatron.training.micro_batch import PreparedBatch
     from anytron_megatron.training.schedule import Feature
 
@@ -27,11 +27,23 @@ class Experts:
     """
 
     def __init__(
-        self, chunks: Sequence[nn.Module], config: TransformerConfig, *, sequence_format: str, router_replay: bool
+        self,
+        chunks: Sequence[nn.Module],
+        config: TransformerConfig | None,
+        *,
+        sequence_format: str,
+        router_replay: bool,
     ) -> None:
-        mixture = config.num_moe_experts is not None
-        self._balancing = LoadBalancing(chunks, config, sequence_format) if mixture else None
-        self._replays = RouterReplays(chunks, config) if mixture and router_replay else None
+        self._balancing: LoadBalancing | None = None
+        self._replays: RouterReplays | None = None
+        if config is None:
+            return
+        # Not every Megatron that an engine runs on has the parts of a mixture of experts that these need.
+        from anytron_megatron.experts.load_balancing import LoadBalancing
+        from anytron_megatron.experts.router_replay import RouterReplays
+
+        self._balancing = LoadBalancing(chunks, config, sequence_format)
+        self._replays = RouterReplays(chunks, config) if router_replay else None
 
     def record_routing(self) -> Feature:
         """Begin a scoring pass; in the scope of its forward passes routing is recorded."""

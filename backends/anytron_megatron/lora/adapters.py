@@ -24,7 +24,7 @@ from anytron.errors import ConfigError, did_you_mean
 from anytron.seeds import derive_seed
 from anytron_megatron.lora.names import ALL_LINEAR
 from anytron_megatron.lora.peft_directory import require_same_tensors, write_adapter
-from anytron_megatron.models.bridge import text_model
+from anytron_megatron.models.source import text_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mcore_bridge.tuners import LoraParallelLinear
 
     from anytron.config.schema import LoraSection
-    from anytron_megatron.models.bridge import WeightBridge
+    from anytron_megatron.models.source import AdapterSource
 
 ADAPTER = "default"
 """PEFT's name of the one adapter that each layer has."""
@@ -82,9 +82,9 @@ def find_targets(chunks: Sequence[nn.Module], targets: Sequence[str]) -> list[li
 
 
 def _linear_layers(chunk: nn.Module) -> dict[str, tuple[str, bool]]:
-    """Full name of each linear layer -> its name within its transformer layer, and whether it is the experts'.
+    """Map each linear layer's full name to its name within its transformer layer, and whether it is the experts'.
 
-    Routers are not linear layers of Megatron's. The indexer of sparse attention only chooses positions: no
+    Routers are not linear layers to Megatron. The indexer of sparse attention only chooses positions: no
     gradient of the loss reaches it.
     """
     layers = {}
@@ -100,13 +100,13 @@ def _matches(path: str, target: str) -> bool:
 
 
 class Adapters:
-    """The adapters of a model; made, they are attached to it, and nothing else of it requires gradients.
+    """Attach adapters to a model, and freeze everything else of it.
 
     They begin as the identity: ``B`` is zero, and ``A`` follows from seed and name of the layer alone, so that
     every parallel layout begins with the same (mcore-bridge's own initialisation depends on the layout).
 
     Args:
-        bridge: Where the chunks come from.
+        source: Where the chunks come from.
         chunks: The model on this rank, with its weights; changed in place.
         section: ``model.lora``; with ``path``, the adapters begin as those on disk.
         seed: ``trainer.seed``.
@@ -116,8 +116,8 @@ class Adapters:
         EngineError: The adapters on disk do not fit the model.
     """
 
-    def __init__(self, bridge: WeightBridge, chunks: Sequence[nn.Module], section: LoraSection, seed: int) -> None:
-        self._bridge = bridge
+    def __init__(self, source: AdapterSource, chunks: Sequence[nn.Module], section: LoraSection, seed: int) -> None:
+        self._source = source
         self._chunks = list(chunks)
         self._section = section
 
@@ -133,23 +133,23 @@ class Adapters:
             _initialise(name, layer, seed)
         if section.path is not None:
             self._load(Path(section.path))
-        self._beginning = {
+        self._initial = {
             factor: factor.detach().clone()
             for layer in self._layers.values()
             for _, *factors in _factors(layer)
             for factor in factors
         }
 
-    def as_in_the_beginning(self) -> contextlib.AbstractContextManager[None]:
-        """Within, the model is what it was at the beginning of the run: the reference model of a KL penalty."""
-        return _substituted(self._beginning)
+    def reference_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Give the model the adapters that it began with: the reference model of a KL penalty."""
+        return _substituted(self._initial)
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """Within, the model's own weights are ``W + scaling * B A``, computed in float32 and rounded once.
+        """Replace the model's own weights by ``W + scaling * B A``, computed in float32 and rounded once.
 
-        The weights themselves are not touched: their parameters hold other tensors for a while, which takes
-        as much memory as the layers that have adapters.
+        The weights themselves are not written to: within, their parameters hold other tensors, which take as much
+        memory as the layers that have adapters.
         """
         with torch.no_grad():
             merged = {
@@ -162,29 +162,29 @@ class Adapters:
 
     def save(self, directory: Path) -> None:
         """Write the adapters in PEFT's format. A collective."""
-        tensors = dict(self._bridge.export_adapters(self._chunks))
+        tensors = dict(self._source.export_adapters(self._chunks))
         if dist.get_rank() == 0:
             write_adapter(
                 directory,
                 tensors,
                 self._section,
-                base=self._bridge.model_dir,
-                experts=self._bridge.traits.mixture_of_experts,
-                vision=self._bridge.traits.vision,
+                base=self._source.model_dir,
+                experts=self._source.traits.mixture_of_experts,
+                vision=self._source.traits.vision,
             )
 
     def _load(self, directory: Path) -> None:
-        expected = [{name: tuple(tensor.shape) for name, tensor in self._bridge.export_adapters(self._chunks)}]
+        expected = [{name: tuple(tensor.shape) for name, tensor in self._source.export_adapters(self._chunks)}]
         dist.broadcast_object_list(expected)
         require_same_tensors(directory, expected[0])
-        self._bridge.load_adapters(self._chunks, directory)
+        self._source.load_adapters(self._chunks, directory)
 
 
 def _attach(chunk: nn.Module, name: str, section: LoraSection) -> None:
-    """Put a layer with an adapter in the place of a linear layer, which it holds.
+    """Replace a linear layer by one with an adapter, which holds it.
 
-    Not through ``peft.inject_adapter_in_model``: since 0.19 PEFT hands its settings over as one object, of which
-    mcore-bridge 1.6.5 takes no notice, so that dropout, rsLoRA and the kind of initialisation are lost silently
+    ``peft.inject_adapter_in_model`` would not do: since 0.19 PEFT passes its settings as one object, which
+    mcore-bridge 1.6.5 ignores, so that dropout, rsLoRA and the kind of initialisation are lost silently
     (``mcore_bridge/tuners/lora.py``, ``LoraParallelLinear.__init__``, ``**kwargs``).
     """
     from mcore_bridge.tuners import LoraParallelLinear
@@ -203,7 +203,7 @@ def _attach(chunk: nn.Module, name: str, section: LoraSection) -> None:
 
 
 def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
-    """Give the layers with adapters, under names that do not depend on how the model is split into stages."""
+    """Yield the layers with adapters, under names that do not depend on how the model is split into stages."""
     from mcore_bridge.tuners import LoraParallelLinear
 
     decoder: Any = text_model(chunk).decoder
@@ -214,7 +214,7 @@ def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
 
 
 def _factors(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
-    """Give this rank's ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]``, for each expert if any."""
+    """Yield this rank's ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]``, once for each expert."""
     parts = (layer.get_base_layer(), layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])
     if not layer.is_grouped:
         yield tuple(part.weight for part in parts)
@@ -240,7 +240,7 @@ def _initialise(name: str, layer: LoraParallelLinear, seed: int) -> None:
 
 @contextlib.contextmanager
 def _substituted(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Let parameters hold other tensors; their own are not written to, and come back bit for bit."""
+    """Let parameters hold other tensors; their own come back bit for bit."""
     own = {parameter: parameter.data for parameter in values}
     try:
         for parameter, value in values.items():

@@ -35,5 +35,5 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 def scaling(section: LoraSection) -> float:
-    """What an adapter's output is multiplied by: ``alpha / rank``, or ``alpha / sqrt(rank)`` (rsLoRA)."""
+    """Return the factor of an adapter's output: ``alpha / rank``, or ``alpha / sqrt(rank)`` (rsLoRA)."""
     return section.alpha / (math.sqrt(section.rank) if section.rank_stabilized else section.rank)

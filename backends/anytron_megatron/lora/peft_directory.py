@@ -1,4 +1,4 @@
-"""An adapter as PEFT keeps it: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``."""
+"""Adapters in PEFT's format: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
 _OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
 _RENAMED = ("gate_proj", "up_proj", "down_proj")
-"""In mixtures of experts PEFT takes a target of these names for the experts' and for nobody else's
+"""In mixtures of experts PEFT applies a target of these names to the experts only
 (peft 0.20.0, utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``)."""
 
 
@@ -32,7 +32,7 @@ def write_adapter(
     """Write an adapter so that ``peft.PeftModel.from_pretrained`` loads it.
 
     Args:
-        directory: Made if it is not there.
+        directory: Made if it does not exist.
         tensors: ``lora_A`` and ``lora_B`` under PEFT's names.
         section: ``model.lora``.
         base: The model that the adapter belongs to.
@@ -61,7 +61,7 @@ def write_adapter(
 
 
 def peft_targets(names: Iterable[str], *, experts: bool, vision: bool) -> tuple[list[str], list[str]]:
-    """Say in PEFT's words which layers an adapter's tensors belong to.
+    """Name the layers of an adapter's tensors as PEFT's configuration does.
 
     Args:
         names: Of the tensors.
@@ -85,7 +85,7 @@ def peft_targets(names: Iterable[str], *, experts: bool, vision: bool) -> tuple[
 
 
 def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Make sure that an adapter on disk is one of this model, with these targets and this rank.
+    """Check that an adapter on disk belongs to this model, with these targets and this rank.
 
     Args:
         directory: Of the adapter.

@@ -1,4 +1,4 @@
-"""Hugging Face on one side, Megatron on the other: a small adapter over mcore-bridge.
+"""Models that mcore-bridge builds from a Hugging Face directory, and their weights in both directions.
 
 mcore-bridge patches Megatron, transformers and peft when it is imported, so it is imported only
 inside the patch phase that records this (see :mod:`anytron_megatron.patches`); the imports below
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from megatron.core.transformer import TransformerConfig
+    from torch import Tensor, nn
+
     from anytron.config.schema import ModelPart
     from anytron.traits import ParallelSizes
 
@@ -33,18 +36,18 @@ _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 
-
 SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
-"""Copies of the embedding and the output layer in multi-token prediction modules, which share them with the model."""
-
+"""Copies of the embedding and the output layer in files: multi-token prediction modules share them with the model."""
 
 _OLD_STACK, _STACK = "base_model.model.model.layers.", "base_model.model.model.language_model.layers."
 """Layers of a vision-language model in files of the older form (Qwen2.5-VL), and in transformers 5, as PEFT sees them;
 mcore-bridge exports adapters in the former and reads both."""
 
 
-class WeightBridge:
-    """One Hugging Face model directory, seen as a Megatron model.
+class BridgeSource:
+    """One Hugging Face model directory as a Megatron model, built and converted by mcore-bridge.
+
+    Implements :class:`anytron_megatron.models.source.AdapterSource`.
 
     Args:
         model_dir: Directory with ``config.json`` and safetensors.
@@ -160,6 +163,16 @@ class WeightBridge:
         return VisionInputs.from_config(self.hf_config) if takes_images else None
 
     @property
+    def fp8(self) -> bool:
+        """Whether linear layers compute in FP8."""
+        return bool(self.config.fp8)
+
+    @property
+    def experts_config(self) -> TransformerConfig | None:
+        """Megatron's configuration if the model has experts."""
+        return self.config if self.config.num_moe_experts else None
+
+    @property
     def parts(self) -> Mapping[ModelPart, Sequence[str]]:
         """Prefixes of parameters' names by part of a vision-language model, as mcore-bridge declares them."""
         vision = self.config.model_meta.visual_cls
@@ -172,7 +185,7 @@ class WeightBridge:
         }
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
-        """The forms of mask that can reach the model's attention.
+        """Name the kinds of mask that can reach the model's attention.
 
         Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
         go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the
@@ -185,31 +198,27 @@ class WeightBridge:
             return frozenset({MaskKind.NONE})
         return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
 
-    def build(
-        self, check: Callable[[list[torch.nn.Module]], object] | None = None, device: torch.device | None = None
-    ) -> list[torch.nn.Module]:
-        """Build this rank's model chunks and load their weights.
+    def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
+        """Build this rank's model chunks and load their weights. A collective.
 
         Args:
-            check: Called with the chunks before their weights are read, to refuse early.
             device: Where they belong; not all modules are made there (MindSpeed's norms are made on the host).
-                None = where they are made.
+            check: Called with the chunks before their weights are read, to refuse early.
 
         Raises:
             EngineError: A tensor is missing from the directory or has another shape, or a file is damaged.
         """
         from mcore_bridge import get_mcore_model
 
-        chunks: list[torch.nn.Module] = get_mcore_model(self.config)
+        chunks: list[nn.Module] = get_mcore_model(self.config)
         if check is not None:
             check(chunks)
-        if device is not None:
-            for chunk in chunks:
-                chunk.to(device)
+        for chunk in chunks:
+            chunk.to(device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
         return chunks
 
-    def export(self, chunks: list[torch.nn.Module], *, saving: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    def export(self, chunks: Sequence[nn.Module], *, saving: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
         A collective: every rank must exhaust the iterator; the others yield nothing. Copies of the
@@ -225,10 +234,10 @@ class WeightBridge:
                 yield name, tensor
 
     def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Which of the exported tensors belong to multi-token prediction modules."""
+        """Find the exported tensors that belong to multi-token prediction modules."""
         return prediction_tensors(names, self.config.num_layers)
 
-    def export_adapters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    def export_adapters(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapters' weights under PEFT's names, on the host, on rank 0. A collective, as :meth:`export`."""
         weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, peft_format=True)
         for name, tensor in weights:
@@ -238,14 +247,14 @@ class WeightBridge:
     def close(self) -> None:
         """Make mcore-bridge forget its process group, which it would use after the group has ended.
 
-        It keeps the group over expert- and pipeline-parallel ranks that it first needed for all bridges to
-        come, whatever their parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
+        It keeps the group over expert- and pipeline-parallel ranks that it first needed for all later bridges,
+        whatever their parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
         """
         from mcore_bridge.bridge import gpt_bridge
 
         gpt_bridge.EP_PP_GROUP = None
 
-    def load_adapters(self, chunks: list[torch.nn.Module], directory: Path) -> None:
+    def load_adapters(self, chunks: Sequence[nn.Module], directory: Path) -> None:
         """Read adapters in PEFT's format into those of the model.
 
         Raises:
@@ -262,7 +271,7 @@ class WeightBridge:
                 fix="merge the adapter into the model, and start a new one",
             ) from error
 
-    def save(self, chunks: list[torch.nn.Module], path: Path) -> None:
+    def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.
 
         Multi-token prediction modules that were not built are copied from where the weights came from.
@@ -270,8 +279,8 @@ class WeightBridge:
         from mcore_bridge.utils import StreamingSafetensorSaver
 
         saver = StreamingSafetensorSaver(save_dir=str(path))
-        embedding: torch.Tensor | None = None
-        head: torch.Tensor | None = None
+        embedding: Tensor | None = None
+        head: Tensor | None = None
         written = set()
         for name, tensor in self.export(chunks, saving=True):
             saver.add_tensor(name, tensor)
@@ -287,17 +296,11 @@ class WeightBridge:
         saver.finalize()
         torch.distributed.barrier()
 
-    def _left_out(self, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors of multi-token prediction modules that the files have and an export has not."""
+    def _left_out(self, written: set[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors of multi-token prediction modules that the files have and the export lacks."""
         from mcore_bridge.utils import SafetensorLazyLoader
 
         with SafetensorLazyLoader(str(self.model_dir)) as files:
             tensors = files.get_state_dict()
             for name in sorted(self.prediction_names(tensors) - written):
                 yield name, tensors[name].load()
-
-
-def text_model(chunk: torch.nn.Module) -> torch.nn.Module:
-    """The language model of a chunk: a vision-language model holds it, any other is it."""
-    language_model: torch.nn.Module = getattr(chunk, "language_model", chunk)
-    return language_model

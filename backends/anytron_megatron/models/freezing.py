@@ -1,4 +1,4 @@
-"""Which parts of a vision-language model are trained."""
+"""Freeze parts of a vision-language model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def freeze(
     chunks: Sequence[torch.nn.Module], parts: Sequence[ModelPart], prefixes: Mapping[ModelPart, Sequence[str]]
 ) -> None:
-    """Take parts of a model out of training, before its gradient buffers and optimizer are built.
+    """Freeze parts of a model, before its gradient buffers and optimizer are built.
 
-    Their parameters get no gradient, no optimizer state, and stay as they are bit for bit.
+    Their parameters get no gradient and no optimizer state, and stay the same bit for bit.
 
     Args:
         chunks: The model on this rank.
-        parts: What is frozen.
-        prefixes: Where each part is in the parameters' names; the longest prefix decides, as aligners are
-            inside of vision towers.
+        parts: What to freeze.
+        prefixes: Beginnings of the names of each part's parameters; the longest decides, as aligners are inside
+            of vision towers.
 
     Raises:
         EngineError: A part has no parameters, on a rank that holds the vision tower.

@@ -1,4 +1,4 @@
-"""Load a model's weights, and know that each tensor was read and each parameter filled."""
+"""Load a model's weights, and check that each tensor was read and each parameter filled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
-"""What mcore-bridge raises, from wherever it stumbles, when a tensor is missing or has another shape."""
+"""What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""
 
 
 def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: int) -> None:
     """Read a Hugging Face directory into Megatron's parameters. A collective.
 
-    mcore-bridge leaves tensors that it has no place for unread, and keeps random values in an output layer
-    and in multi-token prediction modules that the files lack. So every parameter is NaN before, and
-    what was read is noted.
+    mcore-bridge leaves tensors unread that the model lacks, and keeps random values in an output layer and in
+    multi-token prediction modules that the files lack. So every parameter is NaN before, and the tensors that
+    were read are recorded.
 
     Args:
         bridge: mcore-bridge's, of the model.
@@ -62,14 +62,14 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
 
 
 class _Reading:
-    """Which tensors the bridge was offered, and which it took."""
+    """Record which tensors the bridge was offered, and which it took."""
 
     def __init__(self) -> None:
         self.offered: dict[str, Any] = {}
         self.taken: set[str] = set()
 
     def note(self, name: str, tensor: Any) -> tuple[str, Any]:
-        """Stand between the bridge and the files (``load_weights(converter=...)``)."""
+        """Wrap a tensor that the bridge may read (``load_weights(converter=...)``)."""
         self.offered[name] = tensor
         load, load_slice = tensor.load, tensor.load_slice
 
@@ -107,7 +107,7 @@ def _tied_copy(bridge: Any, name: str) -> bool:
 
 
 def _differences(bridge: Any, chunks: list[nn.Module], read: _Reading) -> Iterator[str]:
-    """Compare the files with what the model would export. A collective, and only made after a failure."""
+    """Compare the files with what the model would export. A collective, called only after a failure."""
     exported = bridge.export_weights(chunks, target_device="cpu", only_master_rank=False)
     shapes = {name: tuple(tensor.shape) for name, tensor in exported if tensor is not None}
     absent = sorted(shapes.keys() - read.offered.keys())

@@ -1,4 +1,4 @@
-"""Refuse eight- and four-bit training before anything is built, where the device cannot do it."""
+"""Refuse training in eight or four bits on devices without it, before anything is built."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class _Quantisation(Protocol):
 
 
 def refuse_missing_quantisation(config: _Quantisation) -> None:
-    """Ask Transformer Engine, the real or the portable one, whether it can compute what is configured.
+    """Ask Transformer Engine, the real or the portable one, whether it has the configured number format.
 
-    Without this Megatron fails at the first forward, when trajectories have been generated already.
+    Without this check Megatron would fail in the first forward pass, after trajectories have been generated.
 
     Raises:
-        ConfigError: FP8 or FP4 is asked for and Transformer Engine has no FP8, which FP4 needs as well.
+        ConfigError: FP8 or FP4 is configured and Transformer Engine lacks FP8, which FP4 needs as well.
     """
     asked = [name for name in ("fp8", "fp4") if getattr(config, name)]
     if not asked:
@@ -28,7 +28,7 @@ def refuse_missing_quantisation(config: _Quantisation) -> None:
     supported, reason = check_fp8_support()
     if not supported:
         raise ConfigError(
-            "This number format cannot be trained in here.",
+            "This device cannot train in this number format.",
             where=", ".join(f"engine.options.transformer.{name}={getattr(config, name)}" for name in asked),
             why=reason,
             fix="set it to null and train in bfloat16 or float32",

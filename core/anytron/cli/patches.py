@@ -43,7 +43,7 @@ def list_command(
 
     if engine is not None:
         require_component("anytron.training_engines", engine, "--engine")
-    session = open_session()
+    session = open_session(engine=engine)
     roles: tuple[Role, ...] = get_args(Role) if everything else ("trainer",)
     rows = planned_patches(session, roles, engine)
     if as_json:

@@ -52,7 +52,9 @@ class Survey:
     error: PlatformError | None
 
 
-def open_session(platform: str | None = None, options: Mapping[str, Any] | None = None) -> Session:
+def open_session(
+    platform: str | None = None, options: Mapping[str, Any] | None = None, engine: str | None = None
+) -> Session:
     """Load the plugins, choose the platform, and hide the packages of other devices.
 
     Worker processes call this again with the name that the driver chose, so that all of them agree.
@@ -60,6 +62,7 @@ def open_session(platform: str | None = None, options: Mapping[str, Any] | None 
     Args:
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
         options: ``platform.options``.
+        engine: ``engine.name``; None where there is no run.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
@@ -74,6 +77,7 @@ def open_session(platform: str | None = None, options: Mapping[str, Any] | None 
     _refuse_broken_extensions(found)
     hidden = hide_foreign_devices([one.platform for one in found if one.platform], choice.platform)
     hooks = _facade(found, choice)
+    choice.platform.engine = engine
     choice.platform.configure_options(validated_options(choice.platform, options or {}))
     reports = settled_reports(found, probes, choice)
     return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)

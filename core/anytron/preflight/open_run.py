@@ -53,7 +53,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
         PluginError: A plugin is broken, or what it needs is not installed.
     """
     config, places = read_config(path, overrides)
-    session = open_session(platform=config.platform.name, options=config.platform.options)
+    session = open_session(config.platform.name, config.platform.options, config.engine.name)
     remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     unmet = check_requirements(session.hooks, config.engine.name)
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]

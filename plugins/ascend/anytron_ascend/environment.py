@@ -1,4 +1,4 @@
-"""Environment variables of torch_npu, CANN and HCCL, and what is wrong with those that are set already."""
+"""Environment variables of torch_npu, CANN and HCCL, and mistakes in those that are set already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPANDABLE_SEGMENTS_SINCE = "2.9"
 
 
 def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[str, str]:
-    """What every process that uses an NPU starts with."""
+    """Return the variables that every process with an NPU starts with."""
     environment = {
         # torch must not load torch_npu by itself: the platform does, when it is the chosen one.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -24,9 +24,6 @@ def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[s
         # (torch_npu/csrc/framework/utils/CpuFallbackUtils.h).
         "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     }
-    if options.adaptor == "mindspeed_llm":
-        # Megatron's validate_args wants it with tensor or context parallelism; torch_npu does not read it.
-        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if options.expandable_segments:
         environment["PYTORCH_NPU_ALLOC_CONF"] = "expandable_segments:True"
     if options.visible_devices is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class MindSpeedOptions(BaseModel):
@@ -21,10 +21,10 @@ class AscendOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    adaptor: Literal["none", "mindspeed", "mindspeed_llm", "megatron_adaptor"] = "none"
-    """What adapts Megatron to the NPU: ``none`` = portable modules with torch_npu's kernels, ``mindspeed`` =
-    MindSpeed's patches and kernels, ``mindspeed_llm`` = what the engine of that name needs, ``megatron_adaptor`` =
-    not available yet."""
+    adaptor: Literal["none", "mindspeed", "megatron_adaptor"] = "none"
+    """What adapts Megatron to the NPU for the engine ``megatron``: ``none`` = portable modules with torch_npu's
+    kernels, ``mindspeed`` = MindSpeed's patches and kernels, ``megatron_adaptor`` = not available yet. The engine
+    ``mindspeed_llm`` brings its own adaptor."""
     mindspeed: MindSpeedOptions = MindSpeedOptions()
     """Options of the adaptor ``mindspeed``; without effect on the others."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
@@ -33,3 +33,10 @@ class AscendOptions(BaseModel):
     """Let torch_npu's allocator grow its blocks (``PYTORCH_NPU_ALLOC_CONF``); needs torch_npu 2.9 or later."""
     visible_devices: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
     """NPUs that the run may use, ascending ids (``ASCEND_RT_VISIBLE_DEVICES``); default: what the environment says."""
+
+    @field_validator("adaptor", mode="before")
+    @classmethod
+    def _engines_imply_theirs(cls, adaptor: str) -> str:
+        if adaptor == "mindspeed_llm":
+            raise ValueError("mindspeed_llm follows from engine.name=mindspeed_llm: leave platform.options.adaptor out")
+        return adaptor

@@ -64,23 +64,23 @@ class AscendPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """As the adaptor says."""
+        """What the adaptor says."""
         return self._adaptor.portable_modules
 
     @property
     def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
-        """As the adaptor says."""
+        """What the adaptor says."""
         return self._adaptor.redirects_torch_cuda
 
     def configure_options(self, options: BaseModel | None) -> None:
         """Choose the adaptor.
 
         Raises:
-            ConfigError: It cannot be had.
+            ConfigError: It is not available.
         """
         assert isinstance(options, AscendOptions)
         self._options = options
-        self._adaptor = make_adaptor(options)
+        self._adaptor = make_adaptor(options, self.engine)
 
     def probe(self) -> Probe:
         """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.
@@ -115,67 +115,68 @@ class AscendPlatform(Platform):
         return _runtime()
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
-        """The adaptor's global state."""
+        """Set the adaptor's process-wide state."""
         self._adaptor.prepare_engine(config, ledger)
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """torch_npu, of torch's own minor version (the probe compares them), and what the adaptor needs."""
+        """Name torch_npu, whose minor version the probe compares with torch's, and what the adaptor needs."""
         own = Requirement("torch-npu", ">=2.6", "pip install torch-npu==<the version of your torch>")
         return [own, *self._adaptor.requirements()]
 
     @hookimpl
     def configure(self, config: RunConfig) -> list[Diagnostic]:
-        """Hold the options against torch_npu, and ask the adaptor."""
+        """Check the options against torch_npu, and ask the adaptor."""
         self._deterministic = config.engine.deterministic
         return [*_option_diagnostics(self._options, config.engine.name), *self._adaptor.configure(config)]
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
-        """HCCL's, the allocator's and torch's variables."""
+        """Set the variables of HCCL, of the allocator and of torch."""
         del process
-        return worker_environment(self._options, deterministic=self._deterministic)
+        own = worker_environment(self._options, deterministic=self._deterministic)
+        return {**own, **self._adaptor.runtime_env()}
 
     @hookimpl
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """The adaptor's patches, in training ranks."""
+        """Return the adaptor's patches, in training ranks."""
         return self._adaptor.patch_model(phase, context) if context.role == "trainer" else []
 
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
-        """As the adaptor's kernels read it."""
+        """Build the mask as the adaptor's kernels read it."""
         return self._adaptor.build_attn_mask(request)
 
     @hookimpl
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
-        """The adaptor's global state, in the micro-batch's scope."""
+        """Add the adaptor's process-wide state to the micro-batch's scope."""
         return self._adaptor.preprocess_sequences(inputs)
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """The adaptor's."""
+        """Return the adaptor's attention."""
         return self._adaptor.attention_kernel(spec)
 
     @hookimpl
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """The adaptor's."""
+        """Return the adaptor's fused kernel."""
         return self._adaptor.fused_kernel(name)
 
 
-def make_adaptor(options: AscendOptions) -> Adaptor:
-    """Make the adaptor that the options name.
+def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:
+    """Make the adaptor that the training engine implies, else the one that the options name.
 
     Raises:
-        ConfigError: It cannot be had.
+        ConfigError: It is not available.
     """
+    if engine == MINDSPEED_LLM:
+        return MindSpeedLlmAdaptor()
     if options.adaptor == "none":
         return PortableAdaptor()
     if options.adaptor == "mindspeed":
         return MindSpeedAdaptor(options.mindspeed)
-    if options.adaptor == "mindspeed_llm":
-        return MindSpeedLlmAdaptor()
     raise ConfigError(
-        f"The adaptor {options.adaptor} cannot be had.",
+        f"The adaptor {options.adaptor} is not available.",
         where="platform.options.adaptor",
         why=_UNAVAILABLE[options.adaptor],
         fix="platform.options.adaptor=none",
@@ -183,12 +184,12 @@ def make_adaptor(options: AscendOptions) -> Adaptor:
 
 
 def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnostic]:
-    if engine == MINDSPEED_LLM and options.adaptor != MINDSPEED_LLM:
+    if engine == MINDSPEED_LLM and "adaptor" in options.model_fields_set:
         yield Diagnostic(
             "error",
             "platform.options.adaptor",
-            f"the engine {MINDSPEED_LLM} needs the adaptor of the same name, and it is {options.adaptor}",
-            f"platform.options.adaptor={MINDSPEED_LLM}",
+            f"the engine {MINDSPEED_LLM} brings its own adaptor, and {options.adaptor} is asked for",
+            "leave platform.options.adaptor out, or take engine.name=megatron",
         )
     found = Version(_installed("torch-npu") or "0")
     if options.expandable_segments and found < Version(EXPANDABLE_SEGMENTS_SINCE):

@@ -21,8 +21,8 @@ def test_the_options_are_typed():
         open_session(platform="ascend", options={"visible_devices": "zero"})
 
 
-def test_an_adaptor_that_cannot_be_had_is_refused_with_its_reason():
-    with pytest.raises(ConfigError, match="megatron_adaptor cannot be had") as caught:
+def test_an_adaptor_that_is_not_available_is_refused_with_its_reason():
+    with pytest.raises(ConfigError, match="megatron_adaptor is not available") as caught:
         open_session(platform="ascend", options={"adaptor": "megatron_adaptor"})
     assert "on no package registry" in caught.value.why
 

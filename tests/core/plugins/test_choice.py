@@ -194,6 +194,12 @@ def test_options_reach_the_platform_validated(site):
     assert open_session("npx").platform.seen.tile == 8
 
 
+def test_the_platform_knows_the_engine_when_it_gets_its_options(site):
+    site.platform("npx", body="\n    def configure_options(self, options): self.seen = self.engine")
+    assert open_session("npx", engine="an_engine").platform.seen == "an_engine"
+    assert open_session("npx").platform.seen is None
+
+
 def test_an_unknown_option_gets_the_nearest_name(site):
     site.platform("npx", body=OPTIONS)
     with pytest.raises(ConfigError, match=r"did you mean platform\.options\.tile") as caught:

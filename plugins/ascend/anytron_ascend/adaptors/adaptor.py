@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
@@ -16,35 +16,57 @@ if TYPE_CHECKING:
     from anytron.sequences import ModelInputs
 
 
-class Adaptor(Protocol):
-    """The answers of the platform's hooks that differ between adaptors; each as the hook of its name."""
+class Adaptor:
+    """The platform's answers that depend on what adapts Megatron to the NPU; here, the neutral ones.
 
-    portable_modules: bool
-    """Whether models are built from the portable modules."""
+    Each method answers the platform's hook or method of its name. The defaults are those of a library that brings
+    its own modules, with kernels of their own, and its own redirection of ``torch.cuda``.
 
-    redirects_torch_cuda: bool
-    """Whether the engine sends ``torch.cuda`` to the NPU; False if the adaptor does."""
+    Attributes:
+        portable_modules: Models are built from the portable modules.
+        redirects_torch_cuda: The engine sends ``torch.cuda`` to the NPU; False if the adaptor's library does.
+    """
+
+    portable_modules = False
+    redirects_torch_cuda = False
 
     def requirements(self) -> Iterable[Requirement]:
-        """Packages, besides torch_npu."""
+        """Name packages that are needed besides torch_npu."""
+        return ()
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """What the adaptor cannot do, or does differently."""
+        """Check that the adaptor can do what the run asks for."""
+        del config
+        return ()
+
+    def runtime_env(self) -> Mapping[str, str]:
+        """Set variables of every process, besides the platform's."""
+        return {}
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
-        """Global state that depends on the engine."""
+        """Set process-wide state that depends on the engine."""
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Changes of third-party code, in training ranks."""
+        """Return the patches of training ranks."""
+        del phase, context
+        return ()
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
-        """The mask, and with it the kernel's mode."""
+        """Build the mask, with the mode in which the kernel reads it."""
+        del request
+        return None
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
-        """Global state around a micro-batch."""
+        """Add process-wide state of a micro-batch to its scope."""
+        del inputs
+        return None
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Attention of portable modules."""
+        """Return the attention of portable modules."""
+        del spec
+        return None
 
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Fused kernels of portable modules."""
+        """Return a fused kernel of portable modules."""
+        del name
+        return None

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, HookContractError
 from anytron.hooks.types import Requirement
 from anytron.masks import AttnMask, MaskKind
 from anytron.plugins.neutral import NeutralDefaults
+from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed.installation import find_installation
 from anytron_ascend.mindspeed.patches import PATCHES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import PatchContext
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import MaskRequest
     from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs
@@ -30,26 +30,23 @@ CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
 """Kernel modes: left-up causal with the compressed triangle, and a mask of full size."""
 
 
-class MindSpeedAdaptor:
-    """Implements :class:`anytron_ascend.adaptors.adaptor.Adaptor`.
+class MindSpeedAdaptor(Adaptor):
+    """MindSpeed's modules and patches; it imports ``torch_npu.contrib.transfer_to_npu`` itself.
 
     Args:
         options: ``platform.options.mindspeed``.
     """
 
-    portable_modules = False
-    redirects_torch_cuda = False  # MindSpeed imports torch_npu.contrib.transfer_to_npu
-
     def __init__(self, options: MindSpeedOptions) -> None:
         self._options = options
 
     def requirements(self) -> Iterable[Requirement]:
-        """What MindSpeed imports; itself it may have no metadata (:meth:`configure` looks for it)."""
+        """Name what MindSpeed imports. MindSpeed itself may have no metadata: :meth:`configure` looks for it."""
         remedy = "pip install einops scipy protobuf: MindSpeed imports them"
         return [Requirement(package, "", remedy) for package in ("einops", "scipy", "protobuf")]
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """MindSpeed must be there, and be for this Megatron."""
+        """Check that MindSpeed is there, and made for this Megatron."""
         del config
         try:
             find_installation()
@@ -65,12 +62,12 @@ class MindSpeedAdaptor:
         repatch(engine_arguments(default_arguments(), config, self._options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """MindSpeed itself, then what it does against the kernels' documentation."""
+        """Return MindSpeed itself, then fixes of what it does against the kernels' documentation."""
         del context
         return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """The neutral mask with the mode in which MindSpeed's kernel reads it.
+        """Build the neutral mask, with the mode in which MindSpeed's kernel reads it.
 
         Without a tensor MindSpeed makes the compressed triangle itself, once.
 
@@ -93,19 +90,11 @@ class MindSpeedAdaptor:
         return dataclasses.replace(mask, kernel_mode=CAUSAL)
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
-        """MindSpeed's global lengths and positions, in the micro-batch's scope."""
+        """Set MindSpeed's global lengths and positions in the micro-batch's scope."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
         from anytron_ascend.mindspeed.sequence_lengths import scope_of
 
         return dataclasses.replace(inputs, scope=scopes.combine(inputs.scope, scope_of(inputs.layout)))
-
-    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """MindSpeed's modules have their own."""
-        del spec
-
-    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """MindSpeed's modules have their own."""
-        del name
 
 
 def _seeing_itself(mask: Tensor | None) -> Tensor | None:

@@ -9,8 +9,9 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, ConfigError
 from anytron.hooks.types import Requirement
 from anytron.plugins.neutral import NeutralDefaults
+from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
-from anytron_ascend.mindspeed_llm.installation import ENGINE, MEGATRON, PACKAGES, find_installation
+from anytron_ascend.mindspeed_llm.installation import MEGATRON, PACKAGES, find_installation
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.patches import PATCHES
 from anytron_megatron.checks.experts import expert_diagnostics
@@ -20,24 +21,20 @@ from anytron_megatron.checks.subject import Subject
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import PatchContext
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs
 
 
-class MindSpeedLlmAdaptor:
-    """Implements :class:`anytron_ascend.adaptors.adaptor.Adaptor`."""
-
-    portable_modules = False
-    redirects_torch_cuda = False  # MindSpeed-LLM imports torch_npu.contrib.transfer_to_npu
+class MindSpeedLlmAdaptor(Adaptor):
+    """MindSpeed-LLM and the MindSpeed below it; it imports ``torch_npu.contrib.transfer_to_npu`` itself."""
 
     def requirements(self) -> Iterable[Requirement]:
-        """What MindSpeed-LLM and its weights need; itself it may have no metadata (:meth:`configure` looks for it)."""
+        """Name what MindSpeed-LLM and its weights need; :meth:`configure` looks for MindSpeed-LLM itself."""
         pinned = f"pip install --no-deps {PACKAGES}"
         imported = "pip install einops protobuf scipy six: MindSpeed, MindSpeed-LLM and Megatron-LM import them"
         return [
@@ -47,15 +44,7 @@ class MindSpeedLlmAdaptor:
         ]
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """MindSpeed-LLM must be there, and be able to do what the run wants."""
-        if config.engine.name != ENGINE:
-            yield Diagnostic(
-                "error",
-                "platform.options.adaptor",
-                f"the adaptor mindspeed_llm is for the engine {ENGINE}, and engine.name is {config.engine.name}",
-                f"engine.name={ENGINE}, or platform.options.adaptor=mindspeed",
-            )
-            return
+        """Check that MindSpeed-LLM is there, and can do what the run asks for."""
         try:
             find_installation()
         except AnytronError as error:
@@ -71,22 +60,34 @@ class MindSpeedLlmAdaptor:
             yield from size_diagnostics(policy, config, MegatronOptions())
             yield from expert_diagnostics(policy, config, MegatronOptions())
 
+    def runtime_env(self) -> Mapping[str, str]:
+        """Set what Megatron's validate_args requires with tensor or context parallelism; torch_npu does not read it."""
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
-        """The engine does that itself: it knows its arguments."""
+        """Install the run's arguments, and let MindSpeed-LLM patch for them."""
+        from transformers import AutoConfig
+
+        from anytron.trainer.initial_model import model_directory
+        from anytron_ascend.mindspeed_llm.process_state import install_arguments
+
+        options = MindSpeedLlmOptions.read(config.engine.options)
+        model = AutoConfig.from_pretrained(model_directory(config), local_files_only=True)
+        install_arguments(translate(config, model, options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """MindSpeed-LLM itself, and its reading of packed sequences."""
+        """Return MindSpeed-LLM itself, and the fix of how it reads packed sequences."""
         del context
         return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """No tensor: MindSpeed-LLM makes the compressed triangle; the mode in which its kernel reads that."""
+        """Name the mode in which the kernel reads the compressed triangle; MindSpeed-LLM makes the tensor itself."""
         mode = BAND if request.format == "thd" else CAUSAL
         mask = NeutralDefaults().build_attn_mask(request)
         return dataclasses.replace(mask, kernel_mode=f"sparse_mode={mode}")
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
-        """MindSpeed's and MindSpeed-LLM's global lengths and positions, in the micro-batch's scope."""
+        """Set MindSpeed's and MindSpeed-LLM's global lengths and positions in the micro-batch's scope."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
         from anytron_ascend.mindspeed import sequence_lengths
         from anytron_ascend.mindspeed_llm import process_state
@@ -98,17 +99,9 @@ class MindSpeedLlmAdaptor:
         )
         return dataclasses.replace(inputs, scope=scope)
 
-    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """MindSpeed-LLM's modules have their own."""
-        del spec
-
-    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """MindSpeed-LLM's modules have their own."""
-        del name
-
 
 def _try_translation(config: RunConfig) -> Mapping[str, Any]:
-    """Translate as the engine will; give the model's Hugging Face config."""
+    """Translate as the ranks will; return the model's Hugging Face config."""
     from anytron.data.pretrained import load_hf_config
 
     options = MindSpeedLlmOptions.read(config.engine.options)
@@ -130,7 +123,7 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
 
 
 def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
-    """What other engines have and this one would leave out in silence."""
+    """Refuse what other engines have and this one would silently leave out."""
     wanted = {
         "model.freeze": bool(config.model.freeze),
     }

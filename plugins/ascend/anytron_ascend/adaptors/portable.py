@@ -5,63 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.patches import Patch, Phase
+from anytron_ascend.adaptors.adaptor import Adaptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from anytron.config.diagnostics import Diagnostic
-    from anytron.config.schema import RunConfig
-    from anytron.hooks.types import PatchContext, Requirement
+    from anytron.hooks.types import PatchContext
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
-    from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Ledger
-    from anytron.sequences import ModelInputs
 
 
-class PortableAdaptor:
-    """Implements :class:`anytron_ascend.adaptors.adaptor.Adaptor`.
+class PortableAdaptor(Adaptor):
+    """Portable modules with torch_npu's kernels.
 
-    Masks are the neutral ones: in thd the kernel has the lengths, in right-padded bshd it is causal, and
-    the compressed mask that belongs to both is the kernel's own.
+    Masks are the neutral ones: in thd the kernel has the lengths, in right-padded bshd it is causal, and the
+    compressed mask that belongs to both is the kernel's own.
     """
 
     portable_modules = True
     redirects_torch_cuda = True
-
-    def requirements(self) -> Iterable[Requirement]:
-        """Nothing besides torch_npu."""
-        return ()
-
-    def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Everything that the portable modules do works here."""
-        del config
-        return ()
-
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
-        """No global state."""
-        del config, ledger
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """Keep mcore-bridge from taking MindSpeed's side branches."""
         del context
         return [_BRIDGE_WITHOUT_MINDSPEED] if phase is _BRIDGE_WITHOUT_MINDSPEED.phase else []
 
-    def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
-        """The neutral answer."""
-        del request
-
-    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs | None:
-        """No global state."""
-        del inputs
-
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
-        """``npu_fusion_attention``."""
+        """Return ``npu_fusion_attention``."""
         from anytron_ascend.kernels.attention import make_attention
 
         return make_attention(spec)
 
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """torch_npu's fused operators."""
+        """Return torch_npu's fused operator, where there is one."""
         from anytron_ascend.kernels.fused import fused_kernel
 
         return fused_kernel(name)

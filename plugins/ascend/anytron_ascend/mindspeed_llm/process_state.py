@@ -1,4 +1,4 @@
-"""MindSpeed-LLM's process-global state: arguments, the patches that follow from them, and what passes leave behind."""
+"""MindSpeed-LLM's process-wide state: arguments, the patches that follow from them, and what passes leave behind."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from anytron.sequences import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
 
-_in_force: list[dict[str, Any]] = []
-"""For each engine that is alive in this process its arguments, as they were translated: all the same."""
+_installed: list[dict[str, Any]] = []
+"""The translated arguments of each engine that is alive in this process: all the same."""
 _patched_for: list[dict[str, Any]] = []
-"""The arguments that MindSpeed-LLM has patched for."""
+"""The arguments that MindSpeed-LLM has patched for: none or one."""
 
 
 def import_mindspeed_llm(context: PatchContext) -> Installed:
-    """Import MindSpeed-LLM, which patches torch and Megatron with its defaults."""
+    """Import MindSpeed-LLM, which patches torch and Megatron for its defaults."""
     # First of all: MindSpeed answers for importlib.metadata.version afterwards.
     found = find_installation()
     context.platform.runtime()
@@ -41,11 +41,11 @@ def import_mindspeed_llm(context: PatchContext) -> Installed:
     )
 
 
-def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
+def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
     """Make these the process's arguments, and let MindSpeed-LLM patch for them.
 
-    Everything of an engine before is gone: its arguments, the layer specification that was made of them when
-    its module was imported, its mask, and its sequence lengths.
+    Nothing of an earlier engine remains: neither its arguments, nor the layer specification that was made of
+    them when its module was imported, nor its mask and sequence lengths.
 
     Args:
         arguments: What :func:`anytron_ascend.mindspeed_llm.arguments.translate` returned.
@@ -60,8 +60,8 @@ def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
         ConfigError: There is no argument of such a name.
     """
     wanted = dict(arguments)
-    if _in_force and _in_force[0] != wanted:
-        before = _in_force[0]
+    if _installed and _installed[0] != wanted:
+        before = _installed[0]
         differing = sorted(name for name in wanted.keys() | before.keys() if wanted.get(name) != before.get(name))
         raise EngineError(
             "Two engines with different arguments are in one process.",
@@ -73,7 +73,7 @@ def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
     if _patched_for != [wanted]:
         from mindspeed_llm.tasks.megatron_adaptor_v2 import repatch
 
-        _patched_for.clear()  # should it fail half-way, nobody's patches are in place
+        _patched_for.clear()  # if it fails half-way, nobody's patches are in place
         with bare_command_line():
             repatch(dict(vars(full)))
         _patched_for.append(wanted)
@@ -82,19 +82,19 @@ def put_in_force(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
 
     set_args(full)
     _forget_engine()
-    _in_force.append(wanted)
+    _installed.append(wanted)
     return full
 
 
-def release() -> None:
-    """An engine is closed; when none is left, the next one may have other arguments."""
-    _in_force.pop()
+def uninstall_arguments() -> None:
+    """Forget the arguments of an engine that is closed; when none is left, the next one may have others."""
+    _installed.pop()
 
 
 def layer_specification() -> Any:
-    """MindSpeed-LLM's specification of a layer, for the arguments in force.
+    """Return MindSpeed-LLM's specification of a layer for the installed arguments.
 
-    Its module reads them as it is imported, so it is imported anew.
+    Its module reads them when it is imported, so it is imported again.
     """
     module, name = SPEC
     sys.modules.pop(module, None)

@@ -52,6 +52,6 @@ def with_the_engine(recorded, tmp_path, with_mindspeed_llm):
             options = {"model": {"fused_rotary_embedding": False}, "moe": {"grouped_gemm": False}}
             engine = {"name": "mindspeed_llm", "options": options, **sections.get("engine", {})}
             named.append((directory, {**sections, "engine": engine}))
-        return follow(recorded, "ascend", {"adaptor": "mindspeed_llm"}, named, tmp_path, with_mindspeed_llm)
+        return follow(recorded, "ascend", {}, named, tmp_path, with_mindspeed_llm)
 
     return run

@@ -7,6 +7,7 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, PlatformError
+from anytron.hooks.types import ProcessInfo
 from anytron.masks import MaskKind, MaskRequest
 from anytron.plugins import check_requirements, hooks_of, open_session
 from anytron.traits import ModelTraits, ParallelSizes
@@ -30,9 +31,10 @@ def run_of(**sections) -> RunConfig:
     return RunConfig.model_validate({**known, **sections})
 
 
-def platform_of(adaptor: str) -> AscendPlatform:
+def platform_of(engine: str, **options: str) -> AscendPlatform:
     platform = AscendPlatform()
-    platform.configure_options(AscendOptions(adaptor=adaptor))
+    platform.engine = engine
+    platform.configure_options(AscendOptions(**options))
     return platform
 
 
@@ -90,15 +92,23 @@ def test_another_megatron_among_the_installed_packages_is_refused(checkouts):
     assert caught.value.fix == "pip install --no-deps megatron-core==0.12.1"
 
 
-def findings(adaptor, config):
-    return {one.key: one for one in platform_of(adaptor).configure(config)}
+def findings(config, **options):
+    return {one.key: one for one in platform_of(config.engine.name, **options).configure(config)}
 
 
-def test_engine_and_adaptor_go_together():
-    alone = findings("none", run_of())["platform.options.adaptor"]
-    assert (alone.severity, alone.fix) == ("error", "platform.options.adaptor=mindspeed_llm")
-    other = findings("mindspeed_llm", run_of(engine={"name": "megatron"}))["platform.options.adaptor"]
-    assert (other.severity, "engine.name=mindspeed_llm" in other.fix) == ("error", True)
+def test_the_engine_implies_the_adaptor():
+    assert "platform.options.adaptor" not in findings(run_of())
+    for adaptor in ("none", "mindspeed"):
+        found = findings(run_of(), adaptor=adaptor)["platform.options.adaptor"]
+        assert (found.severity, f"{adaptor} is asked for" in found.message) == ("error", True)
+    assert platform_of("megatron").portable_modules
+    assert not platform_of("megatron", adaptor="mindspeed").portable_modules
+
+
+def test_the_engine_is_not_named_twice():
+    with pytest.raises(ConfigError, match=r"follows from engine\.name=mindspeed_llm") as caught:
+        open_session("ascend", {"adaptor": "mindspeed_llm"}, "mindspeed_llm")
+    assert caught.value.where == "platform.options.adaptor"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +119,7 @@ def test_engine_and_adaptor_go_together():
     ],
 )
 def test_what_it_would_leave_out_is_refused_before_anything_starts(key, sections):
-    assert findings("mindspeed_llm", run_of(**sections))[key].severity == "error"
+    assert findings(run_of(**sections))[key].severity == "error"
 
 
 @pytest.mark.parametrize(
@@ -129,16 +139,16 @@ def test_what_it_would_leave_out_is_refused_before_anything_starts(key, sections
 )
 def test_what_megatron_would_refuse_in_every_rank_is_refused_before(key, model, sections):
     config = run_of(model={"config": {**QWEN3, **model}, "tokenizer": "unused"}, **sections)
-    assert findings("mindspeed_llm", config)[key].severity == "error"
+    assert findings(config)[key].severity == "error"
 
 
 def test_a_critic_of_another_shape_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "num_hidden_layers": 2}))
     (tmp_path / "model.safetensors").touch()
     critic = {"algorithm": {"advantage": "gae"}, "critic": {"path": str(tmp_path)}}
-    found = findings("mindspeed_llm", run_of(**critic))["critic.path"]
+    found = findings(run_of(**critic))["critic.path"]
     assert (found.severity, "num_layers" in found.message) == ("error", True)
-    assert "critic.path" not in findings("mindspeed_llm", run_of(**{**critic, "critic": {}}))
+    assert "critic.path" not in findings(run_of(**{**critic, "critic": {}}))
 
 
 def test_it_needs_other_packages_than_the_engine_megatron():
@@ -151,6 +161,12 @@ def test_it_needs_other_packages_than_the_engine_megatron():
         check_requirements(hooks, "mindspeed_llm")  # this environment's is another
 
 
+def test_every_process_starts_with_what_megatron_requires():
+    process = ProcessInfo("trainer", rank=0, local_rank=0, world_size=2)
+    assert platform_of("mindspeed_llm").runtime_env(process)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in platform_of("megatron").runtime_env(process)
+
+
 def test_no_mask_and_the_mode_of_each_format():
     for layout, mode in (("thd", "sparse_mode=4"), ("bshd", "sparse_mode=2")):
         request = MaskRequest(layout, ModelTraits(causal=True), ParallelSizes(), frozenset({MaskKind.NONE}))
@@ -158,8 +174,8 @@ def test_no_mask_and_the_mode_of_each_format():
         assert (mask.kind, mask.kernel_mode, mask.tensor) == (MaskKind.NONE, mode, None)
 
 
-def test_options_of_the_platform_name_it():
+def test_the_options_of_the_platform_are_typed():
     with pytest.raises(ConfigError, match="adaptor"):
-        open_session(platform="ascend", options={"adaptor": "mindspeed-llm"})
+        open_session("ascend", {"adaptor": "mind_speed"})
     assert not platform_of("mindspeed_llm").portable_modules
     assert torch.npu.is_available()

@@ -60,7 +60,7 @@ def train(tmp_path, with_mindspeed_llm):
     def run(example, steps, *overrides):
         command = [
             sys.executable, "-m", "anytron", "train", str(example), f"trainer.total_steps={steps}",
-            "data.prompts_per_step=4", "platform.options.adaptor=mindspeed_llm", "engine.name=mindspeed_llm",
+            "data.prompts_per_step=4", "engine.name=mindspeed_llm",
             "engine.options.model.fused_rotary_embedding=false", f"trainer.output_dir={tmp_path / 'run'}", *overrides,
         ]  # fmt: skip
         environment = {**with_mindspeed_llm, "ANYTRON_PLATFORM": "ascend"}

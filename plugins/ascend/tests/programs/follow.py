@@ -26,7 +26,8 @@ def main(plan_file: str, output: str) -> None:
     plan = json.loads(Path(plan_file).read_text())
     recorded = torch.load(plan["recorded"], weights_only=False)
     loss = PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05, kl_estimator="k3", entropy_coefficient=0.01)
-    session = open_session(platform=plan["platform"], options=plan["options"])
+    engine = plan["engines"][0][1].get("engine", {}).get("name")
+    session = open_session(plan["platform"], plan["options"], engine)
     platform = {"name": plan["platform"], "options": plan["options"]}
     found, group = [], None
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,12 @@ from anytron.plugins import open_session
 from anytron.sequences import LayoutConstraints, plan_layout
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
-from anytron_ascend.mindspeed_llm.process_state import layer_specification, put_in_force, release, scope_of
+from anytron_ascend.mindspeed_llm.process_state import (
+    install_arguments,
+    layer_specification,
+    scope_of,
+    uninstall_arguments,
+)
 
 sys.argv += ["--num-layers", "4", "--a-typo", "1"]  # of this process, none of MindSpeed-LLM's business
 
@@ -27,7 +32,7 @@ SIZES = {
 DENSE = Qwen3Config(**SIZES)
 SPARSE = Qwen3MoeConfig(**SIZES, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
 
-session = open_session(platform="ascend", options={"adaptor": "mindspeed_llm"})
+session = open_session("ascend", engine="mindspeed_llm")
 context = PatchContext(session.platform, "trainer", session.hooks, "mindspeed_llm")
 ledger = Ledger(context=context)
 
@@ -68,25 +73,25 @@ ledger.apply(Phase.BEFORE_BUILD, session.platform.patch_model(Phase.BEFORE_BUILD
 check("sequences stay apart", gpt_model.recompute_valid_actual_seq_len(ends, 1).equal(ends))
 
 # The command line of the process is not MindSpeed-LLM's.
-first = put_in_force(arguments(recompute={"activation_function": True}), ledger)
+first = install_arguments(arguments(recompute={"activation_function": True}), ledger)
 check("sys.argv", first.num_layers == 2 and not hasattr(first, "a_typo") and len(sys.argv) > 1)
 
 # One set of arguments in a process.
-put_in_force(arguments(recompute={"activation_function": True}), ledger)
+install_arguments(arguments(recompute={"activation_function": True}), ledger)
 check("a second engine with the same arguments", True)
-text = refused(EngineError, lambda: put_in_force(arguments(), ledger))
+text = refused(EngineError, lambda: install_arguments(arguments(), ledger))
 check("a second engine with others", "recompute_activation_function" in text)
-release()
-text = refused(EngineError, lambda: put_in_force(arguments(), ledger))
+uninstall_arguments()
+text = refused(EngineError, lambda: install_arguments(arguments(), ledger))
 check("others beside one that is left", "recompute_activation_function" in text)
-release()
-second = put_in_force(arguments(), ledger)
+uninstall_arguments()
+second = install_arguments(arguments(), ledger)
 check("arguments of a closed engine", second is not first and not second.recompute_activation_function)
 
 # What follows from the arguments when a module is imported.
 dense = layer_specification().submodules.mlp.module.__name__
-release()
-put_in_force(arguments(SPARSE), ledger)
+uninstall_arguments()
+install_arguments(arguments(SPARSE), ledger)
 from mindspeed_llm.tasks.models.spec import qwen3_spec  # noqa: E402
 
 check(
@@ -101,17 +106,17 @@ with scope_of(layout)():
     inside = utils.get_actual_seq_len_list()
 check("lengths of a micro-batch", (inside, utils.get_actual_seq_len_list()) == ([3, 8], [7]))
 transformer.set_attention_mask(torch.ones(1))
-release()
-third = put_in_force(arguments(), ledger)
+uninstall_arguments()
+third = install_arguments(arguments(), ledger)
 check("lengths of the engine before", utils.get_actual_seq_len_list() is None)
 check("the mask of the engine before", transformer._GLOBAL_ATTN_MASK is None)
 
 # Names that MindSpeed-LLM would take in silence.
-release()
-text = refused(ConfigError, lambda: put_in_force(arguments(arguments={"swap_attn": True}), ledger))
+uninstall_arguments()
+text = refused(ConfigError, lambda: install_arguments(arguments(arguments={"swap_attn": True}), ledger))
 check("a typo", "did you mean swap_attention" in text)
 wrong = {"recompute": {"activation_function": True}, "arguments": {"recompute_activation_function_num_layers": -1}}
-text = refused(EngineError, lambda: put_in_force(arguments(**wrong), ledger))
+text = refused(EngineError, lambda: install_arguments(arguments(**wrong), ledger))
 check("arguments that it refuses", "--recompute-activation-function-num-layers cannot be less than 0" in text)
 
 
@@ -129,7 +134,7 @@ ledger.apply(
     Phase.AFTER_BUILD,
     [Patch("test.layer", "test", TARGET, Phase.AFTER_BUILD, "a test", replacement="__main__:wrapping")],
 )
-put_in_force(arguments(SPARSE), ledger)
+install_arguments(arguments(SPARSE), ledger)
 from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402
 
 check("patches of the ledger survive", hasattr(TransformerLayer.forward, "of_the_test") and ledger.verify() == [])

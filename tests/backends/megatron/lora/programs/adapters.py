@@ -41,10 +41,10 @@ def megatron():
 def adapted(request, megatron):
     """A model with adapters whose ``B`` is not zero: (bridge, model, adapters)."""
     from anytron_megatron.lora.adapters import Adapters
-    from anytron_megatron.models.bridge import WeightBridge
+    from anytron_megatron.models.bridge import BridgeSource
 
     family, dtype = request.param
-    bridge = WeightBridge(
+    bridge = BridgeSource(
         Path(os.environ["TINY_MODELS"]) / family,
         dtype=getattr(torch, dtype),
         sizes=ParallelSizes(),
@@ -52,7 +52,7 @@ def adapted(request, megatron):
         deterministic=False,
         transformer={},
     )
-    (model,) = bridge.build()
+    (model,) = bridge.build(torch.device("cpu"))
     adapters = Adapters(bridge, [model], LoraSection(rank=4), seed=0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

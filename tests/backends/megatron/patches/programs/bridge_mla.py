@@ -43,12 +43,12 @@ config = DeepseekV3Config(
 )  # fmt: skip
 DeepseekV3ForCausalLM(config).float().save_pretrained(directory)
 
-from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
+from anytron_megatron.models.bridge import BridgeSource  # noqa: E402
 
-bridge = WeightBridge(
+bridge = BridgeSource(
     directory, dtype=torch.float32, sizes=ParallelSizes(), recompute="none", deterministic=False, transformer={}
 )
-(model,) = bridge.build()
+(model,) = bridge.build(torch.device("cpu"))
 attention = model.decoder.layers[0].self_attention
 core = attention.core_attention
 inner, widths = core.forward, []

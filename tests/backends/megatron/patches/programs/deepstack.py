@@ -36,7 +36,7 @@ torch.distributed.init_process_group(
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
-from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
+from anytron_megatron.models.bridge import BridgeSource  # noqa: E402
 
 # Two rows of 16 tokens, an image of 4 tokens in each, at different places.
 GRID = torch.tensor([[1, 4, 4], [1, 4, 4]])
@@ -52,7 +52,7 @@ def build(**sizes):
         tensor_model_parallel_size=sizes.get("tensor", 1), context_parallel_size=sizes.get("context", 1)
     )
     model_parallel_cuda_manual_seed(1)
-    bridge = WeightBridge(
+    bridge = BridgeSource(
         directory,
         dtype=torch.float32,
         sizes=ParallelSizes(**sizes),
@@ -60,7 +60,7 @@ def build(**sizes):
         deterministic=False,
         transformer={},
     )
-    (model,) = bridge.build()
+    (model,) = bridge.build(torch.device("cpu"))
     return model.eval()
 
 

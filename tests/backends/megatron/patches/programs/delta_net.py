@@ -45,7 +45,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from anytron.masks import scope_of  # noqa: E402
-from anytron_megatron.models.bridge import WeightBridge  # noqa: E402
+from anytron_megatron.models.bridge import BridgeSource  # noqa: E402
 
 parallel_state.initialize_model_parallel(world, expert_model_parallel_size=world, expert_tensor_parallel_size=1)
 model_parallel_cuda_manual_seed(1)
@@ -62,7 +62,7 @@ RIGHT, LEFT = position < lengths, position >= WIDTH - lengths
 
 def build(sequence_parallel):
     sizes = ParallelSizes(tensor=world, expert=world, sequence_parallel=sequence_parallel)
-    bridge = WeightBridge(
+    bridge = BridgeSource(
         directory,
         dtype=torch.float32,
         sizes=sizes,
@@ -71,7 +71,7 @@ def build(sequence_parallel):
         router_replay=False,
         transformer={},
     )
-    (model,) = bridge.build()
+    (model,) = bridge.build(torch.device("cpu"))
     return DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
 
 

@@ -31,11 +31,11 @@ def build(folder):
     for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
         ledger.apply(phase, session.hooks.patch_model(phase, context))
     torch.set_num_threads(1)
-    from anytron_megatron.models.bridge import WeightBridge
+    from anytron_megatron.models.bridge import BridgeSource
     from anytron_megatron.training.parallel import initialize
 
     initialize(session.platform.runtime(), ParallelSizes(), seed=1, timeout_s=60)
-    bridge = WeightBridge(
+    bridge = BridgeSource(
         folder,
         dtype=torch.float32,
         sizes=ParallelSizes(),
@@ -45,7 +45,7 @@ def build(folder):
         predicts_ahead=False,
         transformer={},
     )
-    return bridge.build()[0]
+    return bridge.build(torch.device("cpu"))[0]
 
 
 def check_probes():

@@ -27,7 +27,7 @@ def main(tensor_parallel, folders):
     from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    from anytron_megatron.models.bridge import WeightBridge
+    from anytron_megatron.models.bridge import BridgeSource
     from anytron_megatron.training.parallel import initialize
 
     assert HAVE_TE
@@ -44,7 +44,7 @@ def main(tensor_parallel, folders):
         return torch.cat(parts, -1)
 
     def compare(folder):
-        bridge = WeightBridge(
+        bridge = BridgeSource(
             folder,
             dtype=torch.float32,
             sizes=sizes,
@@ -54,7 +54,7 @@ def main(tensor_parallel, folders):
             predicts_ahead=False,
             transformer={},
         )
-        (model,) = bridge.build()
+        (model,) = bridge.build(torch.device("cpu"))
         assert any(isinstance(module, TEDotProductAttention) for module in model.modules())
         expected = torch.load(folder / "expected.pt")
         ids, logits = expected["ids"], expected["logits"]

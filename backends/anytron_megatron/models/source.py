@@ -1,0 +1,107 @@
+"""Where the engine's models come from. Another training engine is MegatronEngine with a source of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+    from megatron.core.transformer import TransformerConfig
+    from torch import Tensor, nn
+
+    from anytron.config.schema import ModelPart
+    from anytron.masks import MaskKind
+    from anytron.traits import AttentionHeads, ModelTraits
+    from anytron_megatron.training.vision import VisionInputs
+
+
+class ModelSource(Protocol):
+    """One Hugging Face model directory: what it is, its Megatron modules, and its weights in both directions."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Real entries of the vocabulary, without padding."""
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that the model can take, in tokens."""
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What about the model decides the mask it needs."""
+
+    @property
+    def attention_heads(self) -> AttentionHeads | None:
+        """The model's full attention; None if neither the platform's masks nor its kernels reach it."""
+
+    @property
+    def vision(self) -> VisionInputs | None:
+        """How the model takes images; None if it takes none."""
+
+    @property
+    def parts(self) -> Mapping[ModelPart, Sequence[str]]:
+        """Prefixes of parameters' names by part of a vision-language model; empty for others."""
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the model computes in FP8, whose kernels need padded sequences."""
+
+    @property
+    def experts_config(self) -> TransformerConfig | None:
+        """Configuration of a mixture of experts whose losses and routing the engine sees to; None = there is none."""
+
+    def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
+        """Name the kinds of mask that can reach the model's attention, in portable modules or a vendor's."""
+
+    def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
+        """Build this rank's model chunks and load their weights. A collective.
+
+        Args:
+            device: Where they belong.
+            check: Called with the chunks before their weights are read, to refuse early.
+
+        Raises:
+            EngineError: The weights in the directory do not fit the model.
+        """
+
+    def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights under their Hugging Face names, on the host, on rank 0.
+
+        A collective: every rank must exhaust the iterator; the others yield nothing.
+        """
+
+    def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
+        """Find the exported tensors that belong to multi-token prediction modules."""
+
+    def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
+        """Write a Hugging Face model directory: safetensors and config. A collective."""
+
+    def close(self) -> None:
+        """Forget state of the process that outlives the models; called for the policy's when its engine closes."""
+
+
+@runtime_checkable
+class AdapterSource(ModelSource, Protocol):
+    """A source of models that low-rank adapters can be attached to."""
+
+    @property
+    def model_dir(self) -> Path:
+        """The model directory, which an adapter names as its base."""
+
+    def export_adapters(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the adapters' weights under PEFT's names. A collective, as :meth:`ModelSource.export`."""
+
+    def load_adapters(self, chunks: Sequence[nn.Module], directory: Path) -> None:
+        """Read adapters in PEFT's format into those of the model.
+
+        Raises:
+            EngineError: Layers that Megatron keeps in one have different ``A`` on disk.
+        """
+
+
+def text_model(chunk: nn.Module) -> Any:
+    """Return the language model of a chunk, a ``GPTModel``: a vision-language model holds it, others are it."""
+    return getattr(chunk, "language_model", chunk)
