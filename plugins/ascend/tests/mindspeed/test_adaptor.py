@@ -17,7 +17,7 @@ from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.mindspeed import installation, sequence_lengths
 from anytron_ascend.mindspeed.arguments import engine_arguments
-from anytron_ascend.mindspeed.attention import as_documented
+from anytron_ascend.mindspeed.attention import call_as_documented
 from anytron_ascend.mindspeed.installation import INSTALL, Installation, check_pair, find_installation
 from anytron_ascend.options import AscendOptions, MindSpeedOptions
 
@@ -244,7 +244,7 @@ def called(mode, packed=None):
     module = SimpleNamespace(config=SimpleNamespace(sparse_mode=None, attention_mask_type=None))
     mask = AttnMask(NONE, mode)
     with scope_of(mask)():
-        as_documented(forward)(module, None, None, None, None, None, packed_seq_params=packed)
+        call_as_documented(forward)(module, None, None, None, None, None, packed_seq_params=packed)
     return module.config, arrived
 
 
@@ -264,7 +264,7 @@ def test_packed_sequences_are_told_by_their_ends_in_the_buffer():
 
 def test_a_call_outside_of_a_micro_batch_is_an_error():
     with pytest.raises(PlatformError, match="outside of a micro-batch"):
-        as_documented(lambda *_, **__: None)(SimpleNamespace(), None, None, None, None)
+        call_as_documented(lambda *_, **__: None)(SimpleNamespace(), None, None, None, None)
 
 
 def test_the_platform_asks_the_adaptor():
