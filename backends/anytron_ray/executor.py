@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from anytron.components import require_component
+from anytron.components import find_component
 from anytron.errors import ConfigError, WorkerError
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
@@ -76,7 +76,7 @@ class RayExecutor(BaseExecutor):
         from anytron_ray import cluster
         from anytron_ray.group import RayWorkerGroup
 
-        require_component(engine_group, engine_name, "engine")
+        find_component(engine_group, engine_name, "engine")
         timeout_s = self._config.executor.start_timeout_s
         if role == "trainer":
             agents = cluster.place_ranks(world_size, self._resource, timeout_s)

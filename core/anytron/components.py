@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytron.errors import ConfigError, did_you_mean
@@ -18,15 +18,11 @@ from anytron.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-TRAINING_ENGINES, ROLLOUT_ENGINES, EXECUTORS = (
-    "anytron.training_engines",
-    "anytron.rollout_engines",
-    "anytron.executors",
-)
+TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
+EXECUTORS = "anytron.executors"
 
 Capability = Literal["critic", "adapters", "observation"]
 """What not every engine can do; each is a protocol of :mod:`anytron.engines.protocol`."""
-
 
 PlaceOf = Callable[[str], str | None]
 """Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""
@@ -68,8 +64,8 @@ def component_names(group: str, distribution: str | None = None) -> list[str]:
     )
 
 
-def require_component(group: str, name: str, key: str) -> None:
-    """Check, without importing it, that exactly one installed distribution offers ``name``.
+def find_component(group: str, name: str, key: str) -> EntryPoint:
+    """Find what exactly one installed distribution offers by a name. Nothing is imported: ``.load()`` does.
 
     Args:
         group: Entry-point group, for example ``anytron.executors``.
@@ -79,51 +75,6 @@ def require_component(group: str, name: str, key: str) -> None:
     Raises:
         ConfigError: None offers it, or several do.
     """
-    _find(group, name, key)
-
-
-def load_component(group: str, name: str, key: str) -> Any:
-    """Import what an entry point names.
-
-    Args:
-        group: Entry-point group.
-        name: Name in that group.
-        key: The configuration key that asks for it, for the error.
-
-    Returns:
-        The object, usually a class.
-
-    Raises:
-        ConfigError: None offers it, or several do.
-        Exception: Whatever the import of the module raises, as it is.
-    """
-    return _find(group, name, key).load()
-
-
-def engine_info(group: str, name: str, key: str) -> EngineInfo:
-    """Load the description of an engine; the engine itself is not imported.
-
-    Args:
-        group: ``anytron.training_engines`` or ``anytron.rollout_engines``.
-        name: Name in that group.
-        key: The configuration key that asks for it, for the error.
-
-    Raises:
-        ConfigError: No distribution offers it, several do, or the entry point names something else.
-    """
-    point = _find(group, name, key)
-    info = point.load()
-    if not isinstance(info, EngineInfo):
-        raise ConfigError(
-            f"The engine {name!r} has no description.",
-            where=f"{key} (entry-point group {group})",
-            why=f"{point.value} is not an anytron.components.EngineInfo",
-            fix=f"reinstall the distribution that offers it ({point.dist.name if point.dist else 'unknown'})",
-        )
-    return info
-
-
-def _find(group: str, name: str, key: str) -> Any:
     # A path that is listed twice (an editable install beside PYTHONPATH) shows one entry point twice.
     found = {point.value: point for point in entry_points(group=group, name=name)}
     if len(found) == 1:
@@ -143,3 +94,21 @@ def _find(group: str, name: str, key: str) -> Any:
         why=f"installed are: {', '.join(known) or 'none'}",
         fix=did_you_mean(name, known) or f"set {key} to one of them, or install the one that offers it",
     )
+
+
+def engine_info(group: str, name: str, key: str) -> EngineInfo:
+    """Load the description of an engine; the engine itself is not imported. Arguments as for :func:`find_component`.
+
+    Raises:
+        ConfigError: No distribution offers it, several do, or the entry point names something else.
+    """
+    point = find_component(group, name, key)
+    info = point.load()
+    if not isinstance(info, EngineInfo):
+        raise ConfigError(
+            f"The engine {name!r} has no description.",
+            where=f"{key} (entry-point group {group})",
+            why=f"{point.value} is not an anytron.components.EngineInfo",
+            fix=f"reinstall the distribution that offers it ({point.dist.name if point.dist else 'unknown'})",
+        )
+    return info

@@ -37,12 +37,12 @@ def list_command(
     that inherits from the target brings its own version), or `target missing` (the installed version has no such
     module or attribute). Nothing is imported or changed; a run records what it really did in its patches.json.
     """
-    from anytron.components import require_component
+    from anytron.components import find_component
     from anytron.hooks.types import Role
     from anytron.plugins import open_session
 
     if engine is not None:
-        require_component("anytron.training_engines", engine, "--engine")
+        find_component("anytron.training_engines", engine, "--engine")
     session = open_session(engine=engine)
     roles: tuple[Role, ...] = get_args(Role) if everything else ("trainer",)
     rows = planned_patches(session, roles, engine)

@@ -6,40 +6,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from anytron.cli.tables import kernels_line
+from anytron.tracking.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from rich.console import Console
     from typing_extensions import Self
 
 
-class SilentProgress:
-    """Shows nothing; the base of those that do. A context manager: leaving clears up, after errors too."""
-
-    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
-        """The workers are up."""
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        """A step is done."""
-
-    def finish(self) -> None:
-        """The last step is done."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.finish()
-
-
-class PlainProgress(SilentProgress):
+class PlainProgress(Progress):
     """One line per step, for logs."""
 
     def __init__(self, console: Console) -> None:
@@ -56,11 +36,11 @@ class PlainProgress(SilentProgress):
         self._console.print(f"step {metrics['step']:.0f}/{self._total}  {_facts(metrics)}", markup=False)
 
 
-class BarProgress(SilentProgress):
+class BarProgress(Progress):
     """A bar with reward and throughput, redrawn in place."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
+        self._bar = Bar(
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(),
@@ -95,15 +75,10 @@ def _started(devices: Sequence[str], kernels: Mapping[str, str]) -> str:
     return f"started on {counted}\n{kernels_line(kernels)}"
 
 
-def make_progress(console: Console, *, shown: bool) -> SilentProgress:
-    """Choose how to show a run.
-
-    Args:
-        console: Where to.
-        shown: ``tracking.progress`` of the configuration.
-    """
+def make_progress(console: Console, *, shown: bool) -> Progress:
+    """Choose how to show a run; not at all without ``tracking.progress``."""
     if not shown:
-        return SilentProgress()
+        return Progress()
     return BarProgress(console) if console.is_terminal else PlainProgress(console)
 
 

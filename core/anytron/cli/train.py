@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from anytron.cli.progress import make_progress
-from anytron.components import load_component
+from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
 from anytron.preflight.open_run import open_run
 
@@ -28,7 +28,7 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
         console.print(line, markup=False)
     refuse(run.diagnostics)
     config, session = run.config, run.session
-    executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
+    executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
 
     from anytron.trainer.loop import train  # torch: only when nothing has been found wrong so far
 

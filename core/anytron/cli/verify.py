@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from anytron.cli.tables import kernels_line, print_table
-from anytron.components import load_component
+from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
 from anytron.preflight.capabilities import verification_diagnostics
 from anytron.preflight.open_run import open_run
@@ -43,7 +43,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         notes.print(line, markup=False)
     refuse([*run.diagnostics, *verification_diagnostics(run.config)])
     config, session = run.config, run.session
-    executor_class = load_component("anytron.executors", config.executor.kind, "executor.kind")
+    executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
 
     from anytron.verification.checks import verify  # torch: only when nothing has been found wrong so far
 

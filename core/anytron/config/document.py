@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
+from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def render() -> str:
 
 def _sections() -> Iterator[str]:
     for name, field in RunConfig.model_fields.items():
-        model = _model(field.annotation)
+        model = section_model(field.annotation)
         assert model is not None
         yield from _section(name, model, _remark(field))
         if name in ENGINES:
@@ -70,17 +71,9 @@ def _section(name: str, model: type[BaseModel], remark: str, owner: str = "") ->
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
     for key, inner in model.model_fields.items():
-        inside = _model(inner.annotation)
+        inside = section_model(inner.annotation)
         if inside is not None:
             yield from _section(f"{name}.{key}", inside, _remark(inner), owner)
-
-
-def _model(annotation: Any) -> type[BaseModel] | None:
-    """The section that an annotation speaks of: itself, the items of a list, or what may be null instead."""
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
 
 
 def _text(docstring: str | None) -> str:
@@ -108,7 +101,7 @@ def _name(annotation: Any) -> str:
         return f"list of {_name(get_args(annotation)[0])}"
     if origin is dict:
         return "mapping"
-    if _model(annotation) is not None:
+    if section_model(annotation) is not None:
         return "section"
     names = {str: "text", int: "integer", float: "number", bool: "true or false"}
     return names[annotation]

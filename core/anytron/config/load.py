@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from anytron.config.anchor import anchor
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.config.options import chosen_engines, in_words, option_diagnostics
+from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.schema import EngineSection, RolloutSection, RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
@@ -194,7 +194,7 @@ def _option_mistakes(values: Any) -> list[Diagnostic]:
         section, name = key.split(".")
         options = _value(values, section, name, {})
         if isinstance(options, dict):  # otherwise the schema refuses it
-            found += option_diagnostics(info, options, key)
+            found += model_diagnostics(info.options_model, options, key, info.place_of)
     return found
 
 

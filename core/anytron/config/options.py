@@ -41,35 +41,23 @@ def engine_option_diagnostics(config: RunConfig) -> list[Diagnostic]:
     """Find what the engines do not take of ``engine.options`` and ``rollout.options``."""
     engines = chosen_engines(config.engine.name, config.rollout.engine)
     given = {"engine.options": config.engine.options, "rollout.options": config.rollout.options}
-    return [one for key, info in engines.items() for one in option_diagnostics(info, given[key], key)]
-
-
-def option_diagnostics(info: EngineInfo, options: Mapping[str, Any], key: str) -> list[Diagnostic]:
-    """Find what an engine does not take of its options.
-
-    Args:
-        info: The engine.
-        options: As the user wrote them.
-        key: ``engine.options`` or ``rollout.options``.
-    """
-
-    def place_of(name: str) -> str | None:
-        place = info.place_of(name)
-        return None if place is None else f"{key}.{place}"
-
-    return model_diagnostics(info.options_model, options, key, place_of)
+    return [
+        one
+        for key, info in engines.items()
+        for one in model_diagnostics(info.options_model, given[key], key, info.place_of)
+    ]
 
 
 def model_diagnostics(
     model: type[BaseModel] | None, options: Mapping[str, Any], key: str, place_of: PlaceOf = nowhere
 ) -> list[Diagnostic]:
-    """Find what a model of options does not take.
+    """Find what a model of options (None = there are no options) does not take of what the user wrote.
 
     Args:
-        model: The model; None = there are no options.
+        model: The model.
         options: As the user wrote them.
         key: Their key in the configuration.
-        place_of: Gives the key that an unknown name belongs to, if it is known.
+        place_of: Gives the place below ``key`` that an unknown name belongs to, if it is known.
     """
     if model is None:
         why = "unknown key: there are no options"
@@ -90,7 +78,7 @@ def in_words(
         error: All that it found.
         model: What it validated against.
         key: Where the model's keys stand in the configuration; empty = at the top.
-        place_of: Gives the key that an unknown name belongs to, if it is known.
+        place_of: Gives the place below ``key`` that an unknown name belongs to, if it is known.
     """
     for detail in error.errors():
         *section, name = [*key.split("."), *map(str, detail["loc"])] if key else [*map(str, detail["loc"])] or [""]
@@ -100,7 +88,7 @@ def in_words(
             known = known_keys(model, [str(part) for part in detail["loc"][:-1]])
             fix = did_you_mean(name, known, "".join(f"{part}." for part in section))
             if place := place_of(name):
-                fix = f"write {place}"
+                fix = f"write {'.'.join(filter(None, (key, place)))}"
             why = f"unknown key {name!r}" + (f" in {'.'.join(section)}" if section else "")
             yield Diagnostic("error", where, why, fix or f"known keys: {', '.join(known)}")
         elif kind == "missing":
@@ -120,11 +108,16 @@ def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:
     """
     for name in section:
         if name in model.model_fields:
-            inner = model.model_fields[name].annotation
-            models = [
-                kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, BaseModel)
-            ]
-            if not models:
+            inner = section_model(model.model_fields[name].annotation)
+            if inner is None:
                 return []
-            model = models[0]
+            model = inner
     return list(model.model_fields)
+
+
+def section_model(annotation: Any) -> type[BaseModel] | None:
+    """The section that an annotation speaks of: itself, the items of a list, or what may be null instead."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

@@ -9,7 +9,7 @@ import torch
 from anytron.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 Item = TypeVar("Item")
 
@@ -17,8 +17,7 @@ Item = TypeVar("Item")
 class EpochSampler(Generic[Item]):
     """Give every item once per epoch, in an order of its own for each epoch.
 
-    The state is two numbers, so that a run can continue exactly where it stopped. A draw that reaches
-    the end of an epoch continues in the next one.
+    A draw that reaches the end of an epoch continues in the next one.
 
     Args:
         items: What is drawn from, at least one.
@@ -45,15 +44,6 @@ class EpochSampler(Generic[Item]):
             self._position += len(taken)
             drawn.extend(self._items[index] for index in taken)
         return drawn
-
-    def state_dict(self) -> dict[str, int]:
-        """Give the sampler's state: ``epoch``, and the ``position`` in it."""
-        return {"epoch": self._epoch, "position": self._position}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue where another sampler of the same items and seed stopped."""
-        self._epoch, self._position = state["epoch"], state["position"]
-        self._order = self._order_of(self._epoch)
 
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:

@@ -6,8 +6,6 @@ import abc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from anytron.config.schema import RunConfig
@@ -53,10 +51,8 @@ class BaseExecutor(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
             self.close()
             return
         # The run has failed: ranks may wait for each other in collectives, where no engine can close.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from anytron.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
     from anytron.hooks.types import Role
@@ -45,9 +47,10 @@ class Bootstrap:
     engine_name: str
     sys_path: list[str]
 
-    def as_json(self) -> dict[str, Any]:
-        """The same as JSON values; the constructor takes them back."""
-        return asdict(self)
+    @property
+    def process(self) -> ProcessInfo:
+        """The same as plugins are told."""
+        return ProcessInfo(self.role, self.rank, self.local_rank, self.world_size)
 
     def distributed_env(self) -> dict[str, str]:
         """The variables from which ``torch.distributed`` initialises itself (``env://``)."""

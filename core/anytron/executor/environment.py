@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.hooks.types import ProcessInfo
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,16 +26,10 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
         bootstrap: Which worker it is.
         hooks: The driver's plugins, which add to it.
     """
-    process = ProcessInfo(
-        role=bootstrap.role,
-        rank=bootstrap.rank,
-        local_rank=bootstrap.local_rank,
-        world_size=bootstrap.world_size,
-    )
     return {
         "GOMP_SPINCOUNT": SPIN_COUNT,
         **inherited,
-        **hooks.runtime_env(process),
+        **hooks.runtime_env(bootstrap.process),
         "OMP_NUM_THREADS": str(bootstrap.num_threads),
         "PYTHONUNBUFFERED": "1",  # a process that is killed leaves all it wrote in its log
     }

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.components import require_component
+from anytron.components import find_component
 from anytron.errors import WorkerError
 from anytron.executor.address import ADDRESS, free_port
 from anytron.executor.base import BaseExecutor
@@ -32,7 +32,7 @@ class LocalExecutor(BaseExecutor):
         self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
     ) -> LocalWorkerGroup:
         """Start one process per rank; see the protocol."""
-        require_component(engine_group, engine_name, "engine")
+        find_component(engine_group, engine_name, "engine")
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor

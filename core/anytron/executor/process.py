@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ class WorkerProcess:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self.send(encode_json(bootstrap.as_json()))
+        self.send(encode_json(asdict(bootstrap)))
 
     @property
     def where(self) -> str:

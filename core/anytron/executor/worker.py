@@ -70,7 +70,6 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import ProcessInfo
     from anytron.layer import open_layer
 
     layer = open_layer(
@@ -84,12 +83,6 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
 
     torch.set_num_threads(bootstrap.num_threads)
     engine_class = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine").load()
-    process = ProcessInfo(
-        role=bootstrap.role,
-        rank=bootstrap.rank,
-        local_rank=bootstrap.local_rank,
-        world_size=bootstrap.world_size,
-    )
 
     def build(config: dict[str, Any]) -> Any:
         return engine_class(
@@ -98,7 +91,7 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
                 hooks=layer.hooks,
                 platform=layer.platform,
                 ledger=layer.ledger,
-                process=process,
+                process=bootstrap.process,
             )
         )
 

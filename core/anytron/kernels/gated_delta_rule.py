@@ -8,9 +8,9 @@ by the fraction ``beta``::
     M = M + k[t] (beta[t] (v[t] - k[t] M))^T
     o[t] = scale * q[t] M
 
-(Yang et al., Gated Delta Networks, arXiv:2412.06464, equation 10; ``testing/gated_delta_rule.py`` is this
-loop.) Within a chunk of C tokens the updates are one triangular system, the WY form of arXiv:2406.06484
-(section 3) with decay, so that only the states between chunks are computed one after the other.
+(Yang et al., Gated Delta Networks, arXiv:2412.06464, equation 10.) Within a chunk of C tokens the updates are one
+triangular system, the WY form of arXiv:2406.06484 (section 3) with decay, so that only the states between chunks are
+computed one after the other.
 
 Shapes: B rows, S or T tokens, N chunks, H heads, K and V head sizes of keys and values, C tokens of a chunk.
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.errors import PatchError
 from anytron.patches.change import make_change
-from anytron.patches.order import check_targets, in_order
+from anytron.patches.order import check_targets
 from anytron.patches.patch import Outcome, Patch, PatchRecord, Phase
 from anytron.patches.plan import Verdict, judge, supersessions
 from anytron.patches.rebind import holders
@@ -91,7 +91,7 @@ class Ledger:
         self.revalidate()
         self._reached = phase
         pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
-        ordered = in_order(pending)
+        ordered = sorted(pending, key=lambda patch: bool(patch.imports))  # stable; those that import a package last
         for patch in ordered:
             self._records[patch.id] = self._try(patch)
         return [self._records[patch.id] for patch in ordered]

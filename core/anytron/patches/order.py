@@ -1,4 +1,4 @@
-"""Order the patches of a phase, and refuse two owners of one target."""
+"""Refuse two owners of one target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anytron.errors import PatchError
 from anytron.patches.plan import Verdict, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from anytron.patches.patch import Patch
 
@@ -33,8 +33,3 @@ def check_targets(patches: Iterable[Patch]) -> None:
                 why="the second would hide the first",
                 fix="remove one of the patches, or disable one of the plugins (ANYTRON_DISABLE_PLUGINS)",
             )
-
-
-def in_order(pending: Sequence[Patch]) -> list[Patch]:
-    """Return the patches of one phase in the order in which they were added, those that import a package last."""
-    return sorted(pending, key=lambda patch: bool(patch.imports))  # stable

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.components import load_component, require_component
+from anytron.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import missing
 from anytron.data.pretrained import directory_diagnostics
@@ -43,12 +43,12 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
 
 def _components(config: RunConfig) -> Iterator[Diagnostic]:
     for group, name, key in (
-        ("anytron.executors", config.executor.kind, "executor.kind"),
-        ("anytron.training_engines", config.engine.name, "engine.name"),
-        ("anytron.rollout_engines", config.rollout.engine, "rollout.engine"),
+        (EXECUTORS, config.executor.kind, "executor.kind"),
+        (TRAINING_ENGINES, config.engine.name, "engine.name"),
+        (ROLLOUT_ENGINES, config.rollout.engine, "rollout.engine"),
     ):
         try:
-            require_component(group, name, key)
+            find_component(group, name, key)
         except ConfigError as error:  # noqa: PERF203 - collected with the others
             yield Diagnostic("error", key, f"{error.what.removesuffix('.')}; {error.why}", error.fix)
 
@@ -138,7 +138,7 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
 def _runs_here(config: RunConfig) -> bool:
     """Whether ranks are on this machine alone: its devices and processors are theirs."""
     try:
-        return bool(load_component("anytron.executors", config.executor.kind, "executor.kind").on_this_machine)
+        return bool(find_component(EXECUTORS, config.executor.kind, "executor.kind").load().on_this_machine)
     except ConfigError:
         return True  # there is no such executor, which is reported by itself
 

@@ -112,28 +112,6 @@ def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], trai
     )
 
 
-def read_sdpa(mask: AttnMask, layouts: Sequence[SequenceLayout]) -> set[Pair]:
-    """Read as ``torch.nn.functional.scaled_dot_product_attention``: bool masks say True = takes part.
-
-    Args:
-        mask: ``causal`` and ``no_mask`` without a tensor, ``arbitrary`` with one.
-        layouts: One shard, bshd.
-
-    Raises:
-        ValueError: Packed sequences, several shards, another mode.
-    """
-    rows = ring_rows(layouts)
-    if layouts[0].format == "thd" or len(layouts) > 1:
-        raise ValueError("scaled_dot_product_attention reads rows on one rank")
-    if mask.kernel_mode == "arbitrary":
-        takes_part = _required(mask, Polarity.KEEP)
-        return token_pairs(rows, lambda row, query, key: bool(takes_part[row, 0, query, key]))
-    if mask.kernel_mode not in ("causal", "no_mask"):
-        raise ValueError(f"scaled_dot_product_attention has no mode {mask.kernel_mode!r}")
-    causal = mask.kernel_mode == "causal"
-    return token_pairs(rows, lambda _, query, key: not causal or key <= query)
-
-
 def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
     """Collect the pairs that ``allowed(row, query position, key position)`` lets through, for real queries."""
     return {

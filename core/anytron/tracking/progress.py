@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Progress(Protocol):
-    """Shows a run to a person. Called by the loop in the driver."""
+class Progress:
+    """Shows a run to a person; this one shows nothing. A context manager: leaving clears up, after errors too."""
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
         """The workers are up and the first step begins.
@@ -24,4 +26,10 @@ class Progress(Protocol):
         """A step is done; ``metrics`` are those of ``metrics.jsonl``."""
 
     def finish(self) -> None:
-        """The last step is done; the model is about to be saved. Not called if the run fails."""
+        """The last step is done; the model is about to be saved."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.finish()

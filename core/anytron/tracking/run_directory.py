@@ -12,11 +12,10 @@ from typing_extensions import Self
 from anytron.config.dump import to_yaml
 from anytron.errors import ConfigError
 from anytron.tracking.album import Album
-from anytron.tracking.sinks import JsonlSink, MetricSink
+from anytron.tracking.sinks import JsonlSink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from torch import Tensor
 
@@ -58,8 +57,8 @@ class RunDirectory:
     def __init__(self, path: Path, log_samples: int) -> None:
         self.path = path
         self._log_samples = log_samples
-        self._metrics: MetricSink = JsonlSink(path / "metrics.jsonl")
-        self._samples: MetricSink = JsonlSink(path / "samples.jsonl")
+        self._metrics = JsonlSink(path / "metrics.jsonl")
+        self._samples = JsonlSink(path / "samples.jsonl")
 
     @classmethod
     def create(cls, config: RunConfig) -> RunDirectory:
@@ -83,28 +82,12 @@ class RunDirectory:
             for name in present:
                 old = path / name
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
-            resolved = to_yaml(config)
-            (path / "config.yaml").write_text(resolved, encoding="utf-8")
+            (path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
             return cls(path, config.trainer.log_samples)
         except OSError as error:
             raise ConfigError(
                 "The output directory cannot be written.", where=f"trainer.output_dir = {path}", why=str(error)
             ) from error
-
-    @property
-    def hf_path(self) -> Path:
-        """Where the trained model goes."""
-        return self.path / "hf"
-
-    @property
-    def adapter_path(self) -> Path:
-        """Where the trained adapters go."""
-        return self.path / "adapter"
-
-    @property
-    def critic_path(self) -> Path:
-        """Where the trained critic goes."""
-        return self.path / "critic"
 
     def write_patches(self, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Record what each worker says of itself, by role and rank."""
@@ -154,9 +137,7 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

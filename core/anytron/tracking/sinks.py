@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-
-class MetricSink(Protocol):
-    """Receives the metrics of every step."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record; when this returns, a crash of the process does not lose it."""
-
-    def close(self) -> None:
-        """Release what the sink holds."""
 
 
 class JsonlSink:
@@ -31,7 +21,7 @@ class JsonlSink:
         self._file = path.open("x", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record. NaN and infinity are written as Python's ``json`` reads them."""
+        """Append a record, on disk when this returns. NaN and infinity are written as Python's ``json`` reads them."""
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
 

@@ -125,14 +125,14 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         seconds = time.perf_counter() - began
         progress.finish()
         if config.trainer.save_hf:
-            trainer.save_hf(str(run.hf_path))
-            prepared.tokenizer.save_pretrained(str(run.hf_path))
-            save_processor(config.model, run.hf_path)
+            trainer.save_hf(str(run.path / "hf"))
+            prepared.tokenizer.save_pretrained(str(run.path / "hf"))
+            save_processor(config.model, run.path / "hf")
             if config.model.lora is not None:
-                trainer.save_adapter(str(run.adapter_path))
+                trainer.save_adapter(str(run.path / "adapter"))
             if critic is not None:
-                trainer.save_critic(str(run.critic_path))
-                prepared.tokenizer.save_pretrained(str(run.critic_path))
+                trainer.save_critic(str(run.path / "critic"))
+                prepared.tokenizer.save_pretrained(str(run.path / "critic"))
         if config.tracking.plot:
             run.plot()
         return RunSummary(run.path, steps, metrics, seconds)

@@ -30,14 +30,3 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 def test_without_shuffling_the_order_is_the_source_s():
     assert EpochSampler("abc", seed=0, shuffle=False).draw(5) == ["a", "b", "c", "a", "b"]
-
-
-@settings(deadline=None)
-@given(st.integers(0, 12), st.integers(1, 9))
-def test_a_sampler_continues_where_another_stood(before, batch):
-    sampler = EpochSampler(range(7), seed=1, shuffle=True)
-    for _ in range(before):
-        sampler.draw(batch)
-    continued = EpochSampler(range(7), seed=1, shuffle=True)
-    continued.load_state_dict(sampler.state_dict())
-    assert [continued.draw(batch) for _ in range(3)] == [sampler.draw(batch) for _ in range(3)]

@@ -10,7 +10,6 @@ from anytron.reference.masks import (
     PADDING,
     defined_pairs,
     read_flash_attention,
-    read_sdpa,
     read_transformer_engine,
 )
 from anytron.sequences import ContextShard, plan_layout
@@ -85,11 +84,4 @@ def test_a_full_mask_reads_the_same_in_either_declared_polarity(polarity):
     keep = (real[:, :, None] & real[:, None, :] & (position[None, :, None] >= position[None, None, :]))[:, None]
     mask = full(keep, polarity)
     expected = defined_pairs(LENGTHS, CAUSAL)
-    assert read_sdpa(mask, layouts("bshd")) == expected
     assert read_transformer_engine(mask, layouts("bshd"), CAUSAL) == expected
-
-
-def test_sdpa_causal_rows():
-    assert read_sdpa(plain("causal"), layouts("bshd")) == defined_pairs(LENGTHS, CAUSAL)
-    with pytest.raises(ValueError, match="rows on one rank"):
-        read_sdpa(plain("causal"), layouts("thd"))
