@@ -67,10 +67,7 @@ def load_hf_config(model: ModelSection) -> Any:
 
 
 def model_class(hf_config: Any) -> Any:
-    """Choose the transformers class that computes a config's logits.
-
-    Args:
-        hf_config: A ``transformers.PretrainedConfig``.
+    """Choose the transformers class that computes the logits of a ``transformers.PretrainedConfig``.
 
     Returns:
         ``AutoModelForImageTextToText`` for a model that takes images, whether or not the run has any

@@ -53,9 +53,6 @@ class PreparedRun:
 def prepare(config: RunConfig) -> PreparedRun:
     """Load tokenizer, prompts and rewards, and check them against the model.
 
-    Args:
-        config: The run.
-
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.

@@ -29,15 +29,7 @@ def exact_match(samples: Sequence[Sample], key: str = "answer") -> list[float]:
 
 
 def contains(samples: Sequence[Sample], key: str = "answer") -> list[float]:
-    """Give 1 to a response that contains the right answer, else 0.
-
-    Args:
-        samples: The samples.
-        key: The entry of ``sample.data`` that holds the right answer.
-
-    Raises:
-        DataError: A prompt has no such entry.
-    """
+    """Give 1 to a response that contains the right answer, else 0; otherwise as :func:`exact_match`."""
     return [float(str(_entry(sample, key)).strip() in sample.response_text) for sample in samples]
 
 

@@ -18,14 +18,7 @@ INITIAL_MODEL = "initial_model"
 
 
 def model_directory(config: RunConfig) -> Path:
-    """Find the Hugging Face directory that the run's model starts from.
-
-    Args:
-        config: The run.
-
-    Returns:
-        ``model.path``, or what :func:`write_random_model` has written for ``model.config``.
-    """
+    """Find where the run's model starts from: ``model.path``, or what :func:`write_random_model` has written."""
     if config.model.path is not None:
         return Path(config.model.path)
     return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
