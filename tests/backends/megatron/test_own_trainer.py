@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anytron.hooks.types import OWN_TRAINER
+from anytron.patches.versions import in_range, installed_version
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PROGRAM = Path(__file__).parent / "programs" / "own_trainer.py"
@@ -44,9 +45,12 @@ def test_leaving_undoes_everything(facts):
     assert facts["attention"]
 
 
-def test_without_the_patches_of_megatrons_models_packed_attention_is_refused():
+@pytest.mark.skipif(not in_range(installed_version("megatron-core"), "<0.16.2"), reason="this version has no fault")
+def test_without_the_patches_of_megatrons_models_packed_attention_fails():
     sabotaged = run("an engine with models of its own")
-    assert sabotaged["thd"] == "ValueError: values must be as wide as queries"
+    refusal = "ValueError: values must be as wide as queries"
+    misshapen = "RuntimeError: Sizes of tensors must match"  # before 0.13 it does not get as far as the kernel
+    assert sabotaged["thd"].startswith((refusal, misshapen)), sabotaged["thd"]
     assert isinstance(sabotaged["bshd"], list)
 
 

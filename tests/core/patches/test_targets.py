@@ -73,11 +73,11 @@ def test_the_plan_says_that_a_target_is_missing(victim):
 def test_targets_in_megatron_are_found_without_importing_it():
     code = (
         "import sys; from anytron.patches import Patch, Phase; from anytron.patches.targets import missing_target\n"
-        "for name in ('make_viewless_tensor', 'make_viewles_tensor'):\n"
-        "    patch = Patch('p', 'us', 'megatron.core.utils:' + name, Phase.BEFORE_BUILD, 'r',"
+        "for name in ('PackedSeqParams', 'PackedSeqParms'):\n"
+        "    patch = Patch('p', 'us', 'megatron.core.packed_seq_params:' + name, Phase.BEFORE_BUILD, 'r',"
         " replacement='math:floor')\n"
         "    print(missing_target(patch))\n"
         "assert 'megatron' not in sys.modules and 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["", "megatron.core.utils has no attribute make_viewles_tensor"]
+    assert done.stdout.splitlines() == ["", "megatron.core.packed_seq_params has no attribute PackedSeqParms"]
