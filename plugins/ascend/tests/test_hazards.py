@@ -15,8 +15,8 @@ import torch
 import torch_npu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from anytron.config.diagnostics import refuse
 from anytron.errors import ConfigError, PlatformError
-from anytron.hooks.facade import refuse_errors
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.traits import ModelTraits
@@ -312,7 +312,7 @@ def test_expandable_segments_are_refused_where_torch_npu_is_too_old(monkeypatch)
     monkeypatch.setattr(platform, "_installed", lambda _: "2.7.1")
     options = AscendOptions(expandable_segments=True)
     with pytest.raises(ConfigError, match="expandable segments need"):
-        refuse_errors([("ascend", diagnostic) for diagnostic in platform._option_diagnostics(options, "megatron")])
+        refuse(platform._option_diagnostics(options, "megatron"))
     assert list(platform._option_diagnostics(AscendOptions(), "megatron")) == []
 
 

@@ -11,6 +11,7 @@ from anytron.hooks.types import Requirement
 from anytron.masks import AttnMask, MaskKind
 from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.adaptors.adaptor import Adaptor
+from anytron_ascend.mindspeed.attention import CAUSAL, FULL
 from anytron_ascend.mindspeed.installation import find_installation
 from anytron_ascend.mindspeed.patches import PATCHES
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs
     from anytron_ascend.options import MindSpeedOptions
-
-CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
-"""Kernel modes: left-up causal with the compressed triangle, and a mask of full size."""
 
 
 class MindSpeedAdaptor(Adaptor):
