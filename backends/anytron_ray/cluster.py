@@ -1,4 +1,4 @@
-"""Ray's cluster: join it or start one, hold what it has against what a run needs, and place agents in it."""
+"""Ray's cluster: join it or start one, compare what it has with what a run needs, and place agents in it."""
 
 from __future__ import annotations
 
