@@ -60,20 +60,14 @@ def attend_sharded(
         refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")
     if windowed and not causal:
         refuse("DotProductAttention", "window without causality with context parallelism", "set context parallel 1")
-    if call.format == "bshd":
-        return _padded(kernel, query, key, value, call, group, causal)
-    return _packed(kernel, query, key, value, call, group, causal)
+    split = _padded if call.format == "bshd" else _packed
+    return split(kernel, (query, key, value), call, group, causal)
 
 
 def _padded(
-    kernel: AttentionKernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: AttentionCall,
-    group: ProcessGroup,
-    causal: bool,
+    kernel: AttentionKernel, operands: tuple[Tensor, ...], call: AttentionCall, group: ProcessGroup, causal: bool
 ) -> Tensor:
+    query, *others = operands
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     chunk = query.shape[1] // 2
 
@@ -82,7 +76,7 @@ def _padded(
         in_order = torch.cat([ranks[:, 0].flatten(0, 1), ranks[:, 1].flip(0).flatten(0, 1)])
         return in_order.transpose(0, 1)
 
-    keys, values = whole(key), whole(value)
+    keys, values = map(whole, others)
     if not causal:
         return kernel(query, keys, values, call)
     outputs = []
@@ -93,16 +87,11 @@ def _padded(
 
 
 def _packed(
-    kernel: AttentionKernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: AttentionCall,
-    group: ProcessGroup,
-    causal: bool,
+    kernel: AttentionKernel, operands: tuple[Tensor, ...], call: AttentionCall, group: ProcessGroup, causal: bool
 ) -> Tensor:
+    query, *others = operands
     plan = _plan_for(call, dist.get_world_size(group), dist.get_rank(group), causal)
-    keys, values = (gather_first(part, group).index_select(0, plan.order) for part in (key, value))
+    keys, values = (gather_first(part, group).index_select(0, plan.order) for part in others)
     outputs = [
         kernel(query, keys, values, dataclasses.replace(own, sinks=call.sinks, dropout=call.dropout))
         for own in plan.calls

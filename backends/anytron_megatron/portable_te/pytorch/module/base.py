@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytron.errors import EngineError
-from anytron_megatron.portable_te.refusals import refuse
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,7 +28,23 @@ def default_init(weight: Tensor) -> Tensor:
 
 
 class TransformerEngineBaseModule(torch.nn.Module):
-    """Base of the linear layers; the process group may be set later."""
+    """Base of the linear layers.
+
+    Accepted without effect, because they change no result: ``fuse_wgrad_accumulation`` (Megatron's
+    gradient buffers add ``param.grad`` themselves if the layer did not) and ``ub_name`` (names a
+    buffer of the overlap that is refused). Every other setting that asks for something is refused.
+
+    Args:
+        sequence_parallel: Inputs (column) or outputs (row) are split along their first dimension.
+        tp_group: Tensor-parallel group; may be set later.
+        get_rng_state_tracker: Gives the tracker in whose state weights are initialised.
+        rng_tracker_name: Which of its states; None = the tracker's default.
+        return_bias: Return the bias instead of adding it.
+        parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
+
+    Raises:
+        EngineError: A setting is not supported.
+    """
 
     fp8 = False
     fp8_calibration = False
@@ -38,13 +54,20 @@ class TransformerEngineBaseModule(torch.nn.Module):
     def __init__(
         self,
         *,
-        tp_group: ProcessGroup | None,
-        tp_size: int,
-        sequence_parallel: bool,
-        parallel_mode: str | None,
-        get_rng_state_tracker: Callable[[], Any] | None,
-        rng_tracker_name: str | None,
+        bias: bool = True,
+        return_bias: bool = False,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: ProcessGroup | None = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        parallel_mode: str | None = None,
+        ub_name: str | None = None,
+        **unsupported: Any,
     ) -> None:
+        refuse_settings(type(self).__name__, unsupported)
+        del fuse_wgrad_accumulation
         super().__init__()
         if parallel_mode not in (None, "column", "row"):
             raise EngineError(
@@ -52,6 +75,10 @@ class TransformerEngineBaseModule(torch.nn.Module):
                 where=f"transformer_engine.pytorch, {type(self).__name__}",
                 fix="use column, row or None",
             )
+        self.ub_name = ub_name
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.apply_bias = bias and not return_bias
         self.tp_group = tp_group
         self.tp_size = tp_size
         self.parallel_mode = parallel_mode

@@ -10,19 +10,16 @@ from torch import Tensor
 from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.module.base import InitMethod, TransformerEngineBaseModule, default_init
-from anytron_megatron.portable_te.refusals import refuse, refuse_settings
+from anytron_megatron.portable_te.refusals import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.distributed import ProcessGroup
+    from collections.abc import Sequence
 
 
 class GroupedLinear(TransformerEngineBaseModule):
     """``num_gemms`` linear layers with parameters ``weight0``, ``bias0``, ``weight1``, ...
 
-    Megatron's token dispatcher communicates; the layer itself does not. Arguments as in
-    :class:`~anytron_megatron.portable_te.pytorch.module.linear.Linear`.
+    Megatron's token dispatcher communicates; the layer itself does not.
 
     Raises:
         EngineError: Tensor parallelism inside of the layer, or a setting that is not supported.
@@ -33,40 +30,21 @@ class GroupedLinear(TransformerEngineBaseModule):
         num_gemms: int,
         in_features: int,
         out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: ProcessGroup | None = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        rng_tracker_name: str | None = None,
+        *,
         init_method: InitMethod | None = None,
         bias: bool = True,
-        return_bias: bool = False,
         params_dtype: torch.dtype | None = None,
         parallel_mode: str | None = None,
+        tp_size: int = 1,
         device: Any = None,
-        ub_name: str | None = None,
-        **unsupported: Any,
+        **shared: Any,
     ) -> None:
-        refuse_settings("GroupedLinear", unsupported)
         if parallel_mode is not None and tp_size > 1:
             refuse("GroupedLinear", "tensor parallelism inside of it", "let Megatron's token dispatcher communicate")
-        del fuse_wgrad_accumulation
-        super().__init__(
-            tp_group=tp_group,
-            tp_size=tp_size,
-            sequence_parallel=sequence_parallel,
-            parallel_mode=parallel_mode,
-            get_rng_state_tracker=get_rng_state_tracker,
-            rng_tracker_name=rng_tracker_name,
-        )
-        self.ub_name = ub_name
+        super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
         self.num_gemms = num_gemms
         self.in_features = in_features
         self.out_features = out_features
-        self.use_bias = bias
-        self.return_bias = return_bias
-        self.apply_bias = bias and not return_bias
         for index in range(num_gemms):
             self._add_parameter(
                 f"weight{index}",

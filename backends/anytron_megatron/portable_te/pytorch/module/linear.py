@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,34 +10,10 @@ from torch.nn import functional
 
 from anytron_megatron.portable_te.pytorch import collectives
 from anytron_megatron.portable_te.pytorch.module.base import InitMethod, TransformerEngineBaseModule, default_init
-from anytron_megatron.portable_te.refusals import refuse_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.distributed import ProcessGroup
 
 
 class Linear(TransformerEngineBaseModule):
-    """``y = x W^T + b``.
-
-    Accepted without effect, because they change no result: ``fuse_wgrad_accumulation`` (Megatron's
-    gradient buffers add ``param.grad`` themselves if the layer did not) and ``ub_name`` (names a
-    buffer of the overlap that is refused). Every other setting that asks for something is refused.
-
-    Args:
-        in_features: Input size over all ranks.
-        out_features: Output size over all ranks.
-        sequence_parallel: Inputs (column) or outputs (row) are split along their first dimension.
-        get_rng_state_tracker: Gives the tracker in whose state weights are initialised.
-        rng_tracker_name: Which of its states; None = the tracker's default.
-        init_method: Fills the weight in place.
-        return_bias: Return the bias instead of adding it.
-        parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
-
-    Raises:
-        EngineError: A setting is not supported.
-    """
+    """``y = x W^T + b``; sizes are over all ranks, and ``init_method`` fills the weight in place."""
 
     weight: torch.nn.Parameter
     bias: Tensor
@@ -46,37 +22,18 @@ class Linear(TransformerEngineBaseModule):
         self,
         in_features: int,
         out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: ProcessGroup | None = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        rng_tracker_name: str | None = None,
+        *,
         init_method: InitMethod | None = None,
         bias: bool = True,
-        return_bias: bool = False,
         params_dtype: torch.dtype | None = None,
         parallel_mode: str | None = None,
+        tp_size: int = 1,
         device: Any = None,
-        ub_name: str | None = None,
-        **unsupported: Any,
+        **shared: Any,
     ) -> None:
-        refuse_settings(type(self).__name__, unsupported)
-        del fuse_wgrad_accumulation
-        super().__init__(
-            tp_group=tp_group,
-            tp_size=tp_size,
-            sequence_parallel=sequence_parallel,
-            parallel_mode=parallel_mode,
-            get_rng_state_tracker=get_rng_state_tracker,
-            rng_tracker_name=rng_tracker_name,
-        )
-        self.ub_name = ub_name
+        super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
         self.in_features = in_features // tp_size if parallel_mode == "row" else in_features
         self.out_features = out_features // tp_size if parallel_mode == "column" else out_features
-        self.use_bias = bias
-        self.return_bias = return_bias
-        self.apply_bias = bias and not return_bias
         self._add_parameter(
             "weight",
             (self.out_features, self.in_features),
@@ -86,12 +43,11 @@ class Linear(TransformerEngineBaseModule):
             device=device,
         )
         if bias:
-            partition_dim = None if parallel_mode == "row" else 0
             self._add_parameter(
                 "bias",
                 (self.out_features,),
                 torch.nn.init.zeros_,
-                partition_dim=partition_dim,
+                partition_dim=None if parallel_mode == "row" else 0,
                 dtype=params_dtype,
                 device=device,
             )
