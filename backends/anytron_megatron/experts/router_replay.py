@@ -33,14 +33,10 @@ if TYPE_CHECKING:
 
 
 class RouterReplays:
-    """The routers of one model on this rank, and which of the whole model's routers they are.
+    """The routers of one model, built with ``moe_enable_routing_replay``, on this rank, and which of all they are.
 
     Routers of multi-token prediction are left alone: they do not run where log-probs are computed.
     Making one is a collective over pipeline stages.
-
-    Args:
-        chunks: The model's chunks on this rank, in order, built with ``moe_enable_routing_replay``.
-        config: Their configuration.
     """
 
     def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig) -> None:

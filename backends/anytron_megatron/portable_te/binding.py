@@ -6,15 +6,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
-from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec
+from anytron.kernels.contract import KernelName, KernelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from anytron.kernels.contract import AttentionKernel, KernelSource
-    from anytron.traits import ModelTraits
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelSource
 
 
 class Kernels:
@@ -25,32 +24,9 @@ class Kernels:
         self.device_type = device_type
         self._shared: dict[tuple[KernelName, torch.dtype], Callable[..., Any]] = {}
 
-    def attention(
-        self,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        qk_dim: int,
-        v_dim: int,
-        scale: float,
-        traits: ModelTraits,
-        dropout: float,
-        sinks: bool,
-    ) -> AttentionKernel:
-        """The kernel of one attention layer; arguments as in :class:`~anytron.kernels.contract.AttentionSpec`."""
-        return self._source.attention_kernel(
-            AttentionSpec(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                qk_dim=qk_dim,
-                v_dim=v_dim,
-                scale=scale,
-                traits=traits,
-                dropout=dropout,
-                sinks=sinks,
-                device_type=self.device_type,
-            )
-        )
+    def attention(self, spec: AttentionSpec) -> AttentionKernel:
+        """The kernel of one attention layer."""
+        return self._source.attention_kernel(spec)
 
     def fused(self, name: KernelName, dtype: torch.dtype | None, **options: object) -> Callable[..., Any]:
         """A fused kernel for one module."""

@@ -43,18 +43,9 @@ def attend_sharded(
 ) -> Tensor:
     """Attend with this rank's queries to the keys of all ranks.
 
-    Args:
-        kernel: The attention kernel.
-        query: This rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd).
-        key: This rank's, alike.
-        value: This rank's, alike.
-        call: Lengths are those of whole sequences; no explicit mask.
-        group: The context-parallel group.
-        causal: A query sees no later keys, whatever word the platform has for it.
-        windowed: The kernel has a sliding window.
-
-    Returns:
-        As ``query``, with the value's head size.
+    Query, key and value are this rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd); the lengths in ``call`` are
+    those of whole sequences, and it has no explicit mask. ``causal`` says whether a query sees no later keys, whatever
+    word the platform has for it; ``windowed`` that the kernel has a sliding window.
     """
     if call.mask is not None:
         refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anytron.errors import EngineError
-from anytron.kernels.contract import AttentionCall
+from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.masks import current_mask
 from anytron.traits import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
@@ -108,7 +108,7 @@ class DotProductAttention(torch.nn.Module):
         self.window_size = None if window_size is None else (window_size[0], window_size[1])
         self._get_rng_state_tracker = get_rng_state_tracker
         qk_dim, v_dim = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels
-        self._kernel = kernels().attention(
+        spec = AttentionSpec(
             num_heads=num_attention_heads // tp_size,
             num_kv_heads=(num_gqa_groups or num_attention_heads) // tp_size,
             qk_dim=qk_dim,
@@ -121,7 +121,9 @@ class DotProductAttention(torch.nn.Module):
             ),
             dropout=attention_dropout,
             sinks=softmax_type != "vanilla",
+            device_type=kernels().device_type,
         )
+        self._kernel = kernels().attention(spec)
         self._add_softmax_offset(num_attention_heads // tp_size)
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 

@@ -27,20 +27,10 @@ def apply_rotary_pos_emb(
 ) -> Tensor:
     """Rotate queries or keys by their positions.
 
-    Args:
-        t: ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd).
-        freqs: Angles ``[S, 1, 1, R]`` by position; in thd by position in the sequence, over all
-            context-parallel ranks.
-        tensor_format: See ``t``.
-        start_positions: Not supported.
-        interleaved: Pairs are neighbours instead of halves.
-        fused: The platform's kernel is used either way.
-        cu_seqlens: thd: int32 ``[B + 1]`` where sequences start, over all context-parallel ranks.
-        cp_size: Context-parallel ranks.
-        cp_rank: This one's number.
-
-    Returns:
-        As ``t``.
+    They are ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd). ``freqs`` are angles
+    ``[S, 1, 1, R]`` by position; in thd by position in the sequence, which starts where ``cu_seqlens``, int32
+    ``[B + 1]``, say, both over all context-parallel ranks. ``interleaved`` pairs are neighbours instead of halves.
+    The platform's kernel is used whether ``fused`` is asked for or not.
     """
     del fused
     refuse_settings("apply_rotary_pos_emb", {"start_positions": start_positions})
