@@ -143,6 +143,80 @@ class DeviceRuntime(abc.ABC):
         return nullcontext()
 
 
+class TorchDeviceRuntime(DeviceRuntime):
+    """A device whose module in torch has the interface of ``torch.cuda``: ``torch.<device_type>``.
+
+    Plugins import what adds that module to torch before they make one.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self.module: Any = torch.get_device_module(self.device_type)
+
+    def device_count(self) -> int:
+        """Devices that this process sees."""
+        return int(self.module.device_count())
+
+    def current_device(self) -> torch.device:
+        """``<device_type>:<index>``."""
+        import torch
+
+        return torch.device(self.device_type, self.module.current_device())
+
+    def set_device(self, index: int) -> None:
+        """Make device ``index`` the current one."""
+        self.module.set_device(index)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the current device."""
+        self.module.synchronize()
+
+    def empty_cache(self) -> None:
+        """Return cached blocks to the driver."""
+        self.module.empty_cache()
+
+    def memory_stats(self) -> MemoryStats:
+        """The caching allocator's view of the current device."""
+        return MemoryStats(
+            allocated=self.module.memory_allocated(),
+            peak_allocated=self.module.max_memory_allocated(),
+            reserved=self.module.memory_reserved(),
+            total=self.module.get_device_properties(self.module.current_device()).total_memory,
+        )
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the current device's generator."""
+        self.module.manual_seed(seed)
+
+    def get_rng_state(self) -> torch.Tensor:
+        """uint8 state of the current device's generator."""
+        state: torch.Tensor = self.module.get_rng_state()
+        return state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore a state from :meth:`get_rng_state`."""
+        self.module.set_rng_state(state)
+
+    def default_generator(self) -> torch.Generator:
+        """The current device's generator; the device is initialised first, which creates the generators."""
+        self.module.init()
+        generator: torch.Generator = self.module.default_generators[self.module.current_device()]
+        return generator
+
+    def device_name(self) -> str:
+        """The current device's name, as its driver gives it."""
+        return str(self.module.get_device_name(self.module.current_device()))
+
+    def can_pin_memory(self) -> bool:
+        """Return True: copies from pinned memory overlap with computation."""
+        return True
+
+    def new_stream(self) -> Any:
+        """A new stream of the current device."""
+        return self.module.Stream()
+
+
 class Platform(abc.ABC):
     """A hardware platform: a plugin of the entry-point group ``anytron.platforms``.
 

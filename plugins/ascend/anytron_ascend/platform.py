@@ -73,11 +73,7 @@ class AscendPlatform(Platform):
         return self._adaptor.redirects_torch_cuda
 
     def configure_options(self, options: BaseModel | None) -> None:
-        """Choose the adaptor.
-
-        Raises:
-            ConfigError: It is not available.
-        """
+        """Choose the adaptor (:func:`make_adaptor`)."""
         assert isinstance(options, AscendOptions)
         self._options = options
         self._adaptor = make_adaptor(options, self.engine)

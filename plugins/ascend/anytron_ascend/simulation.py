@@ -9,28 +9,23 @@ from anytron.errors import PlatformError
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
 
 
-def asked_for() -> bool:
-    """Whether the environment asks for simulated NPUs."""
-    return os.environ.get(VARIABLE) == "1"
-
-
 def preload() -> None:
-    """Put simulated CANN libraries in the place of the real ones, if asked for; imports neither torch nor torch_npu.
+    """Load simulated CANN libraries instead of the real ones, if asked for; imports neither torch nor torch_npu.
 
     Raises:
         PlatformError: The simulator is not installed, not built, or not for this torch_npu.
     """
-    if asked_for():
-        _run("preload")
+    _run("preload")
 
 
 def activate() -> None:
     """Import torch_npu on simulated devices, if asked for."""
-    if asked_for():
-        _run("activate")
+    _run("activate")
 
 
 def _run(step: str) -> None:
+    if os.environ.get(VARIABLE) != "1":
+        return
     try:
         import anytron_ascend_simulator as simulator
     except ImportError as error:

@@ -124,9 +124,7 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
 
 def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
     """Refuse what other engines have and this one would silently leave out."""
-    wanted = {
-        "model.freeze": bool(config.model.freeze),
-    }
-    for key, is_wanted in wanted.items():
-        if is_wanted:
-            yield Diagnostic("error", key, "the engine mindspeed_llm does not have it", "use the engine megatron")
+    if config.model.freeze:
+        yield Diagnostic(
+            "error", "model.freeze", "the engine mindspeed_llm does not have it", "use the engine megatron"
+        )

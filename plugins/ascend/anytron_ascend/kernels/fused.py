@@ -57,12 +57,10 @@ def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     if size > MAX_ROTARY_SIZE:
         return neutral.rope(x, freqs, interleaved)
     turned, passed = x[..., :size], x[..., size:]
-    flat, angles = (
-        _four_dimensions(turned),
-        _four_dimensions(freqs.expand(*[1] * (x.dim() - freqs.dim()), *freqs.shape)),
-    )
+    angles = _four_dimensions(freqs.expand(*[1] * (x.dim() - freqs.dim()), *freqs.shape))
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    rotated = torch_npu.npu_rotary_mul(flat, cos, sin, "interleave" if interleaved else "half").view_as(turned)
+    mode = "interleave" if interleaved else "half"
+    rotated = torch_npu.npu_rotary_mul(_four_dimensions(turned), cos, sin, mode).view_as(turned)
     return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
 
 
@@ -139,16 +137,8 @@ def adam(
     settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     plain = (decoupled or weight_decay == 0.0) and bias_correction
     if not plain or any(tensor.dtype != torch.float32 for tensor in (*params, *grads)):
-        neutral.adam(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            step=step,
-            decoupled=decoupled,
-            bias_correction=bias_correction,
-            **settings,
-        )
+        form = {"step": step, "decoupled": decoupled, "bias_correction": bias_correction}
+        neutral.adam(params, grads, exp_avgs, exp_avg_sqs, **form, **settings)
         return
     steps = [torch.full((), float(step), device=param.device) for param in params]
     torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **settings)

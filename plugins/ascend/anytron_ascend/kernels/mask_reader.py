@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
     """Read a mask as MindSpeed's attention does, which makes the compressed triangle itself where it gets none.
 
-    Args:
-        mask: The answer of ``build_attn_mask``.
-        layouts: All shards, in rank order.
-        traits: MindSpeed's attention has no window.
+    ``layouts`` are all shards, in rank order.
 
     Raises:
         ValueError: The operator's contract is broken.
     """
-    del traits
+    del traits  # MindSpeed's attention has no window
     forbidden = mask.read_as(Polarity.MASKED)
     if forbidden is None:
         forbidden = compressed_mask(torch.device("cpu"))
@@ -50,12 +47,7 @@ def read_npu_fusion_attention(
     window of ``pre_tokens`` and ``next_tokens``; 1: the given mask; 2: left-up causal; 3: right-down
     causal; 4: band, from the right-down corner; 2 to 4 need the compressed mask. Without a mask, mode and
     windows are ignored. thd is TND: sequences end where ``cu_seqlens_padded[1:]`` says; several shards are
-    MindSpeed's ring, whose blocks lie in zigzag.
-
-    Args:
-        mode: See above.
-        forbidden: ``atten_mask``, True = MASKED.
-        layouts: All shards, in rank order.
+    MindSpeed's ring, whose blocks lie in zigzag. ``forbidden`` is ``atten_mask``, True = MASKED.
 
     Raises:
         ValueError: The operator's contract is broken.

@@ -15,17 +15,8 @@ if TYPE_CHECKING:
     from anytron_ascend.options import MindSpeedOptions
 
 
-def engine_arguments(
-    defaults: Mapping[str, Any], config: RunConfig, options: MindSpeedOptions, *, latent_attention: bool = False
-) -> dict[str, Any]:
-    """Return every argument of an engine.
-
-    Args:
-        defaults: MindSpeed's own.
-        config: The engine's run.
-        options: The platform's.
-        latent_attention: The model has multi-latent attention.
-    """
+def engine_arguments(defaults: Mapping[str, Any], config: RunConfig, options: MindSpeedOptions) -> dict[str, Any]:
+    """Return every argument of an engine: ``defaults`` (MindSpeed's own) and what the run asks for."""
     parallel = config.parallel
     return {
         **defaults,
@@ -37,7 +28,7 @@ def engine_arguments(
         "sequence_parallel": parallel.sequence_parallel,
         "context_parallel_algo": options.context_parallel_algo,
         "transformer_impl": "transformer_engine",
-        "multi_latent_attention": latent_attention,
+        "multi_latent_attention": False,
         "use_flash_attn": True,
         # A mask and its mode come together, call by call (anytron_ascend.mindspeed.attention); these hold
         # for calls without a mask: MindSpeed's compressed triangle, left-up causal.

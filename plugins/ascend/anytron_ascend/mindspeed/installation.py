@@ -1,4 +1,4 @@
-"""Find MindSpeed and hold its version against Megatron's, without importing either."""
+"""Find MindSpeed and check its version against Megatron's, without importing either."""
 
 from __future__ import annotations
 
@@ -23,13 +23,7 @@ _WHERE = "platform.options.adaptor"
 
 @dataclass(frozen=True)
 class Installation:
-    """Versions and place of what works together.
-
-    Attributes:
-        mindspeed: For example ``0.16.0``.
-        megatron: megatron-core's.
-        folder: Where the package ``mindspeed`` lies.
-    """
+    """Versions of MindSpeed (for example ``0.16.0``) and megatron-core, and the folder of the package ``mindspeed``."""
 
     mindspeed: str
     megatron: str
@@ -85,12 +79,8 @@ def checkout_version(folder: Path, fix: str) -> str:
 
     The package itself has none, and a checkout on ``PYTHONPATH`` hides an installed one.
 
-    Args:
-        folder: The package's.
-        fix: How to install it, for the error.
-
     Raises:
-        PlatformError: Neither is there.
+        PlatformError: Neither is there; ``fix`` is its advice.
     """
     setup = folder.parent / "setup.py"
     if setup.is_file():

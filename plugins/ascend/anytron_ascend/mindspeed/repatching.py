@@ -42,18 +42,11 @@ def default_arguments() -> dict[str, Any]:
 
 
 def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
-    """Let MindSpeed patch for these arguments, and for no others that an engine before has left.
+    """Let MindSpeed patch for these arguments (all of them), and for none that an earlier engine left.
 
     MindSpeed starts from the objects that it saw first and so drops what others put on top of its own:
     mcore-bridge, and the ledger. Where MindSpeed's part is the same as before, what stood on top is put back;
-    elsewhere the ledger applies its patches again.
-
-    Args:
-        arguments: Every argument of the engine (:mod:`anytron_ascend.mindspeed.arguments`).
-        ledger: This process's.
-
-    Returns:
-        Whether anything had to be done: an engine like the one before changes nothing.
+    elsewhere the ledger applies its patches again. Returns False if the engine before had the same arguments.
 
     Raises:
         PatchError: A change that is not in the ledger would be lost.

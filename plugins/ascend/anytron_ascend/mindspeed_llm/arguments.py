@@ -34,15 +34,7 @@ takes the latter for packed sequences, whatever the argument says, with a window
 
 
 def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
-    """Say in MindSpeed-LLM's arguments what the configuration says.
-
-    Args:
-        config: The run.
-        model: The model's Hugging Face config.
-        options: ``engine.options``.
-
-    Returns:
-        Values by argument name. Arguments that are not in it keep MindSpeed-LLM's defaults.
+    """Translate the configuration into MindSpeed-LLM's arguments, by name; others keep MindSpeed-LLM's defaults.
 
     Raises:
         ConfigError: The model is of a family, or the run wants something, that this engine does not have;
@@ -69,11 +61,7 @@ def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
 
 
 def check_names(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Hold names of arguments against MindSpeed-LLM's.
-
-    Args:
-        arguments: What is to be set.
-        known: What it has, by name.
+    """Check that MindSpeed-LLM has all these arguments (``known``).
 
     Raises:
         ConfigError: It does not have one of them.
@@ -152,8 +140,6 @@ def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
             "its attention replicates none",
             f"use a size that divides {model.num_key_value_heads}",
         )
-    entries = model.vocab_size
-    padded = -(-entries // sizes.tensor) * sizes.tensor
     return {
         "tensor_model_parallel_size": sizes.tensor,
         "pipeline_model_parallel_size": sizes.pipeline,
@@ -161,8 +147,8 @@ def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
         "expert_model_parallel_size": sizes.expert,
         "expert_tensor_parallel_size": sizes.expert_tensor,
         "sequence_parallel": sizes.sequence_parallel,
-        "vocab_size": entries,
-        "padded_vocab_size": padded,
+        "vocab_size": model.vocab_size,
+        "padded_vocab_size": -(-model.vocab_size // sizes.tensor) * sizes.tensor,
         "make_vocab_size_divisible_by": 1,
         "variable_seq_lengths": True,
         "use_ascend_mc2": options.parallel.ascend_mc2,

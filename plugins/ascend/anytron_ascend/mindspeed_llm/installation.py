@@ -1,4 +1,4 @@
-"""Find MindSpeed-LLM, MindSpeed and Megatron-LM, and hold them against each other, importing none of them."""
+"""Find MindSpeed-LLM, MindSpeed and Megatron-LM, and check that they fit together; imports none of them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ _WHERE = f"engine.name={ENGINE}"
 
 @dataclass(frozen=True)
 class Installation:
-    """What was found.
-
-    Attributes:
-        mindspeed_llm: MindSpeed-LLM's version, as its setup.py says; development branches lag behind their name.
-        mindspeed: MindSpeed's.
-        megatron: That of the Megatron that would be imported.
-    """
+    """Versions: of the Megatron that would be imported, and as setup.py says (it lags behind a branch's name)."""
 
     mindspeed_llm: str
     mindspeed: str

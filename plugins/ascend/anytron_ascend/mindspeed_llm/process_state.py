@@ -47,12 +47,9 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
     Nothing of an earlier engine remains: neither its arguments, nor the layer specification that was made of
     them when its module was imported, nor its mask and sequence lengths.
 
-    Args:
-        arguments: What :func:`anytron_ascend.mindspeed_llm.arguments.translate` returned.
-        ledger: This process's; its patches are applied again on top of new ones of MindSpeed-LLM.
-
-    Returns:
-        All arguments, validated by Megatron and MindSpeed-LLM, as ``megatron.training.get_args`` gives them.
+    ``arguments`` are those of :func:`anytron_ascend.mindspeed_llm.arguments.translate`; the ledger's patches are
+    applied again on top of new ones of MindSpeed-LLM. Returns all arguments, validated by Megatron and
+    MindSpeed-LLM, as ``megatron.training.get_args`` gives them.
 
     Raises:
         EngineError: Another engine with other arguments is alive in this process, or MindSpeed-LLM refuses

@@ -109,12 +109,7 @@ _callbacks: list[Any] = []  # ctypes frees a callback together with its object
 
 
 def install(opapi: ctypes.CDLL, runtime: ctypes.CDLL) -> None:
-    """Fill the slots of all entry points.
-
-    Args:
-        opapi: The simulator's libopapi.so.
-        runtime: Its libascendcl.so, which keeps the text of the last error.
-    """
+    """Fill the slots of all entry points; ``runtime`` (libascendcl.so) keeps the text of the last error."""
     from anytron_ascend_simulator.kernels import KERNELS
 
     for name, signature in SIGNATURES.items():

@@ -1,4 +1,4 @@
-"""Put the simulator in CANN's place, for this process."""
+"""Load the simulator instead of CANN in this process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ _loaded: list[ctypes.CDLL] = []
 _activated = False
 
 
-def asked_for() -> bool:
-    """Whether ``ANYTRON_ASCEND_SIMULATOR=1``."""
-    return os.environ.get(VARIABLE) == "1"
-
-
-def is_active() -> bool:
-    """Whether this process runs on the simulator."""
-    return bool(_loaded)
-
-
 def preload() -> None:
     """Load the simulated CANN libraries, so that everybody who asks for the real ones finds these.
 
@@ -43,7 +33,7 @@ def preload() -> None:
     """
     if _loaded:
         return
-    if not asked_for():
+    if os.environ.get(VARIABLE) != "1":
         raise SimulatorError(f"The simulator is used only where the environment asks for it: set {VARIABLE}=1.")
     if "torch_npu" in sys.modules:
         raise SimulatorError("torch_npu was imported before the simulator was there: preload it first.")
@@ -56,13 +46,7 @@ def preload() -> None:
 
 
 def activate() -> None:
-    """Make ``torch.npu`` a simulated device: preload, import torch_npu, and give it kernels.
-
-    Does nothing the second time.
-
-    Raises:
-        SimulatorError: As :func:`preload`.
-    """
+    """Make ``torch.npu`` a simulated device: :func:`preload`, import torch_npu, and give it kernels. Once."""
     global _activated  # noqa: PLW0603 - a process has one runtime
     if _activated:
         return
@@ -81,6 +65,3 @@ def activate() -> None:
 
     aten.install()
     _activated = True
-
-
-__all__ = ["SimulatorError", "activate", "asked_for", "is_active", "preload"]

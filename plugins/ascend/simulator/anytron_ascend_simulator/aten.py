@@ -84,14 +84,10 @@ def _operator(name: str) -> Any:
     base, _, overload = rest.partition(".")
     if namespace != "aten" or rest in KEPT:
         return None
-    packet = getattr(torch.ops.aten, base, None)
-    operator = getattr(packet, overload or "default", None)
-    if operator is None:
-        return None
+    operator = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
     # Views (a result that shares memory and is not written) are metadata: torch_npu's own are right.
-    if any(result.alias_info is not None and not result.alias_info.is_write for result in operator._schema.returns):
-        return None
-    return operator
+    results = () if operator is None else operator._schema.returns
+    return None if any(result.alias_info and not result.alias_info.is_write for result in results) else operator
 
 
 def _kernel(operator: Any) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -22,10 +23,7 @@ _RUNTIME_PREFIXES = ("acl", "rt", "Hccl", "Msprof")
 
 
 def build() -> Path:
-    """Build the libraries, if they are not there already.
-
-    Returns:
-        The directory that they lie in.
+    """Build the libraries, if they are not there already; return their directory.
 
     Raises:
         SimulatorError: torch_npu, the compiler or binutils is missing, torch_npu is of an unknown version, or
@@ -73,8 +71,8 @@ class _Build:
     def _runtime_refusals(self, runtime: Path) -> str:
         """Every function of the runtime that torch_npu links against and the simulator lacks answers with an error."""
         libraries = [*self._torch_npu.glob("_C*.so"), *(self._torch_npu / "lib").glob("*.so")]
-        wanted = {name for name in self._undefined(libraries) if name.startswith(_RUNTIME_PREFIXES)}
-        missing = sorted(wanted - self._defined([runtime]))
+        wanted = {name for name in _symbols("--undefined-only", libraries) if name.startswith(_RUNTIME_PREFIXES)}
+        missing = sorted(wanted - _symbols("--defined-only", [runtime], dynamic=False))
         # 207000: ACL_ERROR_RT_FEATURE_NOT_SUPPORT.
         functions = "".join(f"int {name}() {{ return 207000; }}\n" for name in missing)
         return f'extern "C" {{\n{functions}}}\n'
@@ -83,15 +81,11 @@ class _Build:
         """The graph compiler's C++ symbols: torch_npu's torch.compile backend has to load, and is never called."""
         backend = sorted((self._torch_npu / "dynamo" / "torchair" / "core").glob("*.so"))
         # Names alone: versioned symbols (memcpy@GLIBC) are the system's.
-        wanted = {name for name in self._undefined(backend) if "@" not in name}
-        known = self._defined(
-            [
-                *backend,
-                *(self._torch / "lib").glob("*.so*"),
-                *(self._torch_npu / "lib").glob("*.so"),
-                *self._target.glob("*.so"),
-            ]
-        )
+        wanted = {name for name in _symbols("--undefined-only", backend) if "@" not in name}
+        lib = [*(self._torch / "lib").glob("*.so*"), *(self._torch_npu / "lib").glob("*.so")]
+        known = {
+            name.partition("@")[0] for name in _symbols("--defined-only", [*backend, *lib, *self._target.glob("*.so")])
+        }
         # C++ names of ge:: and of protobuf, and the bounded C functions of CANN's libc_sec; anything else is torch's,
         # Python's or the C++ runtime's.
         missing = sorted(name for name in wanted - known if name.startswith(("_Z", "acl")) or name.endswith("_s"))
@@ -105,20 +99,9 @@ class _Build:
 
     def _compile(self, source: Path) -> Path:
         output = self._target / f"{source.stem}.o"
-        includes = f"-I{self._torch_npu / 'include'}"
         warnings = ("-Wall", "-Wextra", "-Wno-deprecated-declarations", "-Wno-unused-parameter")
-        _run(
-            "g++",
-            "-O2",
-            "-std=c++17",
-            "-fPIC",
-            *warnings,
-            "-c",
-            f"-isystem{includes[2:]}",
-            str(source),
-            "-o",
-            str(output),
-        )
+        flags = ("-O2", "-std=c++17", "-fPIC", *warnings, f"-isystem{self._torch_npu / 'include'}")
+        _run("g++", *flags, "-c", str(source), "-o", str(output))
         return output
 
     def _link(self, name: str, *parts: Path) -> None:
@@ -128,21 +111,13 @@ class _Build:
             "g++", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", *map(str, parts), *dependency, "-o", str(library)
         )
 
-    def _undefined(self, libraries: list[Path]) -> set[str]:
-        return _symbols("--undefined-only", libraries)
-
-    def _defined(self, files: list[Path]) -> set[str]:
-        names = _symbols("--defined-only", [file for file in files if file.suffix != ".o"])
-        objects = [file for file in files if file.suffix == ".o"]
-        return {name.partition("@")[0] for name in names} | _symbols("--defined-only", objects, dynamic=False)
-
 
 _NO_EXECUTABLE_STACK = '.section .note.GNU-stack,"",@progbits\n'
 
 
 def _thunks() -> str:
     """For each entry point, a jump through a slot that Python fills (x86-64)."""
-    machine = subprocess.run(["uname", "-m"], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S607
+    machine = platform.machine()
     if machine != "x86_64":
         raise SimulatorError(f"The simulator's thunks are written for x86_64, and this is {machine}.")
     names = [name + suffix for name in SIGNATURES for suffix in ("GetWorkspaceSize", "")]
@@ -158,8 +133,6 @@ def _thunk(name: str) -> str:
 
 
 def _symbols(which: str, files: list[Path], *, dynamic: bool = True) -> set[str]:
-    if not files:
-        return set()
     flags = ("-D", which) if dynamic else (which,)
     output = _run("nm", *flags, "--format=posix", *map(str, files))
     # Lines of one file name (ending in a colon) stand between lines of `name type ...`.

@@ -9,11 +9,7 @@ from typing import Any
 
 
 def install(runtime: ctypes.CDLL) -> None:
-    """Make ``import acl`` find it.
-
-    Args:
-        runtime: The simulated ``libascendcl.so``.
-    """
+    """Make ``import acl`` find it; ``runtime`` is the simulated libascendcl.so."""
     sys.modules["acl"] = _PyAcl(runtime)
 
 

@@ -42,7 +42,7 @@ class Sparsity:
     packed: bool
 
     def check(self, batch: int, heads: int) -> None:
-        """Hold mode, dtype and shape against the documentation; ``batch`` and ``heads`` of the queries."""
+        """Check mode, dtype and shape; ``batch`` and ``heads`` are the queries'."""
         if self.mask is None:
             return
         require(self.mode in (0, 1, *COMPRESSED_MODES), f"sparse_mode {self.mode} is not modelled (0-4, 7, 8 are)")
@@ -69,14 +69,7 @@ class Sparsity:
             raise ContractError("the compressed mask is the upper triangle without diagonal, 1 = masked")
 
     def masked(self, queries: int, keys: int, sequence: int = 0, sequences: int = 1) -> Tensor | None:
-        """Masked pairs of one sequence: bool ``[Sq, Skv]`` or ``[*, *, Sq, Skv]``; None = none.
-
-        Args:
-            queries: Sq.
-            keys: Skv.
-            sequence: Its place in a packed batch.
-            sequences: How many there are.
-        """
+        """Masked pairs of one sequence of a packed batch: bool ``[Sq, Skv]`` or ``[*, *, Sq, Skv]``; None = none."""
         if self.mask is None:
             return None
         if self.mode in (0, 1):

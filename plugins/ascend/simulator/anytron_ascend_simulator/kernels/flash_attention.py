@@ -18,7 +18,8 @@ from anytron_ascend_simulator.kernels.contract import require
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYOUTS = ("BSH", "SBH", "BSND", "BNSD", "TND")
+HEADS_FIRST = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "TND": (1, 0, 2)}
+"""By ``input_layout``: the permutation to ``[B, N, S, D]`` (TND: ``[N, T, D]``), once H is split into N and D."""
 MAX_HEADS, MAX_HEAD_SIZE = 256, 768
 INVALID_ROWS = 2
 """``inner_precise``: rows without any visible key give zeros. In the other modes the kernel adds a large
@@ -69,46 +70,36 @@ class Attention:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        lengths: tuple[list[int], list[int]] | None,
+        lengths: list[list[int]],
         attributes: Attributes,
     ) -> None:
         self.attributes = attributes
-        require(attributes.layout in LAYOUTS, f"input_layout {attributes.layout}: {', '.join(LAYOUTS)}")
+        require(attributes.layout in HEADS_FIRST, f"input_layout {attributes.layout}: {', '.join(HEADS_FIRST)}")
         require(query.dtype == key.dtype == value.dtype, "query, key and value differ in dtype")
         require(query.dtype in (torch.float16, torch.bfloat16, torch.float32), f"dtype {query.dtype}")
         require(attributes.keep_prob == 1.0, "dropout is not modelled: keep_prob must be 1")
         packed = attributes.layout == "TND"
-        require(packed == (lengths is not None), "actual_seq_qlen and actual_seq_kvlen belong to layout TND")
+        require(packed == bool(lengths), "actual_seq_qlen and actual_seq_kvlen belong to layout TND")
         self._sparsity = Sparsity(attributes.sparse_mode, mask, attributes.pre_tokens, attributes.next_tokens, packed)
         self.kv_heads = self._kv_heads(query, key)
-        if lengths is not None:
-            self.pieces = list(self._packed_pieces(query, key, value, *lengths))
-        else:
-            self.pieces = [self._whole(query, key, value)]
+        pieces = self._packed_pieces(query, key, value, *lengths) if packed else [self._whole(query, key, value)]
+        self.pieces = list(pieces)
         for piece in self.pieces:
             self._check_heads(piece)
 
     def heads_first(self, tensor: Tensor, heads: int) -> Tensor:
         """A layout's tensor as float32 ``[B, N, S, D]``; TND as ``[N, T, D]``."""
         wide, layout = tensor.float(), self.attributes.layout
-        if layout == "TND":
-            return wide.transpose(0, 1)
-        if layout == "BSH":
-            return wide.unflatten(2, (heads, -1)).transpose(1, 2)
-        if layout == "SBH":
-            return wide.unflatten(2, (heads, -1)).permute(1, 2, 0, 3)
-        return wide.transpose(1, 2) if layout == "BSND" else wide
+        if layout in ("BSH", "SBH"):
+            wide = wide.unflatten(2, (heads, -1))
+        return wide.permute(*HEADS_FIRST[layout])
 
     def from_heads_first(self, tensor: Tensor) -> Tensor:
         """The inverse of :meth:`heads_first`."""
         layout = self.attributes.layout
-        if layout == "TND":
-            return tensor.transpose(0, 1)
-        if layout == "BSH":
-            return tensor.transpose(1, 2).flatten(2)
-        if layout == "SBH":
-            return tensor.permute(2, 0, 1, 3).flatten(2)
-        return tensor.transpose(1, 2) if layout == "BSND" else tensor
+        axes = HEADS_FIRST[layout]
+        given = tensor.permute(*(axes.index(axis) for axis in range(len(axes))))
+        return given.flatten(2) if layout in ("BSH", "SBH") else given
 
     def _kv_heads(self, query: Tensor, key: Tensor) -> int:
         layout, heads = self.attributes.layout, self.attributes.heads
@@ -209,38 +200,18 @@ def _backward(
 
 
 def _flash_attention(*arguments: Any) -> None:
-    """Without lengths: dense layouts."""
-    *inputs, prefix, scale, keep, before, after, heads, layout, precise, mode, top, total, _, output = arguments
-    attributes = Attributes(scale, keep, before, after, heads, layout, precise, mode)
-    _run_forward(inputs, prefix, None, attributes, (top, total, output))
-
-
-def _flash_attention_packed(*arguments: Any) -> None:
-    """With lengths: layout TND."""
-    *inputs, prefix, query_ends, key_ends, scale, keep, before, after, heads, layout, precise, mode = arguments[:-4]
-    top, total, _, output = arguments[-4:]
-    attributes = Attributes(scale, keep, before, after, heads, layout, precise, mode)
-    _run_forward(inputs, prefix, (query_ends, key_ends), attributes, (top, total, output))
-
-
-def _run_forward(
-    inputs: list[Any],
-    prefix: list[int] | None,
-    lengths: tuple[list[int], list[int]] | None,
-    attributes: Attributes,
-    outputs: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    query, key, value, bias, drop, padding, mask = inputs
+    """Both forwards; lengths come with layout TND only."""
+    query, key, value, bias, drop, padding, mask, prefix, *lengths = arguments[:-12]
+    attributes, (maximum, total, _, output) = Attributes(*arguments[-12:-4]), arguments[-4:]
     _refuse_unmodelled(bias, drop, padding, prefix)
     attention = Attention(query, key, value, mask, lengths, attributes)
-    maximum, total, output = outputs
-    for tensor in outputs:
+    for tensor in (maximum, total, output):
         tensor.zero_()  # rows behind the last sequence of a packed batch
     for piece in attention.pieces:
         found, top, sums = _forward(piece, attributes)
         output[piece.rows].copy_(attention.from_heads_first(found))
         for target, statistic in zip((maximum, total), (top, sums), strict=True):
-            place = target[piece.rows] if lengths is None else _statistics(target, piece)
+            place = _statistics(target, piece) if lengths else target
             place.copy_(statistic.expand_as(place))
 
 
@@ -255,40 +226,18 @@ def _statistics(packed: Tensor, piece: Piece) -> Tensor:
 
 
 def _flash_attention_grad(*arguments: Any) -> None:
-    """Without lengths: dense layouts."""
-    *inputs, prefix, scale, keep, before, after, heads, layout, precise, mode, dq, dk, dv, _ = arguments
-    attributes = Attributes(scale, keep, before, after, heads, layout, precise, mode)
-    _run_backward(inputs, prefix, None, attributes, (dq, dk, dv))
-
-
-def _flash_attention_packed_grad(*arguments: Any) -> None:
-    """With lengths: layout TND."""
-    *inputs, prefix, query_ends, key_ends, scale, keep, before, after, heads, layout, precise, mode = arguments[:-4]
-    dq, dk, dv, _ = arguments[-4:]
-    attributes = Attributes(scale, keep, before, after, heads, layout, precise, mode)
-    _run_backward(inputs, prefix, (query_ends, key_ends), attributes, (dq, dk, dv))
-
-
-def _run_backward(
-    inputs: list[Any],
-    prefix: list[int] | None,
-    lengths: tuple[list[int], list[int]] | None,
-    attributes: Attributes,
-    gradients: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    query, key, value, cotangent, bias, drop, padding, mask, maximum, total, _, output = inputs
+    """Both backwards."""
+    query, key, value, cotangent, bias, drop, padding, mask, *given = arguments[:-12]
+    maximum, total, _, output, prefix, *lengths = given
+    attributes, gradients = Attributes(*arguments[-12:-4]), arguments[-4:-1]
     _refuse_unmodelled(bias, drop, padding, prefix)
     attention = Attention(query, key, value, mask, lengths, attributes)
-    heads = attributes.heads
     for gradient in gradients:
         gradient.zero_()
     for piece in attention.pieces:
-        if lengths is None:
-            statistics = [tensor[piece.rows][..., :1] for tensor in (maximum, total)]
-        else:
-            statistics = [_statistics(tensor.contiguous(), piece)[..., :1] for tensor in (maximum, total)]
-        upstream, given = (attention.heads_first(tensor[piece.rows], heads) for tensor in (cotangent, output))
-        found = _backward(piece, attributes, upstream, given, *statistics)
+        statistics = [_statistics(one.contiguous(), piece) if lengths else one for one in (maximum, total)]
+        upstream, forward = (attention.heads_first(one[piece.rows], attributes.heads) for one in (cotangent, output))
+        found = _backward(piece, attributes, upstream, forward, *(one[..., :1] for one in statistics))
         places = (piece.rows, piece.columns, piece.columns)
         for target, gradient, place in zip(gradients, found, places, strict=True):
             target[place].copy_(attention.from_heads_first(gradient))
@@ -303,7 +252,7 @@ def _refuse_unmodelled(bias: Any, drop: Any, padding: Any, prefix: Any) -> None:
 
 KERNELS = {
     "aclnnFlashAttentionScore": _flash_attention,
-    "aclnnFlashAttentionVarLenScore": _flash_attention_packed,
+    "aclnnFlashAttentionVarLenScore": _flash_attention,
     "aclnnFlashAttentionScoreGrad": _flash_attention_grad,
-    "aclnnFlashAttentionUnpaddingScoreGrad": _flash_attention_packed_grad,
+    "aclnnFlashAttentionUnpaddingScoreGrad": _flash_attention_grad,
 }
