@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from anytron.patches import Patch, Phase, Supersession
 
-_OWNER = "megatron"
 _HERE = "anytron_megatron.patches"
 _MEGATRON = "megatron-core"
 _BRIDGE, _BRIDGE_VERSIONS = "mcore-bridge", ">=1.6.5,<1.7"
@@ -18,7 +17,6 @@ _DELTA_NET = "mcore_bridge.model.modules.gated_delta_net"
 
 TORCH_CUDA = Patch(
     id="megatron.torch-cuda",
-    owner=_OWNER,
     target="torch:cuda.current_device",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",  # it imports functions of torch.cuda by name and keeps some as defaults
@@ -29,7 +27,6 @@ TORCH_CUDA = Patch(
 )
 TORCH_COMPILE = Patch(
     id="megatron.torch-compile",
-    owner=_OWNER,
     target="torch:compile",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",  # jit_fuser is bound to torch.compile when megatron.core.jit is imported
@@ -43,7 +40,6 @@ TORCH_COMPILE = Patch(
 )
 IMPORT_NOISE = Patch(
     id="megatron.import-noise",
-    owner=_OWNER,
     target="warnings",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
@@ -55,7 +51,6 @@ IMPORT_NOISE = Patch(
 )
 TRITON_IMPORTS = Patch(
     id="megatron.triton-imports",
-    owner=_OWNER,
     target="triton",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
@@ -69,7 +64,6 @@ TRITON_IMPORTS = Patch(
 )
 PORTABLE_TRANSFORMER_ENGINE = Patch(
     id="megatron.portable-transformer-engine",
-    owner=_OWNER,
     target="transformer_engine",
     phase=Phase.BEFORE_IMPORT,
     reason="models are built of Transformer Engine's modules, and it computes on CUDA devices only",
@@ -80,7 +74,6 @@ PORTABLE_TRANSFORMER_ENGINE = Patch(
 
 ONE_RANK_GROUPS = Patch(
     id="megatron.one-rank-groups",
-    owner=_OWNER,
     target="megatron.core.parallel_state:create_group",
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_MEGATRON,
@@ -94,7 +87,6 @@ ONE_RANK_GROUPS = Patch(
 )
 BRIDGE_IMPORT = Patch(
     id="megatron.mcore-bridge-import",
-    owner=_OWNER,
     target="mcore_bridge",
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_BRIDGE,
@@ -109,7 +101,6 @@ BRIDGE_IMPORT = Patch(
 )
 ROPE_TABLE = Patch(
     id="megatron.mcore-bridge-rope-table",
-    owner=_OWNER,
     target="mcore_bridge.model.rope:get_rope_inv_freq",
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_BRIDGE,
@@ -124,7 +115,6 @@ ROPE_TABLE = Patch(
 )
 DEEPSTACK = Patch(
     id="megatron.mcore-bridge-deepstack",
-    owner=_OWNER,
     target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_BRIDGE,
@@ -139,7 +129,6 @@ DEEPSTACK = Patch(
 )
 HOST_GENERATOR_WARNING = Patch(
     id="megatron.host-generator-warning",
-    owner=_OWNER,
     target="megatron.core.tensor_parallel.random",
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_MEGATRON,
@@ -155,7 +144,6 @@ HOST_GENERATOR_WARNING = Patch(
 PEFT_PROBES = tuple(
     Patch(
         id=f"megatron.peft-{name.replace('_', '-')}",
-        owner=_OWNER,
         target=f"peft.import_utils:{name}",
         phase=Phase.BEFORE_PARALLEL_INIT,
         package="peft",
@@ -171,7 +159,6 @@ PEFT_PROBES = tuple(
 
 DELTA_NET_PADDING = Patch(
     id="megatron.gated-delta-net-padding",
-    owner=_OWNER,
     target=f"{_DELTA_NET}:GatedDeltaNet.forward",
     phase=Phase.BEFORE_BUILD,
     package=_BRIDGE,
@@ -188,7 +175,6 @@ DELTA_NET_PADDING = Patch(
 )
 DELTA_NET_GRADIENTS = Patch(
     id="megatron.gated-delta-net-gradients",
-    owner=_OWNER,
     target=f"{_DELTA_NET}:GatedDeltaNet.__init__",
     phase=Phase.BEFORE_BUILD,
     package=_BRIDGE,
@@ -206,7 +192,6 @@ DELTA_NET_GRADIENTS = Patch(
 )
 DELTA_NET_KERNELS = Patch(
     id="megatron.gated-delta-net-kernels",
-    owner=_OWNER,
     target=f"{_DELTA_NET}:chunk_gated_delta_rule",
     phase=Phase.BEFORE_BUILD,
     package=_BRIDGE,
@@ -221,7 +206,6 @@ DELTA_NET_KERNELS = Patch(
 )
 MLA_PACKED_ROTARY = Patch(
     id="megatron.mla-packed-rotary",
-    owner=_OWNER,
     target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -233,7 +217,6 @@ MLA_PACKED_ROTARY = Patch(
 )
 MLA_PACKED_QKV = Patch(
     id="megatron.mla-packed-qkv",
-    owner=_OWNER,
     target=f"{_MLA}:MLASelfAttention.get_query_key_value_tensors",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -245,7 +228,6 @@ MLA_PACKED_QKV = Patch(
 )
 MLA_PADDED_POSITIONS = Patch(
     id="megatron.mla-padded-positions",
-    owner=_OWNER,
     target=f"{_MLA}:MLASelfAttention.get_query_key_value_tensors",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -257,7 +239,6 @@ MLA_PADDED_POSITIONS = Patch(
 )
 MLA_VALUES = Patch(
     id="megatron.mla-values",
-    owner=_OWNER,
     target=f"{_MLA}:MultiLatentAttention.forward",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -278,7 +259,6 @@ MLA_VALUES = Patch(
 )
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
-    owner=_OWNER,
     target="megatron.core.transformer.moe.router:TopKRouter.forward",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -293,7 +273,6 @@ ROUTER_PADDING = Patch(
 )
 ROUTER_GEMM = Patch(
     id="megatron.router-gemm",
-    owner=_OWNER,
     target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -305,7 +284,6 @@ ROUTER_GEMM = Patch(
 )
 PIPELINE_SENDS = Patch(
     id="megatron.pipeline-sends",
-    owner=_OWNER,
     target="megatron.core.pipeline_parallel.p2p_communication:_p2p_ops",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
@@ -322,7 +300,6 @@ PIPELINE_SENDS = Patch(
 def _recompute_scopes(suffix: str, target: str, function: str) -> Patch:
     return Patch(
         id=f"megatron.recompute-scopes{suffix}",
-        owner=_OWNER,
         target=target,
         phase=Phase.BEFORE_BUILD,
         package=_MEGATRON,

@@ -93,15 +93,7 @@ def load_tokenizer(model: ModelSection) -> Any:
     directory = _directory_or_made(model, "tokenizer", "tokenizer", PreTrainedTokenizerBase)
     if not isinstance(directory, Path):
         return directory
-    try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:
-        raise ConfigError(
-            "The tokenizer cannot be loaded.",
-            where=str(directory),
-            why=f"{type(error).__name__}: {error}",
-            fix="set model.tokenizer to a directory that has one",
-        ) from error
+    return _loaded(AutoTokenizer, directory, "tokenizer", "model.tokenizer")
 
 
 def load_image_processor(model: ModelSection) -> Any:
@@ -122,14 +114,18 @@ def load_image_processor(model: ModelSection) -> Any:
     directory = _directory_or_made(model, "processor", "image processor", BaseImageProcessor)
     if not isinstance(directory, Path):
         return directory
+    return _loaded(AutoImageProcessor, directory, "image processor", "model.processor")
+
+
+def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
     try:
-        return AutoImageProcessor.from_pretrained(directory, local_files_only=True)
+        return auto_class.from_pretrained(directory, local_files_only=True)
     except Exception as error:
         raise ConfigError(
-            "The image processor cannot be loaded.",
+            f"The {what} cannot be loaded.",
             where=str(directory),
             why=f"{type(error).__name__}: {error}",
-            fix="set model.processor to a directory that has one",
+            fix=f"set {key} to a directory that has one",
         ) from error
 
 

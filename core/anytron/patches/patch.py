@@ -62,7 +62,7 @@ class Patch:
 
     Attributes:
         id: Unique name, for example ``megatron.rng-state-device``.
-        owner: The plugin or backend that answers for it.
+        owner: The plugin or backend that answers for it; default: the id up to its first dot.
         target: What is changed, ``module:attribute.path`` (or ``module`` for a whole module).
         phase: When.
         reason: Why it is needed, for a person who wants to remove it.
@@ -87,10 +87,10 @@ class Patch:
     """
 
     id: str
-    owner: str
     target: str
     phase: Phase
     reason: str
+    owner: str = ""
     package: str = ""
     requires: str = ""
     required: bool = True
@@ -105,6 +105,8 @@ class Patch:
     stays: str = ""
 
     def __post_init__(self) -> None:
+        if not self.owner:
+            object.__setattr__(self, "owner", self.id.partition(".")[0])
         if bool(self.replacement) == bool(self.install):
             raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
         if not all(str(self.replacement or self.install).partition(":")):

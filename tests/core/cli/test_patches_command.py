@@ -55,10 +55,10 @@ from anytron.patches import Patch, Phase
 def patch_model(phase):
     if phase is Phase.BEFORE_BUILD:
         return [
-            Patch("acme.name", "acme", "packaging.version:parze", phase, "to test", replacement="math:floor"),
-            Patch("acme.module", "acme", "packaging.verzion:parse", phase, "to test",
+            Patch("acme.name", "packaging.version:parze", phase, "to test", replacement="math:floor"),
+            Patch("acme.module", "packaging.verzion:parse", phase, "to test",
                   replacement="math:floor", required=False),
-            Patch("acme.right", "acme", "packaging.version:parse", phase, "to test", replacement="math:floor"),
+            Patch("acme.right", "packaging.version:parse", phase, "to test", replacement="math:floor"),
         ]
 """
 

@@ -198,7 +198,7 @@ def test_rollout_options_are_a_mapping():
 
 
 def _patch(phase: Phase) -> Patch:
-    return Patch("acme.x", "acme", "math:pi", phase, "to test", replacement="math:floor")
+    return Patch("acme.x", "math:pi", phase, "to test", replacement="math:floor")
 
 
 class _NoDevice(Platform):

@@ -96,7 +96,7 @@ def test_an_installer_is_given_the_ledgers_context_and_its_detail_is_recorded(vi
 
 
 def test_what_a_patch_does_is_imported_when_it_is_applied(victim):
-    ledger = Ledger([Patch("late", "us", "victim:part", Phase.AFTER_BUILD, "test", replacement="imported_late:shout")])
+    ledger = Ledger([Patch("us.late", "victim:part", Phase.AFTER_BUILD, "test", replacement="imported_late:shout")])
     ledger.apply(Phase.BEFORE_BUILD)
     with pytest.raises(PatchError, match="No module named 'imported_late'"):
         ledger.apply(Phase.AFTER_BUILD)
@@ -160,7 +160,7 @@ def test_a_patch_that_imports_a_package_goes_last(victim):
             return Installed(lambda: None)
 
         phase = Phase.BEFORE_IMPORT
-        return Patch(id, "t", "victim", phase, "r", before="package_not_imported", install=named(install), **fields)
+        return Patch(id, "victim", phase, "r", before="package_not_imported", install=named(install), **fields)
 
     Ledger([noted("importer", imports="package_not_imported"), noted("early")]).apply(Phase.BEFORE_IMPORT)
     assert applied == ["early", "importer"]

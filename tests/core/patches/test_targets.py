@@ -22,7 +22,7 @@ PACKAGE = {
 
 
 def make(target, **fields):
-    return Patch("p", "us", target, Phase.BEFORE_BUILD, "test", **{"replacement": "math:floor", **fields})
+    return Patch("us.p", target, Phase.BEFORE_BUILD, "test", **{"replacement": "math:floor", **fields})
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_targets_in_megatron_are_found_without_importing_it():
     code = (
         "import sys; from anytron.patches import Patch, Phase; from anytron.patches.targets import missing_target\n"
         "for name in ('PackedSeqParams', 'PackedSeqParms'):\n"
-        "    patch = Patch('p', 'us', 'megatron.core.packed_seq_params:' + name, Phase.BEFORE_BUILD, 'r',"
+        "    patch = Patch('us.p', 'megatron.core.packed_seq_params:' + name, Phase.BEFORE_BUILD, 'r',"
         " replacement='math:floor')\n"
         "    print(missing_target(patch))\n"
         "assert 'megatron' not in sys.modules and 'torch' not in sys.modules\n"

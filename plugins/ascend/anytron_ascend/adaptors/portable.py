@@ -49,7 +49,6 @@ def deny_torch_npu(_original: Callable[..., bool]) -> Callable[..., bool]:
 
 _BRIDGE_WITHOUT_MINDSPEED = Patch(
     id="ascend.bridge-without-mindspeed",
-    owner="ascend",
     target="transformers.utils:is_torch_npu_available",
     phase=Phase.BEFORE_IMPORT,
     before="mcore_bridge",

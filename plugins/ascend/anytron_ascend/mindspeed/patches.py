@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from anytron.patches import Patch, Phase
 
-_OWNER = "ascend"
 _HERE = "anytron_ascend.mindspeed"
 _TE_ATTENTION = "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention"
 
 TRITON_IMPORTS = Patch(
     id="ascend.mindspeed-triton-imports",
-    owner=_OWNER,
     target="mindspeed.ops.triton",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
@@ -21,7 +19,6 @@ TRITON_IMPORTS = Patch(
 )
 MINDSPEED = Patch(
     id="ascend.mindspeed",
-    owner=_OWNER,
     target="mindspeed.megatron_adaptor",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
@@ -34,7 +31,6 @@ MINDSPEED = Patch(
 )
 MODEL_CONFIG = Patch(
     id="ascend.mindspeed-model-config",
-    owner=_OWNER,
     target="mcore_bridge.config.model_config:ModelConfig._augment_mindspeed_defaults",
     phase=Phase.BEFORE_BUILD,
     package="mcore-bridge",
@@ -50,7 +46,6 @@ MODEL_CONFIG = Patch(
 ATTENTION = tuple(
     Patch(
         id=f"ascend.mindspeed-attention{suffix}",
-        owner=_OWNER,
         target=target,
         phase=Phase.BEFORE_BUILD,
         reason=(

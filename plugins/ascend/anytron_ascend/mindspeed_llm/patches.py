@@ -10,12 +10,10 @@ from anytron_ascend.mindspeed_llm.installation import BRANCHES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_OWNER = "ascend"
 _HERE = "anytron_ascend.mindspeed_llm"
 
 TRITON_IMPORTS = Patch(
     id="ascend.mindspeed-llm-triton-imports",
-    owner=_OWNER,
     target="mindspeed_llm.ops.triton",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
@@ -26,7 +24,6 @@ TRITON_IMPORTS = Patch(
 )
 MINDSPEED_LLM = Patch(
     id="ascend.mindspeed-llm",
-    owner=_OWNER,
     target="mindspeed_llm.megatron_adaptor",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
@@ -39,7 +36,6 @@ MINDSPEED_LLM = Patch(
 )
 SEQUENCE_ENDS = Patch(
     id="ascend.mindspeed-llm-sequence-ends",
-    owner=_OWNER,
     target="mindspeed_llm.training.utils:recompute_valid_actual_seq_len",
     phase=Phase.BEFORE_BUILD,
     reason=(

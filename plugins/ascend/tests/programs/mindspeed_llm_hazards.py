@@ -132,7 +132,7 @@ def wrapping(original):
 TARGET = "megatron.core.transformer.transformer_layer:TransformerLayer.forward"
 ledger.apply(
     Phase.AFTER_BUILD,
-    [Patch("test.layer", "test", TARGET, Phase.AFTER_BUILD, "a test", replacement="__main__:wrapping")],
+    [Patch("test.layer", TARGET, Phase.AFTER_BUILD, "a test", replacement="__main__:wrapping")],
 )
 install_arguments(arguments(SPARSE), ledger)
 from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: E402
