@@ -160,7 +160,7 @@ def test_a_patch_that_imports_a_package_goes_last(victim):
             return Installed(lambda: None)
 
         phase = Phase.BEFORE_IMPORT
-        return Patch(id, "victim", phase, "r", before="package_not_imported", install=named(install), **fields)
+        return make(id, target="victim", phase=phase, before="package_not_imported", install=install, **fields)
 
     Ledger([noted("importer", imports="package_not_imported"), noted("early")]).apply(Phase.BEFORE_IMPORT)
     assert applied == ["early", "importer"]

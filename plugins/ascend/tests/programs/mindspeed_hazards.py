@@ -78,7 +78,7 @@ def wrapping(original):
 
 
 def patch_of(name, target):
-    return Patch(name, "test", target, Phase.BEFORE_PARALLEL_INIT, "a test", replacement="__main__:wrapping")
+    return Patch(name, target, Phase.BEFORE_PARALLEL_INIT, "a test", replacement="__main__:wrapping")
 
 
 KEPT = "megatron.core.transformer.torch_norm:WrappedTorchNorm"
