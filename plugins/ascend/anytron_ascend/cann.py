@@ -29,7 +29,7 @@ def device_count() -> int:
     (torch_npu/csrc/core/npu/NPUFunctions.cpp).
 
     Raises:
-        CannError: libascendcl.so cannot be loaded, or the call fails (mostly for want of a driver).
+        CannError: libascendcl.so cannot be loaded, or the call fails (usually because there is no driver).
     """
     simulation.preload()
     try:

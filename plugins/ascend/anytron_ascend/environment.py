@@ -37,7 +37,7 @@ def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[s
 def visible_devices_mistake(variables: Mapping[str, str]) -> str:
     """Say what is wrong with ``ASCEND_RT_VISIBLE_DEVICES``; empty if nothing is.
 
-    The driver reads ascending ids and stops in silence at the first entry that is anything else.
+    The driver reads ascending ids and silently stops at the first entry that is anything else.
     """
     value = variables.get(VISIBLE_DEVICES)
     if value is None:

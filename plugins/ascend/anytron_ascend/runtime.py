@@ -1,4 +1,4 @@
-"""Huawei NPUs as the engines use them."""
+"""The NPUs of one process as engines use them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What adapts Megatron to the NPU, one file each; ``platform.options.adaptor`` chooses."""
+"""What adapts Megatron to the NPU, one file each; the engine or ``platform.options.adaptor`` chooses."""

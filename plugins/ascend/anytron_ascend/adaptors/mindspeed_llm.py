@@ -71,7 +71,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         from anytron.trainer.initial_model import model_directory
         from anytron_ascend.mindspeed_llm.process_state import install_arguments
 
-        options = MindSpeedLlmOptions.read(config.engine.options)
+        options = MindSpeedLlmOptions.model_validate(config.engine.options)
         model = AutoConfig.from_pretrained(model_directory(config), local_files_only=True)
         install_arguments(translate(config, model, options), ledger)
 
@@ -104,7 +104,7 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
     """Translate as the ranks will; return the model's Hugging Face config."""
     from anytron.data.pretrained import load_hf_config
 
-    options = MindSpeedLlmOptions.read(config.engine.options)
+    options = MindSpeedLlmOptions.model_validate(config.engine.options)
     model = load_hf_config(config.model)
     policy = translate(config, model, options)
     given: Mapping[str, Any] = model.to_dict()

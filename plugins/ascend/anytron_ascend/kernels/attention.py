@@ -168,7 +168,7 @@ def _padded(
 
 
 def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
-    """Refuse what the operator would read as another mask, or as none, before it does."""
+    """Refuse a mask that the operator would read as another one, or as none."""
     fits = mask.dim() <= 4 and all(
         size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(shape), strict=False)
     )
@@ -182,7 +182,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
 
 
 def _mask_for_operator(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """The shapes that the operator has: ``[B, H, Sq, Sk]``, ``[B, 1, Sq, Sk]`` and ``[1, 1, Sq, Sk]``."""
+    """Bring a mask to one of the operator's shapes: ``[B, H, Sq, Sk]``, ``[B, 1, Sq, Sk]`` or ``[1, 1, Sq, Sk]``."""
     full = mask[(None,) * (4 - mask.dim())]
     batch = shape[0] if full.shape[1] > 1 else full.shape[0]
     return full.expand(batch, full.shape[1], *shape[2:]).contiguous()

@@ -48,7 +48,7 @@ def swiglu(x: Tensor) -> Tensor:
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     """As :func:`anytron.kernels.fused.rope`.
 
-    The operator wants four dimensions and cosines that broadcast to them; longer heads than it knows
+    The operator takes four dimensions and cosines that broadcast to them; heads longer than it supports
     are turned by the neutral kernel.
     """
     import torch_npu

@@ -1,1 +1,1 @@
-"""MindSpeed: Huawei's patches of Megatron for NPUs, kept to what this process's engine was configured for."""
+"""MindSpeed: Huawei's patches of Megatron for NPUs, restricted to what the process's engine is configured for."""

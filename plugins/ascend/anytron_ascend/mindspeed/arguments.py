@@ -1,6 +1,6 @@
 """All of MindSpeed's arguments, for one engine.
 
-They are process-global and stay: what an engine leaves out, it inherits from the one before. So each
+They are process-wide and persist: an engine inherits what it leaves out from the one before. So each
 engine gets a whole set, MindSpeed's defaults included.
 """
 

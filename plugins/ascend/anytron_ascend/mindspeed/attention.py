@@ -60,7 +60,7 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _ends_of_padded_sequences(packed: Any) -> Any:
     """Describe packed sequences as they lie in the buffer, by their ends alone.
 
-    MindSpeed hands ``cu_seqlens_q`` on to the kernel: with its leading 0, which TND does not have, and the real
+    MindSpeed passes ``cu_seqlens_q`` to the kernel: with its leading 0, which TND does not have, and the real
     lengths, although sequences lie at the padded ones. Padding stands behind the real tokens of its sequence,
     where causal attention sees it from padding alone.
     """

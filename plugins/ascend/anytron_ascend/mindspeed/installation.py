@@ -75,7 +75,7 @@ def check_pair(found: Installation) -> None:
 
 
 def checkout_version(folder: Path, fix: str) -> str:
-    """The version of a checkout from its setup.py, else of the installed distribution.
+    """Read the version of a checkout from its setup.py, else of the installed distribution.
 
     The package itself has none, and a checkout on ``PYTHONPATH`` hides an installed one.
 

@@ -1,4 +1,4 @@
-"""MindSpeed's arguments in the configs of mcore-bridge's models, as the process has them."""
+"""Put the process's MindSpeed arguments into the configs of mcore-bridge's models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEGATRONS = frozenset(
 
 
 def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:
-    """Replace ``ModelConfig._augment_mindspeed_defaults``: it takes the arguments that are in force."""
+    """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments."""
 
     def _augment_mindspeed_defaults(self: Any) -> None:
         from mindspeed.args_utils import get_full_args

@@ -1,4 +1,4 @@
-"""Import MindSpeed, and give each engine its patches without losing anybody else's."""
+"""Import MindSpeed, and let it patch for each engine without losing the patches of others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _last: list[dict[str, Any]] = []
 
 
 def import_mindspeed(context: PatchContext) -> Installed:
-    """Import MindSpeed, which patches torch and Megatron with its defaults."""
+    """Import MindSpeed, which patches torch and Megatron for its defaults."""
     # First of all: MindSpeed answers for importlib.metadata.version afterwards.
     installation = find_installation()
     context.platform.runtime()
@@ -35,7 +35,7 @@ def import_mindspeed(context: PatchContext) -> Installed:
 
 
 def default_arguments() -> dict[str, Any]:
-    """MindSpeed's arguments as it declares them."""
+    """Return MindSpeed's arguments with the defaults that it declares."""
     from mindspeed.args_utils import get_mindspeed_args
 
     return dict(vars(get_mindspeed_args(get_defaults=True)))
@@ -78,7 +78,7 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
 
 
 def forget_engine() -> None:
-    """Drop what MindSpeed keeps of the engine before: process groups that are destroyed, and its mask."""
+    """Drop what MindSpeed keeps of an earlier engine: destroyed process groups, and its mask."""
     from mindspeed.core.transformer.flash_attention.generate_mask.generate_mask import set_attention_mask
     from mindspeed.te.pytorch.attention.dot_product_attention import utils
     from mindspeed.te.pytorch.module.ops.comm_overlap_ops import COMM_OVERLAP_CONFIG
@@ -91,7 +91,7 @@ def forget_engine() -> None:
 
 
 class _Top(NamedTuple):
-    """What someone put on top of one of MindSpeed's patches.
+    """A change that someone made on top of one of MindSpeed's patches.
 
     Attributes:
         name: The patched target.
@@ -106,7 +106,7 @@ class _Top(NamedTuple):
     held: Any
 
     def put_back(self) -> bool:
-        """Put it back if it stands on the same as before; say whether."""
+        """Restore it if MindSpeed's part is the same as before; say whether."""
         if _recipe(self.patch) != self.recipe:
             return False
         setattr(self.patch.orig_module, self.patch.orig_func_name, self.held)
@@ -114,7 +114,7 @@ class _Top(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing stands on MindSpeed's patch any more."""
+        """Whether MindSpeed has dropped it."""
         return vars(self.patch.orig_module).get(self.patch.orig_func_name) is self.patch.final_patch_func
 
 
@@ -135,7 +135,7 @@ def _recipe(patch: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def bare_command_line() -> Iterator[None]:
-    """Hide this process's arguments: MindSpeed reads ``sys.argv`` and takes all it does not know for its own."""
+    """Hide this process's arguments: MindSpeed reads ``sys.argv`` and takes unknown ones for its own."""
     arguments = sys.argv
     sys.argv = arguments[:1]
     try:

@@ -1,7 +1,7 @@
-"""MindSpeed's global sequence lengths and positions, held for one micro-batch.
+"""MindSpeed's global sequence lengths and positions, set for one micro-batch.
 
-Two modules have a global of the same name each; both are set, and both come back, also when a recomputation
-runs inside another micro-batch.
+Two modules have a global of the same name; both are set and restored, also when a recomputation runs
+inside another micro-batch.
 """
 
 from __future__ import annotations

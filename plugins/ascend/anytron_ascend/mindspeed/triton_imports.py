@@ -1,4 +1,4 @@
-"""MindSpeed's packages are imported without triton-ascend."""
+"""Let MindSpeed's packages be imported without triton-ascend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the run's configuration to MindSpeed-LLM's arguments."""
+"""Translate the run's configuration into MindSpeed-LLM's arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {"qk_layernorm": True},
     "qwen3_moe": {"qk_layernorm": True},
 }
-"""Model types that the translation was tested with, and what their configs do not say."""
+"""Model types that the translation was tested with, and arguments that do not follow from their configs."""
 WITH_EXPERTS = ("qwen3_moe",)
 
 CAUSAL, BAND = 2, 4
@@ -37,7 +37,7 @@ def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
     """Translate the configuration into MindSpeed-LLM's arguments, by name; others keep MindSpeed-LLM's defaults.
 
     Raises:
-        ConfigError: The model is of a family, or the run wants something, that this engine does not have;
+        ConfigError: The engine lacks the model's family or something that the run asks for;
             or ``options.arguments`` sets something that follows from the rest.
     """
     arguments = {

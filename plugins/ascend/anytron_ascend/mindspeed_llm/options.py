@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from anytron.components import EngineInfo
-from anytron.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from anytron.config.schema import Section
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class ModelOptions(_Options):
+class ModelOptions(Section):
     """How models are built, beyond what their ``config.json`` says."""
 
     fused_rotary_embedding: bool = True
@@ -30,21 +23,21 @@ class ModelOptions(_Options):
     """Softmax in float32 outside of the fused attention (``attention_softmax_in_fp32``)."""
 
 
-class ParallelOptions(_Options):
+class ParallelOptions(Section):
     """How ranks work together, beyond the sizes in ``parallel``."""
 
     ascend_mc2: bool = False
     """Overlap matrix products with the communication of tensor parallelism (``use_ascend_mc2``)."""
 
 
-class OptimizerOptions(_Options):
+class OptimizerOptions(Section):
     """The optimizer, beyond ``optimizer`` and ``engine.distributed_optimizer``."""
 
     adam: Literal["fused_adamw", "fused_torch_adamw"] = "fused_adamw"
     """Which implementation of AdamW MindSpeed puts in (``optimizer_selection``)."""
 
 
-class RecomputeOptions(_Options):
+class RecomputeOptions(Section):
     """Recomputation, beyond ``engine.recompute``."""
 
     method: Literal["uniform", "block"] = "uniform"
@@ -55,7 +48,7 @@ class RecomputeOptions(_Options):
     """Recompute activation functions alone, without ``engine.recompute`` (``recompute_activation_function``)."""
 
 
-class MoeOptions(_Options):
+class MoeOptions(Section):
     """Mixture of experts."""
 
     token_dispatcher: Literal["alltoall", "allgather"] = "alltoall"  # noqa: S105 - no password
@@ -69,7 +62,7 @@ class MoeOptions(_Options):
     """Weight of the load-balancing loss; 0 = none, as is usual in reinforcement learning (``moe_aux_loss_coeff``)."""
 
 
-class MindSpeedLlmOptions(_Options):
+class MindSpeedLlmOptions(Section):
     """Options of the engine ``mindspeed_llm``; unknown keys are errors."""
 
     model: ModelOptions = ModelOptions()
@@ -80,23 +73,6 @@ class MindSpeedLlmOptions(_Options):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Any other argument of MindSpeed-LLM, by its name with underscores. A name that it does not have, and one
     that follows from the rest of the configuration, are errors."""
-
-    @classmethod
-    def read(cls, options: Mapping[str, Any]) -> MindSpeedLlmOptions:
-        """Take the options from ``engine.options``.
-
-        Raises:
-            ConfigError: An unknown key or a value of the wrong type.
-        """
-        try:
-            return cls.model_validate(dict(options))
-        except ValidationError as error:
-            raise ConfigError(
-                "Options of the engine mindspeed_llm are not valid.",
-                where=", ".join("engine.options." + ".".join(map(str, part["loc"])) for part in error.errors()),
-                why="; ".join(part["msg"] for part in error.errors()),
-                fix="docs/how-to/train-with-mindspeed-llm.md lists them",
-            ) from error
 
 
 MINDSPEED_LLM = EngineInfo(

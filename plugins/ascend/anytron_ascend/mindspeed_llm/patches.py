@@ -1,4 +1,4 @@
-"""MindSpeed-LLM itself, and what is changed of it, as data."""
+"""The patches of the adaptor ``mindspeed_llm``: MindSpeed-LLM itself, and fixes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face weights on one side, MindSpeed-LLM's models on the other: a small adapter over mbridge."""
+"""Weights of MindSpeed-LLM's models from and to Hugging Face directories, over mbridge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError)
-"""What mbridge raises, from wherever it stumbles, when a tensor is missing or has another shape."""
+"""What mbridge raises, from various places, when a tensor is missing or has another shape."""
 
 VALUE_HEAD = "value_head."
 """Beginning of the names of a critic's head (:class:`anytron_megatron.critic.value_head.ValueHead`)."""
@@ -64,7 +64,7 @@ class HuggingFaceWeights:
     def load(self, chunks: Sequence[nn.Module]) -> None:
         """Read the directory into the models. A collective.
 
-        Every parameter is NaN before, so that one which nothing was read into is found.
+        Every parameter is NaN before, so that one that was not read is found.
 
         Raises:
             EngineError: On all ranks, if a tensor is missing or has another shape anywhere, or a file is damaged.

@@ -10,7 +10,7 @@ from anytron_ascend_simulator.paths import SimulatorError, library_directory, li
 
 
 def main() -> int:
-    """Run the command line; 1 after an error that is the user's to cure."""
+    """Run the command line; return 1 after an error that the user can fix."""
     parser = argparse.ArgumentParser(prog="python -m anytron_ascend_simulator", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="compile the libraries for the installed torch_npu (seconds; needs g++)")

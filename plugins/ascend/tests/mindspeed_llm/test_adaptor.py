@@ -115,7 +115,6 @@ def test_the_engine_is_not_named_twice():
     ("key", "sections"),
     [
         ("parallel.context_parallel_size", {"parallel": {"context_parallel_size": 2}}),
-        ("engine.options.moe.dispatcher", {"engine": {"name": "mindspeed_llm", "options": {"moe": {"dispatcher": 1}}}}),
     ],
 )
 def test_what_it_would_leave_out_is_refused_before_anything_starts(key, sections):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from anytron.config.load import load_config
+from anytron.errors import ConfigError
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from plugins.ascend.tests.mindspeed_llm.test_arguments import QWEN3_8B, QWEN3_30B
@@ -24,13 +25,18 @@ LAUNCH = NPU / "launch.sh"
 def test_they_fit_the_published_models(name, model, ranks, shares):
     config = load_config(NPU / f"{name}.yaml", [])
     assert config.parallel.world_size == ranks
-    found = translate(config, model, MindSpeedLlmOptions.read(config.engine.options))
+    found = translate(config, model, MindSpeedLlmOptions.model_validate(config.engine.options))
     sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
     assert tuple(found[name] for name in sizes) == shares
     tensor, pipeline, experts = shares
     assert model.num_attention_heads % tensor == model.num_key_value_heads % tensor == 0
     assert model.num_hidden_layers % pipeline == 0
     assert getattr(model, "num_experts", experts) % experts == 0
+
+
+def test_a_typo_in_their_options_is_named():
+    with pytest.raises(ConfigError, match=r"engine\.options\.moe\.token_dispatch\b"):
+        load_config(NPU / "grpo_qwen3_30b_a3b.yaml", ["engine.options.moe.token_dispatch=alltoall"])
 
 
 def launch(*arguments, **environment):

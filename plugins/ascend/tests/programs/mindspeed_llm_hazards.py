@@ -41,7 +41,7 @@ def arguments(model=DENSE, **options):
     sections = {"model": {"path": "x", "dtype": "float32"}, "data": {"source": "x"}, "rewards": [{"function": "x"}]}
     config = RunConfig.model_validate(sections)
     options = {"model": {"fused_rotary_embedding": False}, "moe": {"grouped_gemm": False}, **options}
-    return translate(config, model, MindSpeedLlmOptions.read(options))
+    return translate(config, model, MindSpeedLlmOptions.model_validate(options))
 
 
 def check(name, holds):
