@@ -107,7 +107,8 @@ def proved(model_type: str) -> set[str]:
 
 
 def _columns(layout: Layout) -> set[str]:
-    split = {column for key, column in _SIZES.items() if layout.parallel.get(key, 1) > 1}
+    sizes = {**layout.parallel, **layout.engine.get("options", {})}
+    split = {column for key, column in _SIZES.items() if sizes.get(key, 1) > 1}
     return {layout.engine.get("sequence_format", "thd"), *split}
 
 
