@@ -177,6 +177,7 @@ def test_a_model_that_computes_in_fp8_gets_whole_blocks_of_tokens(sequence_forma
             shard=ContextShard(),
             device=torch.device("cpu"),
             context_length=4096,
+            portable=True,
             fp8=fp8,
         )
         return preparer.prepare(batch(LENGTHS)).inputs.layout.padded_lengths.tolist()
