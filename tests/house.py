@@ -36,6 +36,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),
+        ("checkpoint",),
         ("engines", "layer"),
         ("executor", "preflight"),
         ("trainer",),

@@ -14,6 +14,7 @@ from anytron_rollout.options import TRANSFORMERS
 TRAINING = {
     "critic": protocol.CriticEngine,
     "adapters": protocol.AdapterEngine,
+    "checkpoints": protocol.CheckpointEngine,
     "observation": protocol.ObservableEngine,
 }
 ROLLOUT = {"observation": protocol.ObservableRollout}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
     from anytron.engines.weights import WeightManifest
@@ -151,6 +152,46 @@ class AdapterEngine(TrainingEngine, Protocol):
 
     def save_adapter(self, path: str) -> None:
         """Write the adapters of ``model.lora``, in PEFT's format."""
+
+
+class CheckpointEngine(TrainingEngine, Protocol):
+    """A training engine that can be stopped and continued: capability ``checkpoints``.
+
+    A checkpoint holds what the next steps depend on: weights, optimizers, schedules, update counters and random
+    states, of the policy and of the critic. The driver begins no save before the last one is over.
+    """
+
+    def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
+        """Begin to write the engine's state. A collective.
+
+        Args:
+            path: An existing, empty directory that every rank can write to.
+            asynchronous: Return as soon as the state is copied; files are written while training goes on. They hold
+                the state at the time of this call either way.
+        """
+
+    def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
+        """Ask for the files of the last :meth:`save_checkpoint`. A collective.
+
+        Args:
+            wait: Return when every rank has written its files.
+
+        Returns:
+            This rank's files, by path relative to the checkpoint's, once those of every rank are on disk, synced and
+            hashed; None while they are still being written.
+
+        Raises:
+            EngineError: Writing failed on a rank, for example because its disk is full.
+        """
+
+    def load_checkpoint(self, path: str) -> None:
+        """Take back what :meth:`save_checkpoint` has written. A collective.
+
+        Any parallel layout may have written it; in the same layout everything comes back bit for bit.
+
+        Raises:
+            EngineError: The checkpoint belongs to another model, is damaged, or holds what would run code.
+        """
 
 
 class ObservableEngine(TrainingEngine, Protocol):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.algorithms.contract import LossFunction
+    from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
     from anytron.engines.protocol import Conformance, PromptInputs, Response, SamplingParams, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
@@ -117,6 +118,20 @@ class TrainingWorkers:
     def save_critic(self, path: str) -> None:
         """Write the critic."""
         self.group.call("save_critic", path)
+
+    def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
+        """Begin to write the engine's state into a directory."""
+        self.group.call("save_checkpoint", path, asynchronous=asynchronous)
+
+    def written_files(self, *, wait: bool) -> dict[str, FileRecord] | None:
+        """The files of the last save, those of all ranks; None while they are still being written."""
+        found: list[Mapping[str, FileRecord] | None] = self.group.call("written_files", wait=wait)
+        ranks = [files for files in found if files is not None]
+        return {name: record for files in ranks for name, record in files.items()} if len(ranks) == len(found) else None
+
+    def load_checkpoint(self, path: str) -> None:
+        """Take back what :meth:`save_checkpoint` has written."""
+        self.group.call("load_checkpoint", path)
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each rank, for the run's records."""

@@ -10,6 +10,7 @@ import torch
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch, TokenOutputs
+from anytron.checkpoint.manifest import FileRecord
 from anytron.engines.protocol import Topology
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers, kernel_suppliers
@@ -37,6 +38,9 @@ class Rank:
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
         return [0.5 * batch.tokens for batch in micro_batches] if self.place.reports else None
 
+    def written_files(self, *, wait):
+        return {f"part-{self.place.dp_rank}-{self.place.reports}": FileRecord(1, "ab")} if wait else None
+
     def update_critic(self, micro_batches, loss):
         weight = sum(batch.loss_weights.sum().item() for batch in micro_batches)
         return {"critic/weight": weight, "grad_norm": 4.0, "lr": 0.25} if self.place.reports else None
@@ -60,8 +64,8 @@ class Group:
     def size(self):
         return len(self.ranks)
 
-    def call(self, method, *args):
-        return [getattr(rank, method)(*args) for rank in self.ranks]
+    def call(self, method, *args, **kwargs):
+        return [getattr(rank, method)(*args, **kwargs) for rank in self.ranks]
 
     def scatter(self, method, per_rank_args):
         return [getattr(rank, method)(*args) for rank, args in zip(self.ranks, per_rank_args, strict=True)]
@@ -96,6 +100,12 @@ def test_every_token_gets_its_own_score(workers, batch, max_tokens):
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])
 def test_every_token_gets_its_own_value(workers, batch, max_tokens):
     assert torch.equal(workers.with_values(batch, plan(max_tokens)).values, 0.5 * batch.tokens)
+
+
+def test_a_save_has_the_files_of_every_rank_or_is_not_over(workers):
+    assert workers.written_files(wait=False) is None
+    names = {"part-0-False", "part-1-False", "part-0-True", "part-1-True"}
+    assert workers.written_files(wait=True) == dict.fromkeys(names, FileRecord(1, "ab"))
 
 
 def test_the_critics_metrics_are_told_from_the_policys(workers, batch):
