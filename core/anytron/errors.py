@@ -93,3 +93,10 @@ class EngineError(AnytronError):
 
 class WorkerError(AnytronError):
     """A worker process failed; ``why`` holds its traceback."""
+
+
+class ProcessLost(WorkerError):  # noqa: N818 - the name of what happened
+    """A worker process died without a word, is silent, or its machine is gone: starting again can help.
+
+    A rank that raised is not lost: it would raise again.
+    """

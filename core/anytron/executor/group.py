@@ -6,7 +6,7 @@ import abc
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from anytron.errors import WorkerError
+from anytron.errors import ProcessLost, WorkerError
 from anytron.executor.address import free_port
 from anytron.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
 from anytron.executor.process import WorkerProcess, answered, end_all
@@ -208,7 +208,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         if failure is None:
             rank.wait(LAST_WORDS_S)
             fate, tail = rank.fate(), rank.log_tail()
-            return WorkerError(
+            return ProcessLost(
                 f"{rank.name} {doing}: {fate}",
                 where=rank.where,
                 why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
@@ -227,9 +227,14 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         for rank in ranks:
             rank.write_stacks()
         time.sleep(STACKS_S)
-        doing = f"did not build engine {self._engine!r}" if method == "start" else f"did not answer {method}()"
+        # Another start would take as long; what stands in a collective may well not do so a second time.
+        kind, doing = (
+            (WorkerError, f"did not build engine {self._engine!r}")
+            if method == "start"
+            else (ProcessLost, f"did not answer {method}()")
+        )
         tails = "\n".join(f"{rank.name}:\n{rank.log_tail()}" for rank in ranks)
-        return WorkerError(
+        return kind(
             f"{', '.join(rank.name for rank in ranks)} {doing} within {timeout_s:g} s",
             where=", ".join(rank.where for rank in ranks),
             why=f"where its threads stand, at the end of the log:\n{tails}",

@@ -39,10 +39,10 @@ class WorkerGroup(Protocol):
             The result of each rank, in rank order.
 
         Raises:
-            WorkerError: A rank raised (``why`` holds its traceback), died (its exit code or signal
-                and the last lines it wrote) or did not answer within ``executor.call_timeout_s``
-                (where it stands). If what the rank raised is an ``AnytronError``, that error is
-                raised itself, with the ``WorkerError`` as its cause.
+            ProcessLost: A rank died (``why`` holds its exit code or signal and the last lines it wrote) or did not
+                answer within ``executor.call_timeout_s`` (where it stands).
+            WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
+                an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
         """
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -56,7 +56,7 @@ class WorkerGroup(Protocol):
             The result of each rank, in rank order.
 
         Raises:
-            WorkerError: As for :meth:`call`.
+            ProcessLost, WorkerError: As for :meth:`call`.
         """
 
     def rebuild(self, config: RunConfig) -> None:
@@ -69,7 +69,7 @@ class WorkerGroup(Protocol):
             config: The new configuration, of as many ranks.
 
         Raises:
-            WorkerError: As for :meth:`call`; an engine that cannot be built ends the group.
+            ProcessLost, WorkerError: As for :meth:`call`; an engine that cannot be built ends the group.
         """
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError, DataError, WorkerError
+from anytron.errors import ConfigError, DataError, ProcessLost, WorkerError
 
 
 def is_alive(pid):
@@ -99,6 +99,7 @@ def test_a_rank_that_raises_ends_the_group_with_its_traceback(start):
     with pytest.raises(WorkerError, match=r"trainer rank 1 failed in fail\(\)") as caught:
         group.call("fail", 1)
 
+    assert type(caught.value) is WorkerError, "it would raise again"
     assert "ValueError: engine says no" in caught.value.why
     assert "testchip_engine.py" in caught.value.why
     assert time.monotonic() - began < 10
@@ -118,7 +119,7 @@ def test_an_error_for_people_arrives_as_itself_even_if_its_class_is_the_workers_
 
 
 def test_a_rank_that_exits_is_reported_with_its_status_and_last_words(start):
-    with pytest.raises(WorkerError, match=r"rank 1 .* exited with status 3") as caught:
+    with pytest.raises(ProcessLost, match=r"rank 1 .* exited with status 3") as caught:
         start(ranks=2).call("exit", 1, 3)
 
     assert "last words of the engine" in caught.value.why
@@ -129,7 +130,7 @@ def test_a_rank_killed_during_a_call_ends_the_group(start):
     pids = [facts["pid"] for facts in group.call("describe")]
     began = time.monotonic()
 
-    with pytest.raises(WorkerError, match=r"rank 0 .* killed by SIGKILL") as caught:
+    with pytest.raises(ProcessLost, match=r"rank 0 .* killed by SIGKILL") as caught:
         group.call("kill", 0)
 
     assert "memory" in caught.value.fix
@@ -141,7 +142,7 @@ def test_a_rank_killed_between_calls_is_noticed_by_the_next(start):
     group = start(ranks=2)
     os.kill(group.call("describe")[1]["pid"], signal.SIGKILL)
 
-    with pytest.raises(WorkerError, match=r"rank 1 .* killed by SIGKILL"):
+    with pytest.raises(ProcessLost, match=r"rank 1 .* killed by SIGKILL"):
         group.call("echo")
 
 
@@ -149,7 +150,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stack(start):
     group = start(ranks=2, call_timeout_s=2.0)
     pids = [facts["pid"] for facts in group.call("describe")]
 
-    with pytest.raises(WorkerError, match=r"trainer rank 1 did not answer .* within 2 s") as caught:
+    with pytest.raises(ProcessLost, match=r"trainer rank 1 did not answer .* within 2 s") as caught:
         group.call("hang_in_this_function", 1)
 
     assert "in hang_in_this_function" in caught.value.why
@@ -162,7 +163,7 @@ def test_a_stopped_rank_that_does_not_read_is_a_timeout_too(start):
     pid = group.call("describe")[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
 
-    with pytest.raises(WorkerError, match=r"did not answer"):
+    with pytest.raises(ProcessLost, match=r"did not answer"):
         group.call("echo", torch.zeros(1_000_000))
 
     assert wait_until_gone([pid])
