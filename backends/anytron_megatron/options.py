@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from anytron.components import EngineInfo
-from anytron.config.schema import Section
+from anytron.config.section import Section
 from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from anytron.components import EngineInfo
-from anytron.config.schema import Section
+from anytron.config.section import Section
 
 
 class TransformersOptions(Section):

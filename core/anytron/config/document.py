@@ -17,13 +17,13 @@ from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pydantic.fields import FieldInfo
 
 HEADING = """# Configuration
 
-<!-- Generated from core/anytron/config/schema.py and the options of engines by
+<!-- Generated from core/anytron/config/schema.py, running.py beside it, and the options of engines by
 `python -m anytron.config.document docs/reference/config.md`. -->
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
@@ -44,9 +44,13 @@ def render() -> str:
 
 
 def _sections() -> Iterator[str]:
+    single = {name: field for name, field in RunConfig.model_fields.items() if section_model(field.annotation) is None}
+    yield "## Keys outside of sections\n"
+    yield from _table(single)
     for name, field in RunConfig.model_fields.items():
         model = section_model(field.annotation)
-        assert model is not None
+        if model is None:
+            continue
         yield from _section(name, model, _remark(field))
         if name in ENGINES:
             for engine in component_names(ENGINES[name], DISTRIBUTION):
@@ -64,16 +68,20 @@ def _section(name: str, model: type[BaseModel], remark: str, owner: str = "") ->
     """The table of a section's keys, and after it those of the sections inside."""
     yield f"## {name}{owner}\n"
     yield f"{_text(model.__doc__)} {remark}".rstrip() + "\n"
-    yield "| key | type | default | |"
-    yield "|---|---|---|---|"
-    for key, inner in model.model_fields.items():
-        cells = (f"`{key}`", _type(inner), _default(inner), _text(inner.description))
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-    yield ""
+    yield from _table(model.model_fields)
     for key, inner in model.model_fields.items():
         inside = section_model(inner.annotation)
         if inside is not None:
             yield from _section(f"{name}.{key}", inside, _remark(inner), owner)
+
+
+def _table(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    yield "| key | type | default | |"
+    yield "|---|---|---|---|"
+    for name, field in fields.items():
+        cells = (f"`{field.alias or name}`", _type(field), _default(field), _text(field.description))
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
 
 
 def _text(docstring: str | None) -> str:

@@ -112,7 +112,7 @@ def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:
             if inner is None:
                 return []
             model = inner
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:

@@ -1,24 +1,17 @@
-"""The schema of a run's YAML file. Every key is documented here and nowhere else.
+"""The schema of a run's YAML file: what is trained. How the run is carried out is in :mod:`anytron.config.running`.
 
-``docs/reference/config.md`` is generated from these classes.
+Every key is documented in these two files and nowhere else: ``docs/reference/config.md`` is generated from them.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from anytron.config.running import CheckpointSection, ExecutorSection, PlatformSection, TrackingSection, TrainerSection
+from anytron.config.section import Section
 from anytron.traits import ParallelSizes
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors, values do not change after reading."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
-    )
-
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
@@ -38,7 +31,7 @@ class LoraSection(Section):
     """Layers that get an adapter, by Megatron's names (``linear_qkv``, ``mlp.linear_fc1``, ...), or ``all-linear``;
     the page docs/how-to/train-with-lora.md has the list."""
     path: str | None = None
-    """Directory of an adapter in PEFT's format to go on from; relative paths are relative to the YAML file."""
+    """Directory of an adapter in PEFT's format to start from; relative paths are relative to the YAML file."""
 
 
 class ModelSection(Section):
@@ -258,58 +251,6 @@ class EngineSection(Section):
     """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
 
 
-class ExecutorSection(Section):
-    """What runs the processes."""
-
-    kind: str = "local"
-    """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine,
-    ``ray`` = on the machines of a Ray cluster."""
-    start_timeout_s: float = Field(300.0, gt=0.0)
-    """Seconds until every process must have started."""
-    call_timeout_s: float = Field(3600.0, gt=0.0)
-    """Seconds that one call to the workers may take."""
-    num_threads: int | None = Field(None, ge=1)
-    """Processor threads of each training rank; default: processors divided by ranks."""
-
-
-class PlatformSection(Section):
-    """The hardware."""
-
-    name: str | None = None
-    """Platform to use; default: ``ANYTRON_PLATFORM``, else the one whose probe finds its device."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the platform, checked against its own schema."""
-
-
-class TrainerSection(Section):
-    """The loop."""
-
-    total_steps: int = Field(100, ge=1)
-    """Training steps; one step = one batch of rollouts and its updates."""
-    seed: int = 0
-    """Everything random follows from it."""
-    output_dir: str = "runs/default"
-    """Where the run leaves its files; relative to the current directory."""
-    overwrite: bool = False
-    """Delete what an earlier run left in ``output_dir``; otherwise that is an error."""
-    log_samples: int = Field(4, ge=0)
-    """Samples written to ``samples.jsonl`` at each step."""
-    save_hf: bool = True
-    """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
-    there is one, as ``critic/``."""
-    rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
-    """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
-
-
-class TrackingSection(Section):
-    """Where metrics go, besides ``metrics.jsonl``."""
-
-    progress: bool = True
-    """Show a progress bar (plain lines where the output is not a terminal)."""
-    plot: bool = True
-    """Draw ``plots/reward.png`` at the end."""
-
-
 class RunConfig(Section):
     """A whole run."""
 
@@ -325,6 +266,11 @@ class RunConfig(Section):
     executor: ExecutorSection = ExecutorSection()
     platform: PlatformSection = PlatformSection()
     trainer: TrainerSection = TrainerSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    resume: str = Field("never", min_length=1)
+    """``never`` starts a new run; ``auto`` continues the one in ``trainer.output_dir`` from its newest checkpoint, and
+    starts a new one in an empty directory; the directory of a checkpoint, relative to the current directory, starts a
+    new run from that. docs/how-to/resume-a-run.md says more."""
     tracking: TrackingSection = TrackingSection()
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from anytron.components import EngineInfo
-from anytron.config.schema import Section
+from anytron.config.section import Section
 
 
 class ModelOptions(Section):

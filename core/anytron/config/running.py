@@ -1,0 +1,79 @@
+"""The schema of a run's YAML file: how the run is carried out - processes, hardware, the loop, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from anytron.config.section import Section
+
+
+class ExecutorSection(Section):
+    """What runs the processes."""
+
+    kind: str = "local"
+    """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine,
+    ``ray`` = on the machines of a Ray cluster."""
+    start_timeout_s: float = Field(300.0, gt=0.0)
+    """Seconds until every process must have started."""
+    call_timeout_s: float = Field(3600.0, gt=0.0)
+    """Seconds that one call to the workers may take."""
+    num_threads: int | None = Field(None, ge=1)
+    """Processor threads of each training rank; default: processors divided by ranks."""
+
+
+class PlatformSection(Section):
+    """The hardware."""
+
+    name: str | None = None
+    """Platform to use; default: ``ANYTRON_PLATFORM``, else the one whose probe finds its device."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the platform, checked against its own schema."""
+
+
+class TrainerSection(Section):
+    """The loop."""
+
+    total_steps: int = Field(100, ge=1)
+    """Training steps; one step = one batch of rollouts and its updates."""
+    seed: int = 0
+    """Everything random follows from it."""
+    output_dir: str = "runs/default"
+    """Where the run leaves its files; relative to the current directory."""
+    overwrite: bool = False
+    """Delete what an earlier run wrote into ``output_dir``; otherwise that is an error. Files of others stay."""
+    log_samples: int = Field(4, ge=0)
+    """Samples written to ``samples.jsonl`` at each step."""
+    save_hf: bool = True
+    """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
+    there is one, as ``critic/``."""
+    rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
+    """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
+
+
+class CheckpointSection(Section):
+    """When the state of training is saved, so that ``resume`` can continue the run; also after the last step."""
+
+    every_steps: int | None = Field(None, ge=1)
+    """Save after every so many steps."""
+    every_minutes: float | None = Field(30.0, gt=0.0)
+    """Save when so many minutes have passed since the last save. With ``every_steps``, whichever comes first."""
+    keep: int = Field(2, ge=0)
+    """Checkpoints that are kept: the newest ones. 0 = none are written."""
+    asynchronous: bool = Field(True, alias="async")
+    """Write files while training goes on; training stands still only while the state is copied."""
+    path: str | None = None
+    """Directory of the checkpoints, relative to the current directory; default: ``checkpoints/`` in
+    ``trainer.output_dir``. Every training rank must be able to write to it."""
+    on_signal: bool = True
+    """At SIGTERM, SIGHUP or SIGUSR1 (what schedulers send) save a checkpoint and exit with status 0."""
+
+
+class TrackingSection(Section):
+    """Where metrics go, besides ``metrics.jsonl``."""
+
+    progress: bool = True
+    """Show a progress bar (plain lines where the output is not a terminal)."""
+    plot: bool = True
+    """Draw ``plots/reward.png`` at the end."""

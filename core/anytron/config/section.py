@@ -1,0 +1,19 @@
+"""What every section of the configuration has in common."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values do not change after reading."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        validate_by_name=True,  # `async` cannot be the name of an attribute
+        serialize_by_alias=True,
+    )
