@@ -1,4 +1,4 @@
-"""The rollout engine ``transformers`` as it is known before it is imported: its options, and what it can do."""
+"""Describe the rollout engine ``transformers`` without importing it: its options and capabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TransformersOptions(Section):
     """Options of the rollout engine ``transformers``."""
 
     attn_implementation: str | None = None
-    """Which attention of transformers computes: ``sdpa``, ``eager``, ...; default: transformers' choice."""
+    """Attention implementation of transformers: ``sdpa``, ``eager``, ...; default: transformers' choice."""
     device_map: Literal["balanced"] | None = None
     """``balanced`` spreads a model that is too large for one device over all that the process can use; default: the
     process's own device."""

@@ -1,4 +1,4 @@
-"""Put a model on one device, or spread it over all."""
+"""Put a model on one device, or spread it over all devices."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from anytron.platform import DeviceRuntime
 
 _NO_LIMIT = 1 << 60
-"""Bytes; how much fits is known when the training engine has taken its part, which is later."""
+"""Bytes. How much fits is only known once the training engine has taken its part, which is later."""
 
 
 def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | None) -> Any:
-    """Move a model to where it computes.
+    """Move a model to its device or devices.
 
     Args:
         model: A Hugging Face model, on the host.
         runtime: The devices.
-        device_map: None = all of it on the current device; ``balanced`` = its layers in order on all devices that
-            this process can use, as many bytes on each (accelerate's big model inference). One device computes
-            at a time: for models that do not fit on one.
+        device_map: None = the whole model on the current device; ``balanced`` = its layers in order on all devices
+            that this process can use, as many bytes on each (accelerate's big model inference). Then one device
+            computes at a time: use it for models that do not fit on one.
 
     Raises:
         ConfigError: There is no second device.
@@ -31,10 +31,10 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
     devices = runtime.device_count()
     if devices < 2:
         raise ConfigError(
-            "The rollout model cannot be placed like that.",
+            "The rollout model cannot be spread over several devices.",
             where="rollout.options.device_map",
-            why=f"this process can use {devices} device",
-            fix=f"leave it out, or set it to {device_map} where a process can use several devices",
+            why=f"{device_map} needs two devices, and this process can use {devices}",
+            fix="leave the option out, or let the process use several devices",
         )
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import get_balanced_memory

@@ -18,16 +18,16 @@ STRIPPED_TOKENS = 2
 
 
 class TokenSampler(LogitsProcessor):
-    """Turn logits into the distribution that is sampled, and remember what the draws were worth.
+    """Turn logits into the distribution to sample from, and keep the log-probs of the drawn tokens.
 
     Log-probs are those of the model at the sampling temperature, before end tokens are suppressed and
-    before top-k and top-p: exactly what a training engine computes for the same tokens. One ``[B, V]``
-    tensor is alive at a time (``output_logits=True`` would keep W of them).
+    before top-k and top-p: exactly what a training engine computes for the same tokens. Only one ``[B, V]``
+    tensor exists at a time (``output_logits=True`` would keep W of them).
 
     Args:
         sampling: How to sample.
         prompt_width: Columns of the prompt.
-        tokenizer: Needed with stop strings only.
+        tokenizer: The tokenizer; only stop strings need one.
     """
 
     def __init__(self, sampling: SamplingParams, *, prompt_width: int, tokenizer: Any) -> None:
@@ -43,14 +43,14 @@ class TokenSampler(LogitsProcessor):
         self._log_probs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Give the distribution of the next draw.
+        """Compute the distribution of the next draw.
 
         Args:
             input_ids: int64 ``[B, prompt_width + tokens so far]``.
             scores: float32 ``[B, V]`` logits.
 
         Returns:
-            float32 ``[B, V]``, whose softmax is sampled.
+            float32 ``[B, V]``; the next tokens are drawn from its softmax.
         """
         sampling = self._sampling
         self._distribution = torch.log_softmax(scores / sampling.temperature, dim=-1)
@@ -72,8 +72,8 @@ class TokenSampler(LogitsProcessor):
         """Cut each row at its end.
 
         Args:
-            sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; rows that ended
-                early go on with tokens of no meaning.
+            sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; tokens after a row's end
+                mean nothing.
         """
         tokens = sequences[:, self.prompt_width :].tolist()
         log_probs = torch.stack(self._log_probs, dim=1).tolist()
@@ -84,13 +84,12 @@ class TokenSampler(LogitsProcessor):
 
 
 class _Stopping(StoppingCriteria):
-    """Say which rows have ended, and remember after how many tokens each did.
+    """Tell which rows have ended, and keep after how many tokens each did.
 
-    The count matters: what stands behind an end looks like any other token.
+    The count is needed because tokens after an end look like any others.
 
-    Stop strings are looked for in the decoded tail of each response. (transformers'
-    ``StopStringCriteria`` derives a table from the vocabulary instead, and fails on tokenizers that
-    do not know its letters.)
+    It looks for stop strings in the decoded tail of each response. (transformers' ``StopStringCriteria`` derives a
+    table from the vocabulary instead, and fails on tokenizers that do not know its letters.)
     """
 
     def __init__(self, sampler: TokenSampler, sampling: SamplingParams, tokenizer: Any) -> None:
@@ -100,11 +99,11 @@ class _Stopping(StoppingCriteria):
         self._end_tokens = torch.tensor(sampling.end_token_ids, dtype=torch.int64)
         self._stop = sampling.stop
         self._tokenizer = tokenizer
-        # A token is at least a byte of text; some decoders strip what stands first.
+        # A token is at least a byte of text; some decoders strip the first characters.
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + STRIPPED_TOKENS
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG002 - a fixed signature
-        """Note what was drawn, int64 ``input_ids[:, -1]``; return bool ``[B]``, True = ended."""
+        """Record the drawn tokens, int64 ``input_ids[:, -1]``; return bool ``[B]``, True = ended."""
         drawn = input_ids[:, -1]
         self._sampler.record(drawn)
         count = input_ids.shape[1] - self._sampler.prompt_width

@@ -1,4 +1,4 @@
-"""Generate with Hugging Face ``transformers``, in a process that nothing of a training engine touches."""
+"""Generate with Hugging Face ``transformers``, in a process without any code of a training engine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class TransformersEngine:
     """A rollout engine (:class:`anytron.engines.protocol.RolloutEngine`).
 
-    The model is built from its config alone; its weights come from the training engine, which is
-    the only source of truth, before the first rollout as after every update.
+    The model is built from its config alone. Its weights always come from the training engine, before the first
+    rollout as after every update.
 
     Args:
         context: This process and its run.
@@ -49,13 +49,13 @@ class TransformersEngine:
         dtype = getattr(torch, context.config.model.dtype)
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
         model = model_class(config).from_config(config, dtype=dtype, **attention)
-        # A checkpoint's own sampling defaults (temperature, repetition penalty) must not leak in.
+        # The model's own sampling defaults (temperature, repetition penalty) must not take effect.
         model.generation_config = GenerationConfig()
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
 
     def load_weights(self, manifest: WeightManifest) -> int:
-        """Take new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
-        self._version = None  # half-loaded weights must never generate
+        """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
+        self._version = None  # never generate with half-loaded weights
         load_verified(self._model, manifest)
         self._version = manifest.version
         return manifest.version
@@ -63,14 +63,13 @@ class TransformersEngine:
     def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
         """Sample ``sampling.samples_per_prompt`` responses for each prompt.
 
-        The rows (prompts times samples) are generated in batches of ``rollout.max_batch_size``, longest
-        prompts first, so that a batch pads little. The result depends on the seed and on nothing that
-        was generated before.
+        The rows (prompts times samples) are generated in batches of ``rollout.max_batch_size``, longest prompts
+        first, so that a batch has little padding. The result depends on the seed and not on earlier calls.
 
         Args:
             prompts: Token ids, at least one each, and images.
             sampling: How to sample.
-            seed: Of this call.
+            seed: The seed of this call.
 
         Returns:
             For each prompt, in order, its responses.
@@ -93,7 +92,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits of given sequences, each by itself and without padding."""
+        """Compute whole logits of the sequences, one at a time and without padding."""
         device = self._runtime.current_device()
         found = []
         for sequence in sequences:
@@ -104,7 +103,7 @@ class TransformersEngine:
         return found
 
     def describe(self) -> Mapping[str, Any]:
-        """Name the engine, its versions, the device, and what was patched in this process."""
+        """Return the engine, its versions, the device, and the patches of this process."""
         return {
             "engine": "transformers",
             "model": type(self._model).__name__,
@@ -124,8 +123,8 @@ class TransformersEngine:
             input_ids.to(device),
             attention_mask=attention_mask.to(device),
             **{name: value.to(device) for name, value in arguments.items()},
-            # Sampling is the sampler's business, down to the end tokens: what transformers adds of
-            # its own accord would come in an order that this code cannot see.
+            # Our sampler does all of the sampling, end tokens included: this code could not tell in which
+            # order transformers' own processors come.
             generation_config=GenerationConfig(
                 do_sample=True,
                 temperature=1.0,
@@ -140,10 +139,10 @@ class TransformersEngine:
         return sampler.responses(output)
 
     def _image_arguments(self, images: Sequence[ImagePatches], input_ids: Tensor) -> dict[str, Tensor]:
-        """Give the model its images, in the order of the rows whose tokens stand for them.
+        """Make the model's arguments for images, which are in the order of the rows that hold their tokens.
 
-        ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions become two-dimensional;
-        without it transformers counts image tokens as text, and says nothing.
+        ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions are two-dimensional. Without it
+        transformers takes image tokens for text, without an error.
         """
         return {
             "pixel_values": torch.cat([patches.pixel_values for patches in images]),

@@ -1,4 +1,4 @@
-"""Take weights from a training engine, and trust nothing that was not checked."""
+"""Load weights from a training engine, and check all of them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
     """Copy the weights of a manifest into a model, in place.
 
-    The bytes read are checked against the manifest before anything is changed, and the bytes in the
-    model after copying. A tensor of another dtype is cast first. Names are those of the published
-    checkpoints, which are not always those of the modules (:func:`find_places`). Parameters that the
-    model ties (``tie_word_embeddings``) may come under one of their names or under all, with equal values.
-    Tensors that the manifest calls optional are left out if the model has none of that name.
+    It compares the bytes that it reads with the manifest before it changes a tensor, and the bytes in the model
+    after copying. A tensor of another dtype is cast first. Names are those of published checkpoints, which may
+    differ from the modules' (:func:`find_places`). Tied parameters (``tie_word_embeddings``) may come under one of
+    their names or under all, with equal values. A tensor that the manifest calls optional is left out if the
+    model has none of that name.
 
     Args:
         model: A Hugging Face model.
-        manifest: Names the file and the checksums.
+        manifest: The file and the checksums.
 
     Raises:
         EngineError: The file cannot be read, or a tensor is missing, unknown, of another shape, or
@@ -57,22 +57,22 @@ def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
         if tensor.shape != target.shape:
             _refuse("has another shape", name, f"{tuple(tensor.shape)}, the model has {tuple(target.shape)}", manifest)
         if (found := checksum(tensor)) != manifest.checksums[name]:
-            _refuse("was damaged on its way", name, f"crc32 {found:08x}, not {manifest.checksums[name]:08x}", manifest)
+            _refuse("was damaged in transfer", name, f"crc32 {found:08x}, not {manifest.checksums[name]:08x}", manifest)
         cast = tensor.to(target.dtype)
         expected[name] = manifest.checksums[name] if tensor.dtype == target.dtype else checksum(cast)
         target.copy_(cast)
     for name, crc in expected.items():
         if (found := checksum(targets[name])) != crc:
-            why = f"crc32 {found:08x}, not {crc:08x}; a tied weight with two values reads so too"
-            _refuse("is not what was loaded", name, why, manifest)
+            why = f"crc32 {found:08x}, not {crc:08x}; a tied weight with two different values also causes this"
+            _refuse("differs from what was loaded", name, why, manifest)
 
 
 class Place(NamedTuple):
-    """Where a tensor of a checkpoint lives in a model.
+    """The place of a checkpoint's tensor in a model.
 
     Attributes:
         module: A name in ``model.state_dict()``.
-        tensor: That tensor, or the part of it that the checkpoint's tensor is: writing to it writes to the model.
+        tensor: That tensor, or the part of it that the checkpoint's tensor fills; writes to it change the model.
     """
 
     module: str
@@ -80,15 +80,15 @@ class Place(NamedTuple):
 
 
 def find_places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Place]:
-    """Find what a model calls the tensors of a checkpoint, and which parts of its own they are.
+    """Find which tensors of a model, or which parts of them, a checkpoint's tensors fill.
 
     Some families were published under other names than their modules have today: Qwen2.5-VL's
-    ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. And each expert of a mixture was
-    published by itself, while modules hold those of a layer as one tensor. transformers keeps the rules.
+    ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. And mixtures of experts were published
+    with a tensor for each expert, while modules have one for all experts of a layer. transformers has the rules.
 
     Args:
         model: A Hugging Face model.
-        names: Names of a checkpoint, or of modules, which stay as they are.
+        names: Names of a checkpoint's tensors, or of modules; those of modules stay as they are.
 
     Returns:
         The place of each tensor that the model has.
@@ -115,9 +115,9 @@ def find_places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Place
 
 
 def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) -> Tensor | None:
-    """View the part of a module's tensor that a converter makes of the checkpoint's tensor ``name``.
+    """View the part of a module's tensor that the checkpoint's tensor ``name`` fills.
 
-    None for a converter that does more than stack and concatenate, and for an expert that is not there.
+    None for a converter that does more than stack and concatenate, and for an expert that does not exist.
     """
     expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), name)
     for operation in reversed(converter.operations):
@@ -144,7 +144,7 @@ def _check_names(
     given = set(given)
     if unknown := sorted(given - places.keys()):
         _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(given)} are unknown", manifest)
-    # By address: tied parameters have several names. The parts of one tensor must add up to it.
+    # By address, because tied parameters have several names. The parts of a tensor must fill it.
     filled: dict[int, dict[int, int]] = {}
     for place in places.values():
         parts = filled.setdefault(modules[place.module].data_ptr(), {})

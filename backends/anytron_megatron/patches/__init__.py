@@ -1,6 +1,6 @@
-"""What the Megatron backend changes in third-party code: a catalog of patches, and one file for each fix.
+"""The patches of the Megatron backend: a catalog of constants, and one file for each fix.
 
-None of these patches names a device; the platform says which of them it needs.
+No patch here names a device; the platform decides which of them it needs.
 """
 
 from anytron_megatron.patches.selection import trainer_patches

@@ -1,4 +1,4 @@
-"""Import mcore-bridge once, and find out what the import changed in other packages."""
+"""Import mcore-bridge, and record what its import changes in other packages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from anytron.hooks.types import PatchContext
 
-# Modules that mcore_bridge/patcher.py and tuners/patcher.py import and patch. They are imported first, so that
-# what they define themselves does not count as a change.
+# Modules that mcore_bridge/patcher.py and tuners/patcher.py import and patch. We import them first, so that
+# their own definitions do not count as changes.
 PATCHED_MODULES = (
     "megatron.core.extensions.transformer_engine",
     "megatron.core.models.common.embeddings.rope_utils",
@@ -37,7 +37,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Change:
-    """One attribute that was set to another object."""
+    """One attribute that the import replaced."""
 
     owner: Any
     name: str
@@ -57,7 +57,7 @@ class Change:
 
 
 def import_bridge(_context: PatchContext) -> Installed:
-    """Import ``mcore_bridge`` and its models. Undoing restores what that patched; the modules stay imported."""
+    """Import ``mcore_bridge`` and its models. Undoing restores what they patched; the modules stay imported."""
     imported_earlier = "mcore_bridge" in sys.modules
     for name in PATCHED_MODULES:
         _import_patched(name)
@@ -72,12 +72,12 @@ def import_bridge(_context: PatchContext) -> Installed:
             change.undo()
 
     if imported_earlier:
-        return Installed(undo, "it was imported earlier in this process, so its changes are not known")
+        return Installed(undo, "mcore-bridge was imported earlier in this process, so its changes are not known")
     return Installed(undo, "changed " + ", ".join(sorted(map(str, changes))))
 
 
 def _import_patched(name: str) -> None:
-    """Import a module; one of Transformer Engine may be missing, where a library stands in for part of it."""
+    """Import a module; one of Transformer Engine may be missing, because the portable modules have only a part."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -89,8 +89,8 @@ def _import_patched(name: str) -> None:
 def _logging_kept() -> Iterator[None]:
     """Import quietly, and keep this process's own log.
 
-    mcore_bridge/utils/logger.py sets the root logger's stream handlers to ERROR, which would silence
-    everybody, and reports its environment variables at level INFO on its own handler.
+    mcore_bridge/utils/logger.py sets the root logger's stream handlers to ERROR, which would silence all
+    loggers, and reports its environment variables at level INFO on a handler of its own.
     """
     levels = [(handler, handler.level) for handler in logging.getLogger().handlers]
     disabled = logging.root.manager.disable
@@ -116,10 +116,10 @@ def _watched() -> Iterator[Any]:
 def _compare(owner: Any, before: dict[str, Any]) -> Iterator[Change]:
     for name, value in list(vars(owner).items()):
         old = before.get(name, _ABSENT)
-        # Submodules that were imported meanwhile, and bookkeeping of classes (ABC caches), are no patches.
+        # Newly imported submodules and the bookkeeping of classes (ABC caches) are not patches.
         if old is value or isinstance(value, ModuleType) or name.startswith("_abc_"):
             continue
-        # transformers' lazy modules fill themselves in when asked.
+        # transformers' lazy modules gain attributes when someone reads them.
         filled_in = old is _ABSENT and isinstance(owner, ModuleType) and type(owner) is not ModuleType
         if callable(value) and not filled_in:
             yield Change(owner, name, old)

@@ -1,8 +1,8 @@
-"""What the Megatron backend changes in third-party code, as data: one constant for each change.
+"""List the changes that the Megatron backend makes to third-party code: one constant for each.
 
-What a patch does stands in the file that its ``replacement`` or ``install`` names; nothing of that is imported here.
-Version ranges were measured: the tests show each fault on an affected version and the patch skipped on the others
-(``tox -e mcore012,mcore013,mcore014,mcore015,mcore016``).
+The code of a patch is in the file that its ``replacement`` or ``install`` names; this file imports none of it.
+Version ranges are measured: the tests show each fault on an affected version, and that the patch is skipped on the
+others (``tox -e mcore012,mcore013,mcore014,mcore015,mcore016``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TORCH_CUDA = Patch(
     id="megatron.torch-cuda",
     target="torch:cuda.current_device",
     phase=Phase.BEFORE_IMPORT,
-    before="megatron.core",  # it imports functions of torch.cuda by name and keeps some as defaults
-    reason="Megatron hard-codes torch.cuda; the platform's device is another",
+    before="megatron.core",  # Megatron imports functions of torch.cuda by name and keeps some as defaults
+    reason="Megatron hard-codes torch.cuda, and the platform has another device",
     upstream="megatron-core 0.16.1: torch.cuda.current_device in 182 places",
     remove_when="Megatron asks torch.accelerator",
     install=f"{_HERE}.torch_cuda:redirect_to_platform",
@@ -31,11 +31,11 @@ TORCH_COMPILE = Patch(
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",  # jit_fuser is bound to torch.compile when megatron.core.jit is imported
     reason=(
-        "Megatron's jit_fuser is torch.compile: without its CUDA backend it needs a C++ compiler, compiles for "
-        "seconds at the first step, and only importing it costs one"
+        "Megatron's jit_fuser is torch.compile, which needs a C++ compiler where there is no CUDA, compiles for "
+        "seconds at the first step, and takes a second to import"
     ),
     upstream="megatron/core/jit.py, enable_jit_fuser",
-    remove_when="Megatron can be told before its import to call disable_jit_fuser",
+    remove_when="Megatron has a switch for jit_fuser that works before its import",
     replacement=f"{_HERE}.torch_compile:leave_uncompiled",
 )
 IMPORT_NOISE = Patch(
@@ -43,9 +43,9 @@ IMPORT_NOISE = Patch(
     target="warnings",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
-    reason="importing Megatron warns about its own deprecated imports and about Apex, on every rank",
-    upstream="megatron-core 0.16.1; each message is listed in anytron_megatron/patches/import_noise.py",
-    remove_when="megatron-core imports without warnings",
+    reason="Megatron, when imported, warns about its own deprecated imports and about Apex, on every rank",
+    upstream="megatron-core 0.16.1; anytron_megatron/patches/import_noise.py lists the messages",
+    remove_when="megatron-core can be imported without warnings",
     required=False,
     install=f"{_HERE}.import_noise:filter_messages",
 )
@@ -54,19 +54,19 @@ TRITON_IMPORTS = Patch(
     target="triton",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
-    reason="mcore-bridge and Megatron import triton unguarded and undeclared; triton exists for few devices",
+    reason="mcore-bridge and Megatron import triton without declaring it, and triton supports few devices",
     upstream=(
         "mcore_bridge/model/modules/kernels/qsa_block_sparse_attn.py, line 43; "
         "megatron/core/inference/contexts/attention_context/triton/tensor_ops.py, line 6"
     ),
-    remove_when="both guard the import as mcore_bridge/model/modules/kernels/ple_kernels.py does",
+    remove_when="both guard the import, as mcore_bridge/model/modules/kernels/ple_kernels.py does",
     install=f"{_HERE}.triton_stand_in:stand_in_for_triton",
 )
 PORTABLE_TRANSFORMER_ENGINE = Patch(
     id="megatron.portable-transformer-engine",
     target="transformer_engine",
     phase=Phase.BEFORE_IMPORT,
-    reason="models are built of Transformer Engine's modules, and it computes on CUDA devices only",
+    reason="Megatron builds models from Transformer Engine's modules, which compute on CUDA devices only",
     upstream="https://github.com/NVIDIA/TransformerEngine",
     remove_when="Transformer Engine runs on the platform's device",
     install=f"{_HERE}.portable_modules:alias_portable_modules",
@@ -78,11 +78,11 @@ ONE_RANK_GROUPS = Patch(
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_MEGATRON,
     reason=(
-        "each of some twenty groups of a single rank costs three threads over gloo, one of which wakes up a "
-        "hundred times a second, although it never communicates"
+        "Megatron makes about twenty groups of a single rank, which never communicate; over gloo each has three "
+        "threads, one of which wakes up a hundred times a second"
     ),
-    upstream="megatron/core/parallel_state.py, create_group: the same arguments from 0.12.3 to 0.16.1",
-    remove_when="Megatron makes no process groups of one rank, or torch no threads for them",
+    upstream="megatron/core/parallel_state.py, create_group; its arguments are the same from 0.12.3 to 0.16.1",
+    remove_when="Megatron makes no groups of one rank, or torch starts no threads for them",
     replacement=f"{_HERE}.one_rank_groups:share_groups_of_one_rank",
 )
 BRIDGE_IMPORT = Patch(
@@ -90,13 +90,13 @@ BRIDGE_IMPORT = Patch(
     target="mcore_bridge",
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_BRIDGE,
-    reason="mcore-bridge patches megatron-core and peft when it is imported",
+    reason="mcore-bridge patches megatron-core and peft when it is imported, and does not say what",
     upstream="mcore_bridge/patcher.py, mcore_bridge/tuners/patcher.py",
-    remove_when="mcore-bridge patches when asked",
+    remove_when="mcore-bridge patches in a function instead of at its import",
     install=f"{_HERE}.bridge_import:import_bridge",
     stays=(
-        "its modules stay imported, its logger set up, and what it made transformers import has entered "
-        "transformers.models.auto.auto_mappings"
+        "its modules stay imported, its logger stays set up, and transformers.models.auto.auto_mappings keeps the "
+        "models that it made transformers import"
     ),
 )
 ROPE_TABLE = Patch(
@@ -106,11 +106,11 @@ ROPE_TABLE = Patch(
     package=_BRIDGE,
     requires=_BRIDGE_VERSIONS,
     reason=(
-        "it overwrites transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS['default'] with a function that "
-        "reads config.rope_theta; Hugging Face models made afterwards in this process fail"
+        "the function overwrites transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS['default'] with one that "
+        "reads config.rope_theta; Hugging Face models made later in this process fail"
     ),
     upstream="mcore_bridge/model/rope.py, line 115",
-    remove_when="mcore-bridge looks up its own table",
+    remove_when="mcore-bridge keeps a table of its own",
     replacement=f"{_HERE}.rope_table:keep_table",
 )
 DEEPSTACK = Patch(
@@ -120,11 +120,11 @@ DEEPSTACK = Patch(
     package=_BRIDGE,
     requires=_BRIDGE_VERSIONS,
     reason=(
-        "with several padded rows deepstack features reach the wrong images, with context parallelism it fails on "
-        "them, and with sequence parallelism the features' gradient is divided by the tensor-parallel size"
+        "with several padded rows, deepstack features reach the wrong images (and fail with context parallelism); "
+        "with sequence parallelism their gradient is divided by the tensor-parallel size"
     ),
     upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
-    remove_when="mcore-bridge passes the tests of these three without it",
+    remove_when="the tests of these three faults pass without this patch",
     replacement=f"{_HERE}.deepstack:number_features",
 )
 HOST_GENERATOR_WARNING = Patch(
@@ -133,11 +133,11 @@ HOST_GENERATOR_WARNING = Patch(
     phase=Phase.BEFORE_PARALLEL_INIT,
     package=_MEGATRON,
     reason=(
-        "the RNG tracker warns 'CPU RNG state changed within GPU RNG context' at each use where the device "
-        "draws from the host's generator"
+        "where the device draws from the host's generator, the RNG tracker warns at each use that the 'CPU RNG "
+        "state changed within GPU RNG context'"
     ),
     upstream="megatron/core/tensor_parallel/random.py, CudaRNGStatesTracker.fork",
-    remove_when="the tracker compares generators before it compares their states",
+    remove_when="the tracker compares the generators before their states",
     required=False,
     install=f"{_HERE}.generator_warning:drop_warning",
 )
@@ -148,9 +148,9 @@ PEFT_PROBES = tuple(
         phase=Phase.BEFORE_PARALLEL_INIT,
         package="peft",
         requires=">=0.19",
-        reason="it takes the portable modules for those of Transformer Engine, or not, by the order of imports",
+        reason="peft mistakes the portable modules for Transformer Engine, depending on the order of imports",
         upstream=f"peft/import_utils.py, {name}",
-        remove_when="peft looks for the distribution, as accelerate does",
+        remove_when="peft looks for Transformer Engine's distribution, as accelerate does",
         required=False,
         replacement=f"{_HERE}.peft_probes:deny_transformer_engine",
     )
@@ -164,13 +164,13 @@ DELTA_NET_PADDING = Patch(
     package=_BRIDGE,
     requires=_BRIDGE_VERSIONS,
     reason=(
-        "the layer reads no mask ('TODO: Deal with attention_mask'), and Megatron's blocks hand it nothing else: "
-        "padding of rows enters its convolution and its recurrent state"
+        "the layer ignores the attention mask ('TODO: Deal with attention_mask'), so that padding enters its "
+        "convolution and its recurrent state"
     ),
     upstream=(
         "https://github.com/modelscope/ms-swift/pull/9196; mcore_bridge/model/modules/gated_delta_net.py, line 215"
     ),
-    remove_when="the layer is handed a map of real tokens and keeps the others out",
+    remove_when="the layer takes a map of real tokens and leaves padding out",
     replacement=f"{_HERE}.delta_net_padding:leave_out_padding",
 )
 DELTA_NET_GRADIENTS = Patch(
@@ -180,14 +180,14 @@ DELTA_NET_GRADIENTS = Patch(
     package=_BRIDGE,
     requires=_BRIDGE_VERSIONS,
     reason=(
-        "with tensor parallelism the gradient of the input norm is tp times too large (with sequence parallelism), "
-        "and that of the output norm holds one rank's heads only (without)"
+        "with tensor parallelism the input norm's gradient is tp times too large if sequence parallelism is on, and "
+        "the output norm's covers one rank's heads only if it is off"
     ),
     upstream=(
         "mcore_bridge/model/modules/gated_delta_net.py, line 219: the sequence is gathered before the norm; "
         "megatron/core/distributed/finalize_model_grads.py, line 354: only q_layernorm and k_layernorm are summed"
     ),
-    remove_when="mcore-bridge marks both parameters by what their gradients are",
+    remove_when="mcore-bridge marks both parameters so that Megatron sums their gradients correctly",
     replacement=f"{_HERE}.delta_net_gradients:sum_partial_gradients",
 )
 DELTA_NET_KERNELS = Patch(
@@ -196,7 +196,7 @@ DELTA_NET_KERNELS = Patch(
     phase=Phase.BEFORE_BUILD,
     package=_BRIDGE,
     requires=_BRIDGE_VERSIONS,
-    reason="Gated DeltaNet layers compute with flash-linear-attention, which exists for few devices",
+    reason="Gated DeltaNet layers compute with flash-linear-attention, which supports few devices",
     upstream=(
         "mcore_bridge/model/modules/gated_delta_net.py, line 20; "
         "megatron/core/ssm/gated_delta_net.py, line 104: ImportError without fla"
@@ -210,7 +210,7 @@ MLA_PACKED_ROTARY = Patch(
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
     requires="<0.13",
-    reason="packed queries of multi-latent attention are [T, 1, N, D], and the rotary embedding broadcasts over 1",
+    reason="packed queries of multi-latent attention are [T, 1, N, D]; the rotary embedding broadcasts over the 1",
     upstream="megatron-core 0.12.3, multi_latent_attention.py, qkv_up_proj_and_rope_apply; verl #6005",
     remove_when="megatron-core before 0.13 is not supported",
     replacement=f"{_HERE}.mla_packing:rotate_without_batch_dimension",
@@ -221,7 +221,7 @@ MLA_PACKED_QKV = Patch(
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
     requires="<0.13",
-    reason="with packed sequences it gives [T, 1, N, D], and thd kernels take [T, N, D]",
+    reason="with packed sequences it returns [T, 1, N, D], and thd kernels take [T, N, D]",
     upstream="megatron-core 0.12.3, multi_latent_attention.py; verl #6005",
     remove_when="megatron-core before 0.13 is not supported",
     replacement=f"{_HERE}.mla_packing:drop_batch_dimension",
@@ -232,7 +232,7 @@ MLA_PADDED_POSITIONS = Patch(
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
     requires="<0.14",
-    reason="it cuts a packed buffer at the real lengths, although sequences lie at the padded ones",
+    reason="it splits a packed buffer by the real lengths, although sequences start at the padded ones",
     upstream="megatron-core 0.14.0, multi_latent_attention.py, line 511: 'if ... cu_seqlens_q_padded is not None'",
     remove_when="megatron-core before 0.14 is not supported",
     replacement=f"{_HERE}.mla_packing:rotate_at_padded_positions",
@@ -242,9 +242,9 @@ MLA_VALUES = Patch(
     target=f"{_MLA}:MultiLatentAttention.forward",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
-    # 0.17.0 and 0.17.1 left without #3003, which 0.18.0 has; the engine refuses them.
+    # 0.17.0 and 0.17.1 were released without #3003, which 0.18.0 has; the engine refuses them.
     requires="<0.16.2",
-    reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) want values as wide as queries",
+    reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) need values as wide as queries",
     upstream="https://github.com/NVIDIA/Megatron-LM/pull/3003, verl #6005",
     remove_when="megatron-core before 0.16.2 is not supported",
     replacement=f"{_HERE}.mla_values:pad_values",
@@ -253,7 +253,7 @@ MLA_VALUES = Patch(
             target="mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.forward",
             package=_BRIDGE,
             requires=_BRIDGE_VERSIONS,
-            reason="models that mcore-bridge builds have a class with its own forward, which pads values",
+            reason="mcore-bridge's models use this class, whose own forward pads values",
         ),
     ),
 )
@@ -264,11 +264,11 @@ ROUTER_PADDING = Patch(
     package=_MEGATRON,
     requires=">=0.16",
     reason=(
-        "padding counts in auxiliary losses and expert biases: mcore-bridge's forward takes no padding mask, and "
-        "that of its vision models drops what it does not know, on later pipeline stages always"
+        "auxiliary losses and expert biases count padding: mcore-bridge's forward takes no padding mask, and its "
+        "vision models drop unknown arguments (on later pipeline stages all of them)"
     ),
     upstream="mcore_bridge/model/gpt_model.py, forward; mcore_bridge/model/mm_gpt_model.py, line 125: kwargs = {}",
-    remove_when="mcore-bridge's models take padding_mask, as megatron.core's GPTModel.forward does",
+    remove_when="mcore-bridge's models take padding_mask, as Megatron's own GPTModel.forward does",
     replacement=f"{_HERE}.router_padding:mask_padding",
 )
 ROUTER_GEMM = Patch(
@@ -277,7 +277,7 @@ ROUTER_GEMM = Patch(
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
     requires=">=0.13,<0.17",
-    reason="without Transformer Engine the router fails: NameError: name 'te_general_gemm' is not defined",
+    reason="without Transformer Engine the router raises NameError: name 'te_general_gemm' is not defined",
     upstream="megatron-core 0.16.1, moe_utils.py, lines 16 to 39 and 1192; 0.19 defines it as None",
     remove_when="megatron-core before 0.17 is not supported",
     install=f"{_HERE}.router_gating:define_missing_gemm",
@@ -288,11 +288,11 @@ PIPELINE_SENDS = Patch(
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
     reason=(
-        "an interleaved pipeline frees what it sends before it is sent: over gloo the next stage receives "
-        "what happens to lie there, the more often the busier the machine"
+        "an interleaved pipeline frees a tensor before it is sent: over gloo the next stage receives whatever is "
+        "in that memory by then, most often on a busy machine"
     ),
-    upstream="megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor behind an asynchronous send",
-    remove_when="the schedule waits for a send before it frees the tensor",
+    upstream="megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor after an asynchronous send",
+    remove_when="the schedule frees a tensor only after it was sent",
     replacement=f"{_HERE}.pipeline_sends:send_aliases",
 )
 
@@ -304,10 +304,10 @@ def _recompute_scopes(suffix: str, target: str, function: str) -> Patch:
         phase=Phase.BEFORE_BUILD,
         package=_MEGATRON,
         reason=(
-            "what is recomputed in the backward pass would see the device state of another micro-batch, or none: "
-            "autograd runs it later, on a thread of its own"
+            "autograd recomputes a layer later and on a thread of its own, where it would see the device state of "
+            "another micro-batch, or none"
         ),
-        upstream="verl util.py, preprocess_for_mindspeed: process globals, read by recomputed functions",
+        upstream="verl util.py, preprocess_for_mindspeed: recomputed functions read globals of the process",
         remove_when="no device needs process-global state around a micro-batch",
         replacement=f"{_HERE}.recompute_scopes:{function}",
     )

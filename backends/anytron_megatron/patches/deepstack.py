@@ -1,10 +1,11 @@
-"""Qwen3-VL's deepstack: features of the vision tower's middle layers, added to the first layers of the text.
+"""Fix Qwen3-VL's deepstack: features of the vision tower's middle layers are added to the first text layers.
 
-mcore-bridge makes the map of image tokens sequence-major, ``[S, B]``, as Megatron's hidden states are,
-and leaves the features batch-major, so that with several padded rows they reach the wrong images; with
-context parallelism it numbers the tokens of the first row only; and with sequence parallelism each
-rank's gradient, that of its own slice, is averaged over the ranks as if each had the whole one.
-Here every slot carries the number of its feature, and goes the way of the slots.
+mcore-bridge has three faults here. It arranges the map of image tokens sequence-major, ``[S, B]``, as Megatron's
+hidden states are, but leaves the features batch-major: with several padded rows they reach the wrong images. With
+context parallelism it numbers the tokens of the first row only. With sequence parallelism each rank has the
+gradient of its own slice, and Megatron averages over the ranks as if each had the whole gradient.
+
+Here every slot carries the number of its feature, and the numbers are sharded in the same way as the slots.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Recorder:
-    """A vision tower whose deepstack features are kept."""
+    """Wrap a vision tower and keep its deepstack features."""
 
     def __init__(self, visual: Any) -> None:
         self._visual = visual
@@ -54,7 +55,7 @@ def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _feature_numbers(inputs: dict[str, Any], hf_config: Any) -> Tensor:
-    """Give each slot the number of its feature, -1 for text: int64 ``[B, S]``; images' come before videos'."""
+    """Number the slots by feature, -1 for text: int64 ``[B, S]``; features of images come before those of videos."""
     ids, types = inputs["input_ids"], inputs.get("mm_token_type_ids")
     number, first = torch.full_like(ids, -1), 0
     for kind, (values, token) in enumerate(
@@ -83,7 +84,7 @@ def _local(number: Tensor, inputs: dict[str, Any], config: Any) -> Tensor:
 
 
 def _summed_gradient(features: Tensor, config: Any) -> Tensor:
-    """Give every rank the gradient of all ranks' slices, which Megatron then averages."""
+    """Sum the gradient over the ranks' slices, so that Megatron's average is right."""
     from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 
     return copy_to_tensor_model_parallel_region(features) if config.sequence_parallel else features

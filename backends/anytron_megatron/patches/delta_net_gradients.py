@@ -1,8 +1,8 @@
-"""Gradients of the norms of Gated DeltaNet with tensor parallelism.
+"""Fix the gradients of Gated DeltaNet's norms with tensor parallelism.
 
-A rank computes its heads over whole sequences: with sequence parallelism mcore-bridge gathers them before
-the layer's first norm and projects as if there were none. Two weights that all ranks hold then get gradients
-of another kind than what Megatron takes them for.
+A rank computes its heads over whole sequences: with sequence parallelism mcore-bridge gathers them before the
+layer's first norm. Megatron then takes the gradients of two weights that all ranks hold for what they are not:
+complete ones for partial, or partial ones for complete.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``GatedDeltaNet.__init__``.
 
-    The norm inside the first projection sees whole sequences, and its gradient is complete on every rank;
-    as it is marked ``sequence_parallel``, Megatron would add the ranks' up, tp times what it is. The norm of
-    the heads' output sees this rank's heads only; Megatron adds its gradients up with sequence parallelism,
-    and without it leaves each rank with its part.
+    The norm inside the first projection sees whole sequences, so its gradient is complete on every rank. It is
+    marked ``sequence_parallel``, and Megatron would sum it over ranks: tp times too large. The norm of the heads'
+    output sees this rank's heads only. Megatron sums its gradient with sequence parallelism; without it each rank
+    keeps its part, which the hook here sums.
     """
 
     @functools.wraps(original)
@@ -33,7 +33,7 @@ def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
         if self.tp_size == 1:
             return
         if config.sequence_parallel:
-            first = getattr(self, "in_proj", None)  # projections that are split have their norm outside
+            first = getattr(self, "in_proj", None)  # split projections have their norm outside
             for name in ("layer_norm_weight", "layer_norm_bias"):
                 if (parameter := getattr(first, name, None)) is not None:
                     parameter.sequence_parallel = False

@@ -1,4 +1,4 @@
-"""Gated DeltaNet computed by the platform's kernels."""
+"""Let Gated DeltaNet compute with the platform's kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def install_kernels(context: PatchContext) -> Installed:
     """Give mcore-bridge's Gated DeltaNet the platform's kernels.
 
-    It keeps them under the names and signatures of flash-linear-attention (``None`` without it), and
-    the constructor of Megatron's class, which it inherits, refuses to build a layer without that
-    package although the layer then computes with none of it.
+    mcore-bridge calls them by the names and signatures of flash-linear-attention (``None`` without that package).
+    Its layer inherits the constructor of Megatron's class, which refuses to build without the package, although
+    the layer then uses nothing of it.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
     from megatron.core.ssm import gated_delta_net as megatron
@@ -34,20 +34,20 @@ def install_kernels(context: PatchContext) -> Installed:
     def causal_conv1d(
         x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, None]:
-        """``fla.modules.convolution.causal_conv1d`` as the layer calls it: output, and no final state."""
+        """Stand in for ``fla.modules.convolution.causal_conv1d`` as the layer calls it; there is no final state."""
         return convolve(x, weight, bias, activation in ("silu", "swish"), cu_seqlens), None
 
     def chunk_gated_delta_rule(
         q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor | None = None, **unused: Any
     ) -> tuple[Tensor, None]:
-        """``fla.ops.gated_delta_rule.chunk_gated_delta_rule`` as the layer calls it: output, and no final state.
+        """Stand in for ``fla.ops.gated_delta_rule.chunk_gated_delta_rule`` as the layer calls it; no final state.
 
-        The other arguments say that there is no initial state, that no final one is wanted, and that
+        The other arguments say that there is no initial state, that the caller wants no final one, and that
         queries and keys are normalised already.
         """
         wanted = {name: value for name, value in unused.items() if value not in (None, False)}
         if wanted:
-            raise EngineError("The gated delta rule was asked for more than layers need.", why=str(sorted(wanted)))
+            raise EngineError("The gated delta rule does not have these options.", why=str(sorted(wanted)))
         return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
 
     with ExitStack() as stack:

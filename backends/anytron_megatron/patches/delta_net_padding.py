@@ -1,4 +1,4 @@
-"""Padding kept out of Gated DeltaNet, whose layers are handed no mask that says where it is."""
+"""Keep padding out of Gated DeltaNet, whose layers receive no mask."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 
 
 def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GatedDeltaNet.forward``: in rows, padding goes in as zeros, comes out as zeros, and has no gradient.
+    """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after; it has no gradient.
 
-    A zero goes through the layer's norm and projections (none has a bias) as zero, is zero to the
-    convolution as what stands before a sequence's start is, and has key and value 0: it adds nothing to the
-    recurrent state. The state itself fades at padding, which no real token sees: before the first one
-    the state is zero, and after the last one nothing reads it. Packed sequences need no mask: the kernels
-    start anew where one begins, and its padding comes after its last token.
+    A zero stays zero in the layer's norm and projections (none has a bias), is to the convolution what comes
+    before a sequence's start, and has key and value 0, so it adds nothing to the recurrent state. The state
+    decays at padding, which no real token sees: before the first one it is zero, and after the last one nothing
+    reads it. Packed sequences need no mask: kernels start afresh at each sequence, whose padding comes last.
 
     Raises:
-        EngineError: The layer runs outside of a micro-batch's scope, or the mask has another shape than
-            the rows.
+        EngineError: The layer runs outside of a micro-batch's scope, or the shapes of mask and rows differ.
     """
     signature = inspect.signature(original)
 
@@ -36,7 +34,7 @@ def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
         if given.get("packed_seq_params") is not None:
             return original(self, hidden_states, *args, **kwargs)  # type: ignore[no-any-return]
         padding = _padding(self, hidden_states)
-        # masked_fill, not a product: its gradient is 0 whatever stands there, NaN included.
+        # masked_fill, not a product: the gradient is 0 even where padding holds NaN.
         output, bias = original(self, hidden_states.masked_fill(padding, 0), *args, **kwargs)
         return output.masked_fill(padding, 0), bias
 

@@ -1,4 +1,4 @@
-"""One warning of Megatron's RNG tracker is dropped where it is wrong."""
+"""Drop one warning of Megatron's RNG tracker where it is wrong."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MESSAGE = "CPU RNG state changed within GPU RNG context"
 def drop_warning(context: PatchContext) -> Installed:
     """Filter the message if the device draws from the host's generator.
 
-    The tracker forks the device's generator and warns if the host's moved meanwhile. Where both are
-    one object it always moves, and the fork restores it.
+    The tracker forks the device's generator and warns if the host's state has changed meanwhile. Where both are
+    one object it always changes, and the fork restores it.
     """
     import torch
 

@@ -11,7 +11,7 @@ from anytron.patches import Installed
 if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext
 
-# Beginnings of messages (regular expressions), and where megatron-core 0.16.1 emits them.
+# Regular expressions of how messages begin, and where megatron-core 0.16.1 emits them.
 WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     # inference/contexts/__init__.py:9
     (r"The following imports from `dynamic_context\.py` will be removed", DeprecationWarning),
@@ -22,7 +22,7 @@ WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     # optimizer/clip_grads.py:29
     (r"Transformer Engine and Apex are not installed\.", UserWarning),
 )
-# Loggers that say at level INFO how they were configured, on every rank.
+# Loggers that report their configuration at level INFO, on every rank.
 TALKATIVE_LOGGERS = ("megatron.core.distributed.fsdp", "megatron.core.num_microbatches_calculator")
 
 
@@ -37,7 +37,7 @@ def filter_messages(_context: PatchContext) -> Installed:
         logging.getLogger(name).setLevel(logging.WARNING)
 
     def undo() -> None:
-        # Whoever leaves warnings.catch_warnings() in between has removed them already.
+        # The end of a warnings.catch_warnings() block may have removed them already.
         for entry in added:
             if entry in warnings.filters:
                 warnings.filters.remove(entry)  # type: ignore[attr-defined]

@@ -1,9 +1,8 @@
-"""Multi-latent attention of megatron-core before 0.13 with packed sequences.
+"""Fix multi-latent attention of older megatron-core with packed sequences.
 
-Hidden states of a packed batch are ``[T, 1, H]``. Later versions drop the middle dimension before the
-up projection (multi_latent_attention.py of 0.13.0, "If sequence packing, TE expect [t, h, d] shaped
-qkv input"); 0.12 keeps it, so that rotary embeddings broadcast over it and the kernel gets four
-dimensions.
+Hidden states of a packed batch are ``[T, 1, H]``. From 0.13 on, Megatron drops the middle dimension before the up
+projection (multi_latent_attention.py of 0.13.0, "If sequence packing, TE expect [t, h, d] shaped qkv input"). 0.12
+keeps it, so that rotary embeddings broadcast over it and the kernel receives four dimensions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def drop_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``get_query_key_value_tensors``: packed, it gives ``[T, N, D]`` and not ``[T, 1, N, D]``."""
+    """Wrap ``get_query_key_value_tensors``: return ``[T, N, D]`` for packed sequences, not ``[T, 1, N, D]``."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -35,7 +34,7 @@ def drop_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rotate_without_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_apply_rotary_pos_emb_thd``: it rotates ``[T, 1, N, D]`` as it does ``[T, N, D]``."""
+    """Wrap ``_apply_rotary_pos_emb_thd``: rotate ``[T, 1, N, D]`` as it does ``[T, N, D]``."""
 
     @functools.wraps(original)
     def _apply_rotary_pos_emb_thd(t: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +46,7 @@ def rotate_without_batch_dimension(original: Callable[..., Any]) -> Callable[...
 
 
 def rotate_at_padded_positions(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``get_query_key_value_tensors``: it is told where padded sequences start, as later versions are."""
+    """Wrap ``get_query_key_value_tensors``: pass where padded sequences start, as Megatron does from 0.14 on."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -1,10 +1,10 @@
-"""Multi-latent attention in thd with kernels that want values as wide as queries and keys.
+"""Pad the values of multi-latent attention in thd, for kernels that need them as wide as queries and keys.
 
 DeepSeek's heads are 192 wide for queries and keys (128 + 64 of rotary embedding) and 128 for values.
 Transformer Engine's packed kernels of several versions, and MindSpeed's TND kernel, refuse that.
-Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``); for earlier
-versions this wraps ``MultiLatentAttention.forward``, whose body differs from version to version, at
-the two places that all versions share: the call of the core attention, and its recomputation.
+Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``). For earlier
+versions this wraps ``MultiLatentAttention.forward``. Its body differs from version to version; all versions share
+two places, the call of the core attention and its recomputation, and only these are changed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VALUE_WIDTH = "hidden_size_per_attention_head_v"
-"""Where Transformer Engine's and MindSpeed's attention modules keep the width that they check values against."""
+"""Attribute in which Transformer Engine's and MindSpeed's attention modules keep the width that values must have."""
 
 
 def pad_values(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``MultiLatentAttention.forward``.
 
-    Values are padded with zeros to the queries' width, and the output cut back, only if sequences are
-    packed, values are there (absorbed decoding has none) and narrower, and no experimental attention
-    variant computes its own. Recomputed core attention does the same, and the DSA variant gets there
-    the two extra inputs that Megatron 0.16 hands it only without recomputation.
+    It pads values with zeros to the queries' width and cuts the output back. It does so only for packed
+    sequences, where there are values (absorbed decoding has none) and they are narrower, and where no experimental
+    attention variant has its own way. Recomputed core attention does the same; there the DSA variant also receives
+    two extra inputs, which Megatron 0.16 passes only without recomputation.
     """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         packed = signature.bind(self, *args, **kwargs).arguments.get("packed_seq_params")
-        # The attribute is as young as the variants: Megatron 0.16.
+        # The attribute is as new as the variants: Megatron 0.16.
         variant = getattr(self.config, "experimental_attention_variant", None)
         pads = packed is not None and packed.qkv_format == "thd" and variant is None
         if not pads and variant != "dsa":
@@ -59,7 +59,7 @@ def pad_values(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _padded(core: Any) -> Callable[..., Any]:
-    """Core attention for values that may be narrower than queries."""
+    """Make core attention accept values that are narrower than queries."""
     inner = core.forward
 
     def attend(query: Tensor, key: Tensor, value: Tensor | None, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def _padded(core: Any) -> Callable[..., Any]:
 
 
 def _recomputed(attention: Any, attend: Callable[..., Any], extra: dict[str, Tensor]) -> Callable[..., Any]:
-    """``Attention._checkpointed_attention_forward``, with ``attend`` also in the recomputation."""
+    """Replace ``Attention._checkpointed_attention_forward``: use ``attend`` also in the recomputation."""
     core = attention.core_attention
 
     def checkpointed(
@@ -92,7 +92,7 @@ def _recomputed(attention: Any, attend: Callable[..., Any], extra: dict[str, Ten
     ) -> Any:
         from megatron.core.tensor_parallel import checkpoint
 
-        del rotary_pos_emb  # of other attentions; here it is applied already
+        del rotary_pos_emb  # multi-latent attention has applied it already
         names = list(extra)
 
         def run(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *more: Tensor) -> Any:
@@ -108,14 +108,14 @@ def _recomputed(attention: Any, attend: Callable[..., Any], extra: dict[str, Ten
                     **dict(zip(names, more, strict=True)),
                 )
 
-        # Inputs that need gradients are arguments: what a recomputed function keeps is not detached.
+        # Inputs that need gradients are arguments: recomputation detaches arguments, not what a closure holds.
         return checkpoint(run, False, query, key, value, attention_mask, *extra.values())
 
     return checkpointed
 
 
 def _keeping(attention: Any, extra: dict[str, Tensor]) -> Callable[..., Any]:
-    """``get_query_key_value_tensors``, keeping what DSA's core attention wants besides: ``x`` and ``qr``."""
+    """Wrap ``get_query_key_value_tensors``: keep the two extra inputs of DSA's core attention, ``x`` and ``qr``."""
     inner = attention.get_query_key_value_tensors
 
     def get_query_key_value_tensors(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:

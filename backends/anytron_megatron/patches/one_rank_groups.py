@@ -1,9 +1,9 @@
-"""One process group for all of Megatron's groups of the same single rank.
+"""Share one process group among all of Megatron's groups of the same single rank.
 
-Megatron splits the ranks some twenty times, by tensor, pipeline, context, data and expert parallelism and
-their products. Where a size is 1 each part is a single rank, and still gets a process group of its own for
-each split: over gloo that is three threads, one of which wakes up a hundred times a second, in every process.
-A group of one rank never communicates, so that one serves them all.
+Megatron splits the ranks about twenty times, by tensor, pipeline, context, data and expert parallelism and
+their products. Where a size is 1, each part is a single rank and still gets a process group for each split: over
+gloo that is three threads in every process, one of which wakes up a hundred times a second. A group of one rank
+never communicates, so one group can serve for all.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``create_group``: asked again for the same single rank and timeout, it returns the first group.
+    """Wrap ``create_group``: for the same single rank and timeout, return the group made first.
 
-    Making a group is a collective of all ranks, members or not, and numbers it. All ranks ask for the same
-    groups in the same order; whether a group is shared depends on the request alone, never on what a rank is
-    a member of, so that all make, or none makes, a new one.
+    To make a group is a collective of all ranks, members or not, and gives it a number. All ranks ask for the same
+    groups in the same order. Whether a group is shared depends on the request alone, never on a rank's membership,
+    so that either all ranks make a new one or none does.
 
-    Groups with options of their own (a communicator's size) or with a backend of their own stay apart: the
-    former differ in what they do, and ``destroy_model_parallel`` destroys the latter one by one, which ranks
-    that are not members could not see. The others live as long as the default group, and so do shared ones.
+    Two kinds are not shared: groups with options (a communicator's size), because they differ, and groups with a
+    backend, because ``destroy_model_parallel`` destroys them one by one and only on their members. All others live
+    as long as the default group, and so do shared ones.
     """
     shared: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, timedelta | None], Any]] = WeakKeyDictionary()
 

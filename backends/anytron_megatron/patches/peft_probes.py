@@ -1,8 +1,8 @@
-"""peft is told that there is no Transformer Engine where the portable one has its name.
+"""Tell peft that Transformer Engine is absent where the portable modules have its name.
 
-peft only asks whether the name can be imported. Depending on whether it asked before or after the
-portable modules took the name, it would treat them as a quantisation back end whose layers cannot
-be merged, or not. accelerate and transformers ask for the distribution, which is absent.
+peft only asks whether the name can be imported. If it asks after the portable modules have taken the name, it
+treats their layers as quantised ones, which cannot be merged; if it asks before, it does not. accelerate and
+transformers look for the distribution, which is absent.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 
 
 def deny_transformer_engine(_original: Callable[[], bool]) -> Callable[[], bool]:
-    """Replace a probe for Transformer Engine: the answer is no."""
+    """Replace a probe for Transformer Engine: answer no."""
     return lambda: False

@@ -1,10 +1,9 @@
-"""Keep what a pipeline stage sends until it is sent.
+"""Keep a tensor in memory until a pipeline stage has sent it.
 
-An interleaved schedule posts a send and drops the tensor's memory at once
-(``deallocate_output_tensor``: ``out.data = torch.empty(1)``). A process group that copies tensors on a
-stream of its device has secured the memory by then; one that sends from the tensor's own memory (gloo)
-sends whatever is there when the receiver asks for it. An alias holds the memory for as long as the
-request holds the alias.
+An interleaved schedule starts to send a tensor and frees its memory at once
+(``deallocate_output_tensor``: ``out.data = torch.empty(1)``). A process group that copies tensors on a stream of
+the device holds the memory by then. One that sends from the tensor's own memory (gloo) sends whatever is there
+when the receiver asks for it. An alias of the tensor keeps the memory for as long as the request holds the alias.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def send_aliases(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_p2p_ops``: what it sends shares memory with what it is given, and is another tensor object."""
+    """Wrap ``_p2p_ops``: send other tensor objects that share the memory of those given."""
 
     @functools.wraps(original)
     def post(*, tensor_send_prev: Tensor | None, tensor_send_next: Tensor | None, **rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The portable Transformer Engine takes the name of the real one (:mod:`anytron_megatron.portable_te`)."""
+"""Give the portable Transformer Engine the name of the real one (:mod:`anytron_megatron.portable_te`)."""
 
 from __future__ import annotations
 

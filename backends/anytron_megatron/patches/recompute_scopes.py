@@ -1,8 +1,8 @@
 """Run recomputed functions inside the scope of their own micro-batch (:mod:`anytron.sequences.scopes`).
 
-In a pipeline schedule the backward pass of micro-batch i runs while micro-batch j is the current one,
-possibly on a thread of autograd's. Megatron has three ways to recompute; each is handed the function
-to run again, and that function is tied to its scope here.
+In a pipeline schedule the backward pass of micro-batch i may run while micro-batch j is the current one,
+and on a thread of autograd's. Megatron has three ways to recompute. Each takes the function to run again, and
+these wrappers tie that function to its scope.
 """
 
 from __future__ import annotations

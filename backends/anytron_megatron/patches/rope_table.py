@@ -1,4 +1,4 @@
-"""transformers' global table of rotary embeddings stays as it is."""
+"""Keep transformers' global table of rotary embeddings as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def keep_table(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that updates ``ROPE_INIT_FUNCTIONS`` for itself: afterwards it is as before."""
+    """Wrap a function that changes ``ROPE_INIT_FUNCTIONS``: restore the table after each call."""
 
     @functools.wraps(original)
     def get_rope_inv_freq(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Mixture-of-experts routers of megatron-core without Transformer Engine."""
+"""Let mixture-of-experts routers of megatron-core work without Transformer Engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "te_general_gemm"
 
 
 def define_missing_gemm(_context: PatchContext) -> Installed:
-    """Define the function's name as None, which Megatron's own code understands as "there is none"."""
+    """Define the function's name as None, as Megatron's code expects where there is no such function."""
     module = importlib.import_module(MODULE)
     setattr(module, NAME, None)
     return Installed(lambda: delattr(module, NAME))

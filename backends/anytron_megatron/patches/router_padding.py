@@ -1,4 +1,4 @@
-"""Padding out of the statistics of routing: auxiliary losses, and the token counts behind expert biases."""
+"""Leave padding out of routing statistics: auxiliary losses, and the token counts behind expert biases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``.
 
-    The mask is the current micro-batch's, whatever the layers above have passed on.
+    The mask is the current micro-batch's, whatever the layers above have passed.
     """
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Which patches a training rank gets."""
+"""Select the patches of a training rank."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     """Return the patches of a training rank for one phase, in the order in which they are applied.
 
-    The platform decides what is redirected and replaced. The engine decides whose models are patched: the engine
-    ``megatron`` builds mcore-bridge's, which use Megatron's modules; a trainer that is not ours builds Megatron's
-    own; any other engine only runs its models on Megatron.
+    The platform decides which devices and modules are redirected. The engine decides whose models are patched:
+    ``megatron`` builds mcore-bridge's models, which use Megatron's modules; a trainer that is not ours builds
+    Megatron's own; any other engine only runs its own models on Megatron.
     """
     redirected, portable = context.platform.redirects_torch_cuda, context.platform.portable_modules
     bridge = context.engine == ENGINE
     models = context.engine in (ENGINE, OWN_TRAINER)
     transformer_engine = portable or find_spec("transformer_engine") is not None
-    # A real flash-linear-attention stays where it computes: on the devices that Transformer Engine computes on.
+    # Where Transformer Engine computes, so does flash-linear-attention: an installed one stays.
     flash_linear_attention = not portable and find_spec("fla") is not None
     wanted = {
         catalog.TORCH_CUDA: redirected,
         catalog.TORCH_COMPILE: redirected,
         catalog.IMPORT_NOISE: True,
         catalog.TRITON_IMPORTS: True,
-        # After the others of its phase: its modules may import what they prepare.
+        # Last of its phase: the modules may import what the patches before it prepare.
         catalog.PORTABLE_TRANSFORMER_ENGINE: portable,
         catalog.ONE_RANK_GROUPS: True,
         catalog.BRIDGE_IMPORT: bridge,

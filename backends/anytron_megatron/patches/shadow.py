@@ -1,4 +1,4 @@
-"""Let an instance's attribute be another for a while."""
+"""Replace an attribute of one instance for a while."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ABSENT = object()
 
 @contextmanager
 def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an instance an attribute of its own; afterwards the instance holds what it held.
+    """Set an attribute of the instance inside the block, and restore it afterwards.
 
-    It goes past ``__setattr__``: ``torch.nn.Module``'s would register what it is given.
+    It bypasses ``__setattr__``, because ``torch.nn.Module``'s would register modules and parameters.
     """
     own = vars(owner)
     before = own.get(name, _ABSENT)

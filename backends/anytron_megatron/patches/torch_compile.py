@@ -1,4 +1,4 @@
-"""Functions run as they are written: nothing is compiled."""
+"""Turn torch.compile off: functions run as they are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def leave_uncompiled(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``torch.compile``: it returns the function itself; without one, a decorator that does."""
+    """Replace ``torch.compile``: return the function itself or, without one, a decorator that does so."""
 
     def compile(model: Callable[..., Any] | None = None, **_options: Any) -> Callable[..., Any]:  # noqa: A001
         return (lambda function: function) if model is None else model

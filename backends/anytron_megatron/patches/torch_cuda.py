@@ -1,4 +1,4 @@
-"""``torch.cuda`` and every ``"cuda"`` goes to the platform's device (:mod:`anytron_megatron.redirect`)."""
+"""Send ``torch.cuda`` and every ``"cuda"`` to the platform's device (:mod:`anytron_megatron.redirect`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stand-ins for triton while a few files are executed that import it without need, where it is not installed.
+"""Stand in for triton, where it is not installed, while files are imported that import it without need.
 
-A module finder concerns exactly those files: nobody else ever sees a module called triton, so that
-libraries that look for it (torch, transformers, peft) find the truth.
+A module finder handles exactly these files. No other code ever sees a module called triton, so that libraries
+that look for it (torch, transformers, peft) correctly find none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anytron.hooks.types import PatchContext
 
-# Modules on mcore-bridge's import path that import triton unguarded, and what their kernels are for.
+# Modules on mcore-bridge's import path that import triton without a guard, and what their kernels are for.
 CONCERNED = {
     "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn": "block-sparse attention; QSA_SPARSE_KERNEL=0 avoids it",
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops": "Megatron's own inference engine",
@@ -32,7 +32,7 @@ CONCERNED = {
 
 
 NAMES = ("triton", "triton.language", "triton.language.extra.libdevice", "triton.runtime", "triton.runtime.driver")
-"""Modules that are stood in for."""
+"""Modules that have a stand-in."""
 
 
 def stand_in_for_triton(_context: PatchContext) -> Installed:
@@ -41,7 +41,11 @@ def stand_in_for_triton(_context: PatchContext) -> Installed:
 
 
 def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
-    """Insert the finder, unless triton is installed, for modules or packages and what their kernels are for."""
+    """Insert the finder unless triton is installed.
+
+    Args:
+        concerned: Modules or packages, and what their kernels are for.
+    """
     if importlib.util.find_spec("triton") is not None:
         return Installed(lambda: None, "not needed: triton is installed")
     finder = _Finder(concerned)
@@ -66,7 +70,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Executes a module with the stand-ins in ``sys.modules``."""
+    """Execute a module with the stand-ins in ``sys.modules``."""
 
     def __init__(self, loader: Loader, use: str) -> None:
         self._loader = loader
@@ -94,7 +98,7 @@ def _stand_ins(user: str, use: str) -> Iterator[None]:
 
 
 def _importing() -> bool:
-    """Whether a module is being executed with stand-ins; it may call functions of one that it has imported."""
+    """Whether a module is being executed with stand-ins: it may call attributes of one that it has imported."""
     return isinstance(sys.modules.get("triton"), _StandInModule)
 
 
@@ -107,7 +111,7 @@ class _Import:
 
 
 class _StandInModule(ModuleType):
-    """A module of which every attribute is a stand-in."""
+    """A module whose attributes are all stand-ins."""
 
     def __init__(self, name: str, user: str, use: str) -> None:
         super().__init__(name)
@@ -121,7 +125,7 @@ class _StandInModule(ModuleType):
 
 
 class _StandIn:
-    """An attribute of triton: may be named and used as a decorator during the import, never called after it."""
+    """An attribute of triton: it can be read and used as a decorator during the import, and not called later."""
 
     def __init__(self, name: str, during: _Import) -> None:
         self._name = name
@@ -137,13 +141,13 @@ class _StandIn:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> _StandIn:
-        # A call without arguments decorates nothing: it asks for a device or a version.
+        # A call without arguments is no decorator: it asks for a device or a version.
         if not _importing() or not (args or kwargs):
             raise EngineError(
                 f"{self._name} was called, and triton is not installed.",
                 where=self._import.user,
                 why=f"it is a triton kernel ({self._import.use})",
-                fix="install triton if your device has one, or turn the feature off that needs it",
+                fix="install triton if it supports your device, or turn off the feature that needs it",
             )
         if len(args) == 1 and callable(args[0]) and not kwargs:
             # A decorated kernel keeps its name for the message above.

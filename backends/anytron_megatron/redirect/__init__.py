@@ -1,21 +1,21 @@
-"""The torch.cuda redirection: engine code that hard-codes ``torch.cuda`` runs on any device.
+"""Redirect torch.cuda: run engine code that hard-codes ``torch.cuda`` on any device.
 
-Megatron-Core says ``device=torch.cuda.current_device()`` in some 180 places, and ``.cuda()``,
+Megatron-Core has ``device=torch.cuda.current_device()`` in about 180 places, and ``.cuda()``,
 ``torch.cuda.Stream`` or ``"torch.cuda.FloatTensor"`` in a hundred more. While the redirection is
-active all of that is answered by the platform's :class:`~anytron.platform.DeviceRuntime`.
+active, the platform's :class:`~anytron.platform.DeviceRuntime` answers all of them.
 
-How, and why so. Names are replaced by attribute, from tables, one file for each concern:
+The redirection replaces attributes, from tables, with one file for each concern. We do not use
 
-* not by a ``TorchFunctionMode`` (or dispatch mode): it sees neither ``torch.cuda.*``, ``Tensor.cuda``
-  on the Python side, ``isinstance`` nor class attributes, and it costs a Python call for *every*
-  torch operation, where only the few that take a device need one;
-* not by replacing ``torch.device`` itself: half of the world calls ``isinstance(x, torch.device)``,
-  and C++ makes instances of the real one;
-* not by editing the engine's sources: each release would need it anew.
+* a ``TorchFunctionMode`` (or dispatch mode): it does not see ``torch.cuda.*``, ``Tensor.cuda`` on the
+  Python side, ``isinstance`` or class attributes, and it costs a Python call for *every* torch
+  operation, although only the few that take a device need one;
+* a replacement of ``torch.device`` itself: much code calls ``isinstance(x, torch.device)``, and C++
+  makes instances of the real class;
+* edits of the engine's sources: each release would need them again.
 
-What cannot be redirected: ``tensor.device`` tells the truth, so ``tensor.device.type == "cuda"`` is
-False; default arguments and closures that captured a ``torch.cuda`` function before the redirection
-keep it (redirect before the engine is imported).
+Two things cannot be redirected. ``tensor.device`` tells the truth, so ``tensor.device.type == "cuda"`` is
+False. And default arguments and closures that captured a ``torch.cuda`` function earlier keep it, so
+redirect before the engine is imported.
 """
 
 from anytron_megatron.redirect.redirection import is_redirected, redirect_torch_cuda

@@ -1,4 +1,4 @@
-"""Collectives: what NCCL accepts and other backends do not."""
+"""Let collectives of other backends accept what NCCL accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def substitutions() -> Iterator[Substitution]:
-    """``torch.distributed.scatter`` and ``all_gather``, if torch was built with distributed support."""
+    """Replace ``torch.distributed.scatter`` and ``all_gather``, if torch was built with distributed support."""
     if torch.distributed.is_available():
         scatter = _contiguous_scatter(torch.distributed.scatter)
         all_gather = _uneven_all_gather(torch.distributed.all_gather)
@@ -28,8 +28,8 @@ def substitutions() -> Iterator[Substitution]:
 def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
     """Send contiguous copies of the chunks.
 
-    Gloo sends the memory behind a strided chunk in its storage order, so that a weight split along
-    its second dimension arrives scrambled, in silence; NCCL's wrapper copies such chunks.
+    Gloo sends a strided chunk in the order of its storage, so that a weight split along its second dimension
+    arrives scrambled, without an error. NCCL's wrapper copies such chunks.
     """
 
     @functools.wraps(original)
@@ -44,8 +44,8 @@ def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
 def _uneven_all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
     """Gather tensors whose first dimensions differ.
 
-    Gloo refuses them. Megatron's dispatcher gathers so where experts are split (``moe/token_dispatcher.py``,
-    ``dispatch_postprocess``): ranks bring as many tokens as were routed to them.
+    Gloo refuses them. Megatron's dispatcher needs them where experts are split (``moe/token_dispatcher.py``,
+    ``dispatch_postprocess``): each rank has as many tokens as were routed to it.
     """
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Devices: what ``cuda``, ``cuda:1`` and ``0`` mean, and the questions asked about them."""
+"""Redirect devices: what ``cuda``, ``cuda:1`` and ``0`` mean, and the functions about them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class DeviceTranslator:
-    """Turn every way of naming a CUDA device into the runtime's device; leave all others alone.
+    """Translate every way to name a CUDA device to the runtime's device; leave all others unchanged.
 
-    ``torch.device("cuda")``, ``"cuda"`` and ``"cuda:1"`` are CUDA devices. So are plain integers:
-    that is what ``torch.cuda.current_device()`` returns and what ``device=`` accepts.
+    ``torch.device("cuda")``, ``"cuda"`` and ``"cuda:1"`` are CUDA devices. So are plain integers, which
+    ``torch.cuda.current_device()`` returns and ``device=`` accepts.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -29,7 +29,7 @@ class DeviceTranslator:
     def __call__(self, device: Any) -> Any:
         """Return the runtime's device for a CUDA device, and anything else unchanged.
 
-        Called for every tensor that is made: type comparisons instead of ``isinstance`` chains.
+        It runs for every new tensor, so it compares types and does not call ``isinstance``.
         """
         kind = type(device)
         if kind is torch.device:
@@ -65,11 +65,11 @@ class DeviceProperties:
 class DeviceCalls:
     """The functions of ``torch.cuda`` about devices, under their own names.
 
-    ``is_available()`` answers False. It means "CUDA itself is here", and libraries that ask it before
-    they act (transformers, peft, accelerate, torch's checkpointing, Megatron's straggler detector and
-    FP8 checkpoint support) have a device-neutral path, which is the right one: True makes them launch
-    CUDA kernels, pin memory or read NVML. The code that the redirection is for does not ask; it calls.
-    ``device_count()`` is the runtime's, because launchers compute ranks from it.
+    ``is_available()`` returns False. It means "CUDA itself is here". Libraries that ask it before they act
+    (transformers, peft, accelerate, torch's checkpointing, Megatron's straggler detector and FP8 checkpoint
+    support) have a device-neutral path, which is the right one here: after True they would launch CUDA kernels,
+    pin memory or read NVML. The code that needs the redirection never asks. ``device_count()`` is the runtime's,
+    because launchers compute ranks from it.
     """
 
     def __init__(self, runtime: DeviceRuntime, translate: DeviceTranslator) -> None:
@@ -77,7 +77,7 @@ class DeviceCalls:
         self._translate = translate
 
     def is_available(self) -> bool:
-        """CUDA itself is not available; see the class."""
+        """Return False: CUDA itself is not available (see the class)."""
         return False
 
     def device_count(self) -> int:
@@ -122,18 +122,18 @@ class DeviceCalls:
         return self._runtime.supports_dtype(torch.bfloat16)
 
     def init(self) -> None:
-        """There is no CUDA to initialise; the platform has loaded its device."""
+        """Do nothing: the platform has initialised its device."""
 
     def _lazy_init(self) -> None:
-        """As :meth:`init`."""
+        """Do nothing, as :meth:`init`."""
 
     def _lazy_call(self, call: Callable[[], None], **_: Any) -> None:
-        """Call at once what torch would queue until CUDA is initialised."""
+        """Call at once; torch would queue the call until CUDA is initialised."""
         call()
 
 
 class DeviceScope:
-    """Takes the place of ``torch.cuda.device``: a ``with`` block in which a device is current."""
+    """Replace ``torch.cuda.device``: a ``with`` block in which a device is current."""
 
     runtime: ClassVar[DeviceRuntime]
     translate: ClassVar[DeviceTranslator]
@@ -152,7 +152,7 @@ class DeviceScope:
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Devices, their properties, and torch's own device scopes."""
+    """Replace the functions about devices, and torch's own device scopes."""
     calls = DeviceCalls(runtime, translate)
     for name in (name for name, value in vars(DeviceCalls).items() if callable(value) and name != "__init__"):
         yield Substitution(torch.cuda, name, getattr(calls, name))

@@ -1,4 +1,4 @@
-"""Functions that make tensors: ``device=`` is translated and ``pin_memory=`` obeyed where possible."""
+"""Redirect functions that make tensors: translate ``device=``, and drop ``pin_memory=`` where it is impossible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anytron.platform import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
 
-# Everything in torch's own list of device constructors that engine code calls, and the *_like family.
+# The entries of torch's own list of device constructors that engine code calls, and the *_like family.
 TORCH_FACTORIES = (
     "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like",
     "empty_permuted", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window",
@@ -28,10 +28,10 @@ TENSOR_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "n
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Factories of ``torch`` and of tensors, and ``torch.load``."""
-    # `with torch.device("meta")` recognises factories by identity in a set that torch fills at its
-    # first use. Filled after the wrapping it would hold the wrappers, the originals would miss it, and
-    # from_pretrained would leave buffers such as inv_freq uninitialised, in silence.
+    """Replace the factories of ``torch`` and of tensors, and ``torch.load``."""
+    # `with torch.device("meta")` recognises factories by identity, in a set that torch fills at its first use.
+    # A set that was filled after the wrapping would hold the wrappers and not the originals, and from_pretrained
+    # would leave buffers such as inv_freq uninitialised, without an error.
     device_mode._device_constructors()
     can_pin = runtime.can_pin_memory()
     for name in TORCH_FACTORIES:

@@ -1,4 +1,4 @@
-"""Memory: sizes in bytes, as the runtime counts them."""
+"""Redirect the functions about memory: sizes in bytes, as the runtime counts them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MemoryCalls:
         return self._runtime.memory_stats().reserved
 
     def max_memory_reserved(self, device: Any = None) -> int:
-        """Return a lower bound of the most bytes held: runtimes keep no separate peak of them."""
+        """Return a lower bound of the most bytes held: runtimes do not track that peak."""
         del device
         stats = self._runtime.memory_stats()
         return max(stats.reserved, stats.peak_allocated)
@@ -62,12 +62,12 @@ class MemoryCalls:
         return "\n".join(f"{key}: {value}" for key, value in self.memory_stats(device).items())
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Start the peak anew."""
+        """Reset the peak."""
         del device
         self._runtime.reset_peak_memory_stats()
 
     def reset_max_memory_allocated(self, device: Any = None) -> None:
-        """As :meth:`reset_peak_memory_stats`."""
+        """Reset the peak, as :meth:`reset_peak_memory_stats`."""
         self.reset_peak_memory_stats(device)
 
     def empty_cache(self) -> None:
@@ -76,10 +76,10 @@ class MemoryCalls:
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """The questions about memory, in ``torch.cuda`` and ``torch.cuda.memory``."""
+    """Replace the functions about memory, in ``torch.cuda`` and ``torch.cuda.memory``."""
     calls = MemoryCalls(runtime)
     for name in (name for name, value in vars(MemoryCalls).items() if callable(value) and name != "__init__"):
         call = getattr(calls, name)
         yield Substitution(torch.cuda, name, call)
         yield Substitution(torch.cuda.memory, name, call)
-    yield Substitution(torch.cuda, "ipc_collect", lambda: None)  # no memory is shared through CUDA IPC
+    yield Substitution(torch.cuda, "ipc_collect", lambda: None)  # nothing is shared through CUDA IPC

@@ -1,4 +1,4 @@
-"""NVTX ranges become ranges of the runtime's own profiler."""
+"""Turn NVTX ranges into ranges of the runtime's own profiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """``torch.cuda.nvtx``: nested ranges and marks; each thread has its own nesting."""
+    """Replace nested ranges and marks of ``torch.cuda.nvtx``; each thread has its own nesting."""
     nesting = threading.local()
 
     def open_ranges() -> list[AbstractContextManager[None]]:

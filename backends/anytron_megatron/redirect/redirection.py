@@ -32,21 +32,21 @@ def is_redirected() -> bool:
 
 
 def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
-    """Send everything that says ``torch.cuda`` or ``"cuda"`` to ``runtime``.
+    """Send everything that names ``torch.cuda`` or ``"cuda"`` to ``runtime``.
 
-    Works with a build of torch with or without CUDA; real CUDA devices are not touched while it is active.
+    It works with builds of torch with and without CUDA, and uses no real CUDA device while it is active.
 
     Returns:
-        The function that ends it: every touched attribute is again the object that it was.
+        The function that ends the redirection and restores every attribute to the object that it was.
 
     Raises:
-        EngineError: It is active already.
+        EngineError: A redirection is active already.
     """
     global _active  # noqa: PLW0603 - the redirection is a state of the process, like torch.cuda itself
     if _active is not None:
         raise EngineError(
-            "torch.cuda is redirected already",
-            why=f"to {_active.device_type}; a second redirection would hide the first",
+            "torch.cuda is redirected already.",
+            why=f"it goes to {_active.device_type}; a second redirection would hide the first",
             fix="undo the first one",
         )
     translate = devices.DeviceTranslator(runtime)

@@ -1,4 +1,4 @@
-"""Random numbers: ``torch.cuda``'s generators are the runtime's."""
+"""Redirect random numbers: ``torch.cuda``'s generators become the runtime's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RuntimeGenerators(Sequence[torch.Generator]):
-    """Takes the place of ``torch.cuda.default_generators``, which Megatron's RNG tracker indexes."""
+    """Replace ``torch.cuda.default_generators``, which Megatron's RNG tracker indexes."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
@@ -28,15 +28,15 @@ class RuntimeGenerators(Sequence[torch.Generator]):
         return self._runtime.device_count()
 
     def __getitem__(self, index: Any) -> Any:
-        # One process drives one device: every index that it can name is the current one.
+        # One process uses one device, so every index means the current one.
         return self._runtime.default_generator()
 
 
 class RandomCalls:
     """The functions of ``torch.cuda.random``, under their own names.
 
-    Seeding goes to the generator and not through ``runtime.manual_seed``: torch.manual_seed calls
-    torch.cuda.manual_seed_all, and a runtime may be written with torch.manual_seed.
+    They seed the generator and do not call ``runtime.manual_seed``: a runtime may implement that by
+    torch.manual_seed, which calls torch.cuda.manual_seed_all.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -48,16 +48,16 @@ class RandomCalls:
         return self._runtime.get_rng_state()
 
     def set_rng_state(self, new_state: Tensor, device: Any = "cuda") -> None:
-        """Restore what :meth:`get_rng_state` gave."""
+        """Restore a state that :meth:`get_rng_state` returned."""
         del device
         self._runtime.set_rng_state(new_state)
 
     def get_rng_state_all(self) -> list[Tensor]:
-        """Return the state of the one device that this process drives."""
+        """Return the state of the one device that this process uses."""
         return [self._runtime.get_rng_state()]
 
     def set_rng_state_all(self, new_states: Sequence[Tensor]) -> None:
-        """Restore what :meth:`get_rng_state_all` gave."""
+        """Restore the states that :meth:`get_rng_state_all` returned."""
         (state,) = new_states
         self._runtime.set_rng_state(state)
 
@@ -83,7 +83,7 @@ class RandomCalls:
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Seeds and states in ``torch.cuda`` and ``torch.cuda.random``, and ``torch.Generator``."""
+    """Replace seeds and states in ``torch.cuda`` and ``torch.cuda.random``, and ``torch.Generator``."""
     calls = RandomCalls(runtime)
     for name in (name for name, value in vars(RandomCalls).items() if callable(value) and name != "__init__"):
         call = getattr(calls, name)
@@ -94,7 +94,7 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
 
 
 def _generator_class(translate: DeviceTranslator) -> type:
-    """A class that makes real generators on the translated device and recognises all of them."""
+    """Make a class that builds real generators on the translated device and recognises all of them."""
     original = torch.Generator
 
     class AnyGenerator(type(original)):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Streams and events.
+"""Redirect streams and events.
 
-They must be classes: others annotate with them and ask ``isinstance``. Where the runtime gives no
-streams everything runs in order, and waiting has nothing to wait for.
+They must be classes, because other code uses them in annotations and in ``isinstance``. Where the runtime has no
+streams, everything runs in order, and to wait is to do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """The functions of ``torch.cuda`` about streams; as there, each thread has its current stream."""
+    """The functions of ``torch.cuda`` about streams; as in torch, each thread has its current stream."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime
@@ -60,12 +60,12 @@ class Scheduler:
         return StreamContext(stream)
 
     def is_current_stream_capturing(self) -> bool:
-        """No graphs are captured."""
+        """Return False: no graphs are captured."""
         return False
 
 
 class Stream:
-    """Takes the place of ``torch.cuda.Stream``; ``native`` is the runtime's stream or None."""
+    """Replace ``torch.cuda.Stream``; ``native`` is the runtime's stream or None."""
 
     scheduler: ClassVar[Scheduler]
     native: Any
@@ -82,40 +82,40 @@ class Stream:
         return stream
 
     def synchronize(self) -> None:
-        """Wait until everything queued here is done."""
+        """Wait until this stream has done everything in its queue."""
         if self.native is None:
             self.scheduler.runtime.synchronize()
         else:
             self.native.synchronize()
 
     def query(self) -> bool:
-        """Whether everything queued here is done."""
+        """Whether this stream has done everything in its queue."""
         return True if self.native is None else self.native.query()
 
     def wait_stream(self, stream: Stream) -> None:
-        """Let what follows here wait for what is queued in ``stream``."""
+        """Let this stream's next work wait for everything queued in ``stream``."""
         if self.native is not None:
             self.native.wait_stream(stream.native)
 
     def wait_event(self, event: Event) -> None:
-        """Let what follows here wait for ``event``."""
+        """Let this stream's next work wait for ``event``."""
         if self.native is not None and event.native is not None:
             self.native.wait_event(event.native)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record ``event``, or a new one, here."""
+        """Record ``event``, or a new one, in this stream."""
         event = event or self.scheduler.event_class()
         event.record(self)
         return event
 
     @property
     def cuda_stream(self) -> int:
-        """The stream's handle; 0, CUDA's default stream, where the runtime has none."""
+        """The stream's handle; 0 (CUDA's default stream) if the runtime has none."""
         return int(getattr(self.native, "stream_id", 0))
 
 
 class Event:
-    """Takes the place of ``torch.cuda.Event``; in-order devices time it with the host's clock."""
+    """Replace ``torch.cuda.Event``; without streams, the host's clock gives its time."""
 
     scheduler: ClassVar[Scheduler]
 
@@ -125,7 +125,7 @@ class Event:
         self._recorded_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Record the point that ``stream`` (default: the current one) has reached."""
+        """Record the current end of ``stream``'s queue (default: the current stream's)."""
         native = (stream or self.scheduler.current_stream()).native
         self.native = None if native is None else native.record_event()
         self._recorded_s = time.perf_counter()
@@ -135,11 +135,11 @@ class Event:
         (stream or self.scheduler.current_stream()).wait_event(self)
 
     def query(self) -> bool:
-        """Whether the recorded point is passed."""
+        """Whether the stream has passed the recorded point."""
         return True if self.native is None else self.native.query()
 
     def synchronize(self) -> None:
-        """Wait until the recorded point is passed."""
+        """Wait until the stream has passed the recorded point."""
         if self.native is not None:
             self.native.synchronize()
 
@@ -153,7 +153,7 @@ class Event:
 
 
 class StreamContext:
-    """Takes the place of ``torch.cuda.StreamContext``; None changes nothing."""
+    """Replace ``torch.cuda.StreamContext``; None changes nothing."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -169,7 +169,7 @@ class StreamContext:
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """``Stream``, ``Event``, ``StreamContext`` and the functions about the current stream."""
+    """Replace ``Stream``, ``Event``, ``StreamContext`` and the functions about the current stream."""
     scheduler = Scheduler(runtime)
     yield Substitution(torch.cuda, "Stream", scheduler.stream_class)
     yield Substitution(torch.cuda, "Event", scheduler.event_class)

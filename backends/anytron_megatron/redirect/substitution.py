@@ -1,4 +1,4 @@
-"""Replace attributes of modules and classes, and restore every one of them by identity."""
+"""Replace attributes of modules and classes, and restore each to the same object."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INHERITED = object()
 
 @dataclass(frozen=True)
 class Substitution:
-    """``owner.name`` becomes ``new``.
+    """The attribute ``owner.name`` becomes ``new``.
 
-    ``own`` says that ``new`` was made for this and exists nowhere else, so that whoever holds it by
-    name at the end must be given the original back.
+    ``own`` says that ``new`` was made for this and exists nowhere else. Modules that hold it by name at the end
+    then get the original back.
     """
 
     owner: Any
@@ -31,11 +31,10 @@ class Substitution:
 def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
     """Make all substitutions; return the function that undoes them in reverse.
 
-    Attributes that the owner only inherited (``Tensor.to`` stands in ``TensorBase``) are deleted
-    again, not set. Loaded modules that hold an old object by name (``from torch.cuda import
-    _lazy_call``) are given the new one, and the other way round at the end, so that a module that was
-    imported in between keeps nothing. torch's own modules outside of ``torch.cuda`` are left alone:
-    they implement the originals.
+    Undoing deletes attributes that the owner only inherited (``Tensor.to`` is defined in ``TensorBase``). Loaded
+    modules that hold an old object by name (``from torch.cuda import _lazy_call``) get the new one, and the old one
+    back at the end, so that a module imported in between keeps nothing. torch's own modules outside of
+    ``torch.cuda`` stay unchanged: they implement the originals.
     """
     table = list(substitutions)
     originals = [vars(entry.owner).get(entry.name, _INHERITED) for entry in table]

@@ -1,4 +1,4 @@
-"""Methods of tensors and modules that name a device or ask for it."""
+"""Redirect methods of tensors and modules that take a device or tell it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEGACY_TYPES = (
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, ``Module.to``, legacy tensor types."""
+    """Replace ``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, ``Module.to``, legacy tensor types."""
     tensor = torch.Tensor
     device_type = runtime.device_type
     move = tensor.to
@@ -40,12 +40,12 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
     yield Substitution(tensor, "cuda", cuda)
     yield Substitution(tensor, "is_cuda", property(is_cuda))
     yield Substitution(tensor, "type", _type(tensor.type, device_type))
-    # Module.to parses its arguments in C++, which refuses the integers that current_device() gives.
+    # Module.to parses its arguments in C++, which refuses the integers that current_device() returns.
     yield Substitution(torch.nn.Module, "to", _to(torch.nn.Module.to, translate))
     if not runtime.can_pin_memory():
         yield Substitution(tensor, "pin_memory", lambda self, *_, **__: self)
     if runtime.new_stream() is None:
-        # Nothing runs out of order, so no memory has to be kept for another stream.
+        # Everything runs in order, so no memory has to be kept for another stream.
         yield Substitution(tensor, "record_stream", lambda *_: None)
     else:
         record_stream = tensor.record_stream
@@ -60,7 +60,7 @@ def _to(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[.
     @functools.wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args:
-            # The first positional argument is a device, a dtype or a tensor; only devices change.
+            # The first positional argument is a device, a dtype or a tensor; only devices are translated.
             return original(self, translate(args[0]), *args[1:], **kwargs)
         if "device" in kwargs:
             kwargs["device"] = translate(kwargs["device"])
@@ -70,7 +70,7 @@ def _to(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[.
 
 
 def _type(original: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    """Name types as on CUDA: Megatron's optimizers compare ``param.type()`` with such strings."""
+    """Give types their CUDA names, with which Megatron's optimizers compare ``param.type()``."""
     native = "torch." if device_type == "cpu" else f"torch.{device_type}."
 
     def of_device(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""CUDA features without a counterpart: making one is an error that says so, asking about it is not."""
+"""Refuse CUDA features without a counterpart: to make one is an error, to ask about it is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Name in torch.cuda, and the Megatron option that leads to it.
+# Names in torch.cuda, and the Megatron options that use them.
 UNSUPPORTED = {
     "CUDAGraph": "leave enable_cuda_graph / cuda_graph_impl off",
     "graph": "leave enable_cuda_graph / cuda_graph_impl off",
@@ -22,7 +22,7 @@ UNSUPPORTED = {
 
 
 def substitutions() -> Iterator[Substitution]:
-    """Classes that others may annotate with and test against, but not make."""
+    """Replace classes by ones that can be named in annotations and ``isinstance``, but not instantiated."""
     for name, fix in UNSUPPORTED.items():
         yield Substitution(torch.cuda, name, _refusing_class(name, fix))
 
@@ -30,7 +30,7 @@ def substitutions() -> Iterator[Substitution]:
 def _refusing_class(name: str, fix: str) -> type:
     def __init__(*_: Any, **__: Any) -> None:  # noqa: N807 - becomes a constructor
         raise EngineError(
-            f"torch.cuda.{name} has no counterpart on this platform",
+            f"torch.cuda.{name} has no counterpart on this platform.",
             where="engine code that was redirected from torch.cuda",
             why="it exists on CUDA devices only",
             fix=fix,

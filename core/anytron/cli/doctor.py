@@ -1,4 +1,4 @@
-"""``anytron doctor``: report what is installed, where it lies, and what would stop a run."""
+"""``anytron doctor``: report what is installed, where it is, and what would stop a run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VARIABLES = ("ANYTRON_", "HF_", "MASTER_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
-"""Beginnings of environment variables that change how a run behaves, besides those of the platform."""
+"""Prefixes of environment variables that change how a run behaves, besides those of the platform."""
 
 Findings = dict[str, Any]
 
 
 def examine() -> Findings:
-    """Examine this machine. Nothing is changed; the only heavy package that is imported is torch.
+    """Examine this machine. This changes nothing, and torch is the only heavy package that it imports.
 
     Returns:
         JSON values: ``anytron``, ``python``, ``system``, ``platform`` (None if none can be used),
@@ -90,7 +90,7 @@ def examine() -> Findings:
 
 
 def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Find where each package lies, by its metadata and by the import system; none is imported."""
+    """Find where each package is, by its metadata and by the import system, without importing any."""
     modules: dict[str, list[str]] = defaultdict(list)
     for module, owners in packages_distributions().items():
         for owner in set(owners):
@@ -102,7 +102,7 @@ def _packages(names: Iterable[str]) -> list[dict[str, Any]]:
         except PackageNotFoundError:
             rows.append({"name": name, "version": None, "locations": [], "modules": {}})
             continue
-        # A directory that is listed twice on sys.path is one place.
+        # A directory that is on sys.path twice is one place.
         locations = {str(other.locate_file("")) for other in distributions(name=name)}
         origins = {module: _origin(module) for module in sorted(modules[name]) if module.isidentifier()}
         rows.append({"name": name, "version": found.version, "locations": sorted(locations), "modules": origins})
@@ -113,7 +113,7 @@ def _origin(module: str) -> str | None:
     """Find the file that ``import module`` would load; None if there is none."""
     try:
         spec = find_spec(module)
-    except ValueError:  # it is imported already, and has no spec
+    except ValueError:  # an imported module without a spec
         return getattr(sys.modules[module], "__file__", None)
     if spec is None:
         return None
@@ -121,7 +121,7 @@ def _origin(module: str) -> str | None:
 
 
 def print_findings(findings: Findings, *, as_json: bool) -> None:
-    """Print what was found, as JSON or for a person."""
+    """Print the findings, as JSON or for a person."""
     if as_json:
         typer.echo(json.dumps(findings, indent=2))
         return

@@ -1,4 +1,4 @@
-"""``anytron patches``: show what a run would change in third-party code on this machine, and why."""
+"""``anytron patches``: show which third-party code a run on this machine would change, and why."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def list_command(
         bool, typer.Option("--json", help="Print a JSON list with one object for each patch and target.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also those of the processes that generate, and of the driver.")
+        bool, typer.Option("--all", help="Also list the patches of processes that generate, and of the driver.")
     ] = False,
     engine: Annotated[
-        str | None, typer.Option(help="Name of the training engine; default: that of engine.name.")
+        str | None, typer.Option(help="Name of the training engine; default: the default of engine.name.")
     ] = None,
 ) -> None:
-    """List the patches of a training process, as the installed versions decide on them.
+    """List the patches of a training process, with a verdict by the installed versions.
 
     The verdict is `applies`, `skipped` (the installed version does not have the fault), `superseded` (a class
-    that inherits from the target brings its own version), or `target missing` (the installed version has no such
-    module or attribute). Nothing is imported or changed; a run records what it really did in its patches.json.
+    that inherits from the target defines its own version), or `target missing` (the installed version has no such
+    module or attribute). This imports and changes nothing. A run writes what it really did to its patches.json.
     """
     from anytron.components import find_component
     from anytron.hooks.types import Role
@@ -56,7 +56,7 @@ def list_command(
 def planned_patches(
     session: Session, roles: tuple[Role, ...] = ("trainer",), engine: str | None = None
 ) -> list[dict[str, Any]]:
-    """Judge the patches that the plugins would give to processes of ``roles``.
+    """Judge the patches that the plugins have for processes of ``roles``.
 
     Args:
         session: The plugins and the active platform.
@@ -64,11 +64,11 @@ def planned_patches(
         engine: The training engine; None = the configuration's default.
 
     Returns:
-        JSON objects, see :meth:`anytron.patches.Judgement.as_json`; with more than one role, each
-        besides with the first ``role`` that gets it.
+        JSON objects, see :meth:`anytron.patches.Judgement.as_json`; with more than one role, each also has the
+        first ``role`` that the patch is for.
 
     Raises:
-        PatchError: Two owners patch one target, or an id is used twice: the run would stop there.
+        PatchError: Two owners patch one target, or an id is used twice; a run would stop here too.
     """
     from anytron.config.schema import EngineSection, RolloutSection
     from anytron.hooks.types import PatchContext

@@ -35,9 +35,8 @@ def list_command(
     ANYTRON_DISABLE_PLUGINS=a,b leaves some out; ANYTRON_TRACE_HOOKS=1 prints every hook call.
 
     The exit status is 1 if a plugin is broken, a duplicate, or written for another version of the
-    contract: runs refuse it. A platform whose device is absent is no error. Nor are packages that a
-    plugin needs and that are missing; they are listed, and whether a run could start says
-    `anytron doctor`.
+    contract: runs refuse it. A platform whose device is absent is not an error. Nor is a missing package
+    that a plugin needs: it is listed, and `anytron doctor` tells whether a run could start.
     """
     from anytron.plugins import survey_plugins
 
@@ -78,7 +77,7 @@ def _print_table(survey: Survey) -> None:
     print_table(table)
     needing = [report for report in survey.reports if report.requirements]
     if needing:
-        typer.echo("\npackages that they need")
+        typer.echo("\npackages that plugins need")
     for report in needing:
         typer.echo(f"  {report.name}")
         for finding in report.requirements:

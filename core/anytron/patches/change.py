@@ -1,4 +1,4 @@
-"""One applied patch: make the change, know whether it is still in effect, undo it."""
+"""Apply one patch, tell whether it is still in effect, and undo it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from anytron.patches.patch import Installed, Patch
 
 ABSENT = object()
-"""Stands for an attribute that its owner does not have itself: it inherits one, or there is none."""
+"""Marks an attribute that the owner does not define itself: it inherits one, or there is none."""
 
 
 @dataclass
 class Change:
-    """What is needed to verify and undo one applied patch.
+    """Everything needed to verify and undo one applied patch.
 
     Attributes:
         patch: The patch.
-        detail: What the record says of it.
+        detail: Text for the record.
         owner: The object whose attribute was changed; None if the target is a whole module.
         name: That attribute.
-        before: What ``owner`` held itself, unbound; :data:`ABSENT` if nothing.
-        after: What it held then.
-        old: What modules hold that imported the original by name; :data:`ABSENT` if that cannot be told.
-        new: What they were given.
+        before: What ``owner`` defined itself before, unbound; :data:`ABSENT` if nothing.
+        after: What it defines now.
+        old: The object held by modules that imported the original by name; :data:`ABSENT` if it has no identity.
+        new: The object that they got instead.
         uninstall: Undoes what ``install`` did; None for a replacement.
         rebindings: The modules that were given ``new``.
     """
@@ -51,16 +51,16 @@ class Change:
 
     @property
     def is_topmost(self) -> bool:
-        """Whether the target holds exactly what this patch put there."""
+        """Whether the target holds exactly the object that this patch put there."""
         return not self.name or raw(self.owner, self.name) is self.after
 
     @property
     def is_in_effect(self) -> bool:
-        """Whether a call of the target still gets here: it holds this patch, or something that wraps it."""
+        """Whether a call of the target still reaches this patch: the target holds it, or something that wraps it."""
         return self.is_topmost or _wraps(raw(self.owner, self.name), self.after)
 
     def undo(self) -> None:
-        """Put everything back.
+        """Restore everything.
 
         Raises:
             PatchError: The target is another object than it was before.
@@ -75,7 +75,7 @@ class Change:
             else:
                 setattr(self.owner, self.name, self.before)
             if self.old is not ABSENT:
-                # Whoever imported the replacement by name in between gets the original back.
+                # Modules that imported the replacement by name meanwhile get the original back.
                 rebind([(self.new, self.old)])
         if self.name and raw(self.owner, self.name) is not self.before:
             raise PatchError(f"Undoing {self.patch.id} did not restore {self.patch.target}.")
@@ -101,11 +101,11 @@ def make_change(patch: Patch, context: Any) -> Change:
 
     Args:
         patch: The patch.
-        context: What ``install`` functions receive.
+        context: The argument of ``install`` functions.
 
     Raises:
-        PatchError: The target does not hold anything else afterwards.
-        Exception: Whatever the patch's own code, or importing the target, raises.
+        PatchError: The target is unchanged afterwards.
+        Exception: Any error of the patch's own code, or of importing the target.
     """
     return _install(patch, context) if patch.install else _replace(patch)
 
@@ -118,7 +118,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _replace(patch: Patch) -> Change:
-    """Put the replacement in its place, here and in modules that hold the original by name."""
+    """Put the replacement into the target, and into modules that hold the original by name."""
     owner, name = resolve(patch.target)
     before = raw(owner, name)
     original = before.__func__ if isinstance(before, staticmethod | classmethod) else getattr(owner, name)
@@ -133,7 +133,7 @@ def _replace(patch: Patch) -> Change:
     remarks = []
     if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new
-        # Not where the replacement itself lives: it may call the original under that very name.
+        # Not in the module of the replacement itself, which may call the original by that name.
         home = getattr(new, "__globals__", {}).get("__name__")
         change.rebindings = rebind([(original, new)], lambda module: module != home)
         if change.rebindings:
@@ -142,7 +142,7 @@ def _replace(patch: Patch) -> Change:
             remarks.append("the original is still held by " + ", ".join(found))
     known = {one.target for one in patch.superseded_by}
     if found := [own for own in overriders(owner, name) if own not in known]:
-        remarks.append("not reached, because they bring their own: " + ", ".join(found))
+        remarks.append("not reached, because they define their own: " + ", ".join(found))
     change.detail = "; ".join(remarks)
     return change
 
@@ -174,7 +174,7 @@ def overriders(owner: Any, name: str) -> list[str]:
 
 
 def _wraps(outer: Any, inner: Any) -> bool:
-    """Whether ``outer`` keeps ``inner``, to call it: by ``__wrapped__``, ``partial`` or its closure."""
+    """Whether ``outer`` holds ``inner`` by ``__wrapped__``, in a ``partial`` or in its closure."""
     seen: set[int] = set()
     pending = [outer]
     while pending:

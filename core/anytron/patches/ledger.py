@@ -1,4 +1,4 @@
-"""The ledger: it is given patches, applies those of a phase, verifies, records, and undoes them."""
+"""The ledger: take patches, apply those of a phase, verify, record, and undo them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PHASES = tuple(Phase)
 class Ledger:
     """The patches of this process.
 
-    Within a phase, patches are applied in the order in which they were added, each once. A patch whose version
-    range does not hold is skipped with its reason. What was applied is verified; then modules that had imported
-    the old object by name are given the new one, and the record's detail lists them, and who holds the old one
-    where nothing can be done.
+    Within a phase, the ledger applies patches in the order in which they were added, each once. It skips a patch,
+    with the reason, if the installed version is not in its range. It verifies each applied patch. Then modules that
+    had imported the old object by name get the new one. The record's detail lists them, and the places that still
+    hold the old object.
 
     Args:
         patches: The first patches; more may be added before their phase is applied.
-        context: What ``install`` functions receive: a :class:`anytron.hooks.types.PatchContext`. The ledger itself
-            does not look at it.
+        context: The argument of ``install`` functions, a :class:`anytron.hooks.types.PatchContext`. The ledger
+            itself does not read it.
 
     Raises:
         PatchError: As :meth:`add`.
@@ -48,7 +48,7 @@ class Ledger:
 
     @property
     def records(self) -> list[PatchRecord]:
-        """What happened so far, in the order in which it was tried."""
+        """One record for each patch that was tried so far, in that order."""
         return list(self._records.values())
 
     def has_reached(self, phase: Phase) -> bool:
@@ -56,7 +56,7 @@ class Ledger:
         return self._reached is not None and _PHASES.index(self._reached) >= _PHASES.index(phase)
 
     def add(self, patches: Iterable[Patch]) -> None:
-        """Take patches, all or none, without applying them.
+        """Accept patches, all or none, without applying them.
 
         Raises:
             PatchError: An id exists already, two owners change one target in this environment, or a patch's phase
@@ -72,7 +72,7 @@ class Ledger:
     def apply(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Add ``patches``, then apply everything of ``phase`` that was not tried yet.
 
-        First, what someone patched over since the phase before is applied again (:meth:`revalidate`).
+        Patches that someone has overwritten since the phase before are first applied again (:meth:`revalidate`).
 
         Returns:
             The records of ``phase``.
@@ -84,7 +84,7 @@ class Ledger:
         self.add(patches)
         if self._reached is not None and _PHASES.index(phase) < _PHASES.index(self._reached):
             raise PatchError(
-                f"Phase {phase.value} cannot be applied any more.",
+                f"The phase {phase.value} has passed.",
                 why=f"{self._reached.value} was applied before it",
                 fix="apply the phases in their order",
             )
@@ -97,33 +97,33 @@ class Ledger:
         return [self._records[patch.id] for patch in ordered]
 
     def verify(self) -> list[Patch]:
-        """Return the applied patches that are not in effect any more, because someone patched over them.
+        """Return the applied patches that someone has overwritten, so that they are not in effect any more.
 
-        One that was wrapped is still in effect; one that was replaced is not.
+        A patch that was wrapped is still in effect; one that was replaced is not.
         """
         topmost = {change.patch.target: change for change in self._applied}  # later ones win: chains
         lost = {target for target, change in topmost.items() if not change.is_in_effect}
         return [change.patch for change in self._applied if change.patch.target in lost]
 
     def revalidate(self) -> list[PatchRecord]:
-        """Apply again what someone patched over, on top of what they put there.
+        """Apply overwritten patches again, on top of the objects that overwrote them.
 
-        To be called after ``mindspeed.patch_utils`` has re-applied its own patches, for example: it
-        starts from the object that it saw first and drops everybody else's. Undoing then restores
-        what they put there, which is theirs to undo.
+        Call it, for example, after ``mindspeed.patch_utils`` has applied its own patches again: it starts from the
+        object that it saw first and drops all other patches. Undoing then restores the other party's object,
+        which that party has to undo.
 
         Returns:
             The new records; none if everything was in effect.
 
         Raises:
-            PatchError: A required patch could not be applied again, or one is not a replacement of one
-                attribute: what it did elsewhere would be done twice.
+            PatchError: A required patch could not be applied again; or an overwritten patch changes more than one
+                attribute, and its other changes would be made twice.
         """
         lost = {patch.id for patch in self.verify()}
         composite = [change.patch for change in self._applied if change.patch.id in lost and change.patch.install]
         if composite:
             raise PatchError(
-                f"Patches were lost that cannot be applied again: {', '.join(patch.id for patch in composite)}.",
+                f"Patches were overwritten and cannot be applied again: {', '.join(patch.id for patch in composite)}.",
                 where=", ".join(patch.target for patch in composite),
                 why="someone else replaced the target, and these patches change more than that",
                 fix="let the other party patch first",
@@ -131,7 +131,7 @@ class Ledger:
         dropped = [change for change in self._applied if change.patch.id in lost]
         self._applied = [change for change in self._applied if change.patch.id not in lost]
         for change in reversed(dropped):
-            # The target is theirs now; names in other modules go back to where they started from.
+            # The other party owns the target now; names in other modules go back to the original.
             for rebinding in reversed(change.rebindings):
                 rebinding.undo()
         for change in dropped:
@@ -145,8 +145,8 @@ class Ledger:
         """Undo, in reverse, everything applied in ``phase`` and later; it may be applied again.
 
         Raises:
-            PatchError: Somebody else has changed a target since. All others are undone; those are
-                left as they are, and stay recorded as applied.
+            PatchError: Someone else has changed targets since. The patches of these stay, recorded as applied;
+                all others are undone.
         """
         start = _PHASES.index(phase)
         topmost = {change.patch.target: change for change in self._applied}
@@ -172,7 +172,7 @@ class Ledger:
             )
 
     def report(self) -> list[dict[str, Any]]:
-        """Return what happened, as ``patches.json`` and the manifests of checkpoints hold it.
+        """Return all records, as ``patches.json`` and the manifests of checkpoints hold them.
 
         Each record is followed by the classes that supersede its patch.
         """

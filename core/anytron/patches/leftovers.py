@@ -1,4 +1,4 @@
-"""Find who keeps an object where no module-level name does: what rebinding names cannot reach."""
+"""Find holders of an object that are not module-level names: rebinding does not reach them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 def leftovers(original: Any, but_not: Any) -> list[str]:
     """Describe the default arguments, class attributes and module-level containers that hold ``original``.
 
-    Closures are left out: decorators keep what they decorate on purpose, and so do the wrappers that
-    replace it.
+    It leaves closures out: decorators hold what they decorate on purpose, and so do the wrappers that replace it.
 
     Args:
         original: A function or class that was replaced.
@@ -37,7 +36,7 @@ def _owners(holder: Any, original: Any, but_not: Any) -> set[str]:
             found.add(f"a default argument of {owner.__module__}.{owner.__qualname__}")
         elif isinstance(owner, type) and isinstance(holder, dict):
             names = [name for name, value in list(vars(owner).items()) if _unwrapped(value) is original]
-            # A class that defines the original is where it lives; methods are no leftovers of themselves.
+            # The class that defines the original holds it by right: methods are no leftovers of themselves.
             found |= {f"{owner.__module__}.{owner.__qualname__}.{name}" for name in names}
         elif isinstance(owner, dict) and not isinstance(holder, tuple):
             found |= _module_level(owner, holder)

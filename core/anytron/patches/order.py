@@ -1,4 +1,4 @@
-"""Refuse two owners of one target."""
+"""Refuse a target that two owners patch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def check_targets(patches: Iterable[Patch]) -> None:
-    """Check that no two owners change one target; patches that this environment skips conflict with nobody.
+    """Check that no two owners change one target; patches that this environment skips do not count.
 
     Raises:
-        PatchError: Two owners do.
+        PatchError: Two owners change one target.
     """
     by_target: dict[str, list[Patch]] = {}
     for patch in patches:

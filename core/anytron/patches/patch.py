@@ -1,4 +1,4 @@
-"""What a patch is: a record that can be listed, verified and undone."""
+"""Define a patch: a record that can be listed, verified and undone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Phase(str, Enum):
     """When a patch is applied, in this order."""
 
     BEFORE_IMPORT = "before_import"
-    """Before the package it concerns is imported in this process."""
+    """Before this process imports the package that the patch is for."""
     BEFORE_PARALLEL_INIT = "before_parallel_init"
-    """The engine is imported; process groups do not exist yet."""
+    """After the engine is imported, before process groups exist."""
     BEFORE_BUILD = "before_build"
-    """Process groups exist; no model does."""
+    """After process groups exist, before a model does."""
     AFTER_BUILD = "after_build"
-    """The model exists."""
+    """After the model is built."""
 
 
 class Outcome(str, Enum):
@@ -31,20 +31,20 @@ class Outcome(str, Enum):
     APPLIED = "applied"
     SKIPPED = "skipped"
     SUPERSEDED = "superseded"
-    """A class that inherits from the target brings its own version: the patch does not reach it."""
+    """A class that inherits from the target defines its own version: the patch does not reach it."""
     FAILED = "failed"
     UNDONE = "undone"
 
 
 @dataclass(frozen=True)
 class Supersession:
-    """A subclass of the target's class that does by itself what the patch does.
+    """A subclass of the target's class that needs no patch, because it defines its own version.
 
     Attributes:
         target: Its own version of the patched attribute, ``module:attribute.path``.
         package: Distribution that it belongs to.
-        requires: PEP 440 range of ``package`` that has it; empty = any.
-        reason: What it does instead.
+        requires: PEP 440 range of ``package`` in which it does; empty = any.
+        reason: Why it needs no patch.
     """
 
     target: str
@@ -58,32 +58,31 @@ class Patch:
     """One change of third-party code.
 
     Exactly one of ``replacement`` and ``install`` is given. Both name a function, ``module:function``, that is
-    imported when the patch is applied: a list of patches imports nothing.
+    imported when the patch is applied, so that a list of patches imports nothing.
 
     Attributes:
         id: Unique name, for example ``megatron.rng-state-device``.
-        owner: The plugin or backend that answers for it; default: the id up to its first dot.
-        target: What is changed, ``module:attribute.path`` (or ``module`` for a whole module).
-        phase: When.
+        owner: The plugin or backend that is responsible for it; default: the id up to its first dot.
+        target: What the patch changes, ``module:attribute.path`` (or ``module`` for a whole module).
+        phase: When it is applied.
         reason: Why it is needed, for a person who wants to remove it.
         package: Distribution whose version decides; empty = no version decides.
         requires: PEP 440 range of ``package`` that has the fault; empty = any.
         required: If it cannot be applied, the run stops; otherwise the failure is reported.
-        upstream: Link or reference to the upstream issue, or where the fault stands.
-        remove_when: What makes it superfluous.
-        before: ``before_import`` only: the package that must not be imported yet; empty = the
-            target's module. For changes of one package (``torch.cuda``) on behalf of another.
-        imports: ``before_import`` only: the package that applying it imports; it goes last, after all patches
-            that must come before that package.
+        upstream: Link or reference to the upstream issue, or the place of the fault.
+        remove_when: The change that makes it unnecessary.
+        before: ``before_import`` only: the package that must not be imported yet, if it is not the target's own: a
+            patch of ``torch.cuda`` for Megatron, for example.
+        imports: ``before_import`` only: a package that the patch itself imports. It is applied last, after all
+            patches that must come before that package.
         replacement: Function that receives the original object and returns the one that replaces it.
-        install: Function that makes a change which is not one attribute (a module alias, a set of wrappers). It
+        install: Function that makes a change of more than one attribute (a module alias, a set of wrappers). It
             receives the ledger's context (:class:`anytron.hooks.types.PatchContext`) and returns an
             :class:`Installed`.
-        rebinds: Give the replacement also to other modules that hold the original by name. False where
-            the target is such a name itself and the original is right for everybody else.
-        superseded_by: Classes that the patch does not reach because they bring their own version.
-        stays: What undoing cannot take back (a package's own effects when it is imported), for the
-            record.
+        rebinds: Give the replacement also to other modules that hold the original by name. False if the target is
+            itself such a name, and all other modules need the original.
+        superseded_by: Classes that the patch does not reach because they define their own version.
+        stays: Effects that undoing cannot take back (those of importing a package), for the record.
     """
 
     id: str
@@ -135,11 +134,11 @@ class Patch:
 
 @dataclass(frozen=True)
 class Installed:
-    """What an ``install`` function returns.
+    """The result of an ``install`` function.
 
     Attributes:
-        undo: Takes back what was done.
-        detail: What was done, for the record.
+        undo: Takes the change back.
+        detail: A description of the change, for the record.
     """
 
     undo: Callable[[], None]
@@ -148,7 +147,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """What happened to a patch in this process, as ``patches.json`` and ``anytron doctor`` show it."""
+    """The outcome of a patch in this process, as ``patches.json`` shows it."""
 
     patch: Patch
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Say before a run which patches it would apply, which not, and why. Nothing is imported or changed."""
+"""Tell before a run which patches it would apply, which not, and why. This imports and changes nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Verdict(str, Enum):
-    """What the versions that are installed say about a patch."""
+    """The verdict of the installed versions on a patch."""
 
     APPLIES = "applies"
     SKIPPED = "skipped"
     SUPERSEDED = "superseded"
     MISSING = "target missing"
-    """The version is right, but the target does not exist there: a required patch would stop the run."""
+    """The version is in the range, but has no such target: a required patch would stop the run."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Judgement:
     Attributes:
         patch: The patch.
         target: The patch's target, or the class that supersedes it there.
-        package: The distribution whose version decided; empty if none does.
-        requires: The range of it that was asked for.
+        package: The distribution whose version decides; empty if none does.
+        requires: The range that the version must lie in.
         installed: Its version; empty if it is not installed.
         verdict: Whether the patch applies to ``target``.
-        why: What the verdict rests on.
+        why: The reason for the verdict.
     """
 
     patch: Patch
@@ -80,9 +80,9 @@ def judge(patch: Patch) -> Judgement:
     elif patch.requires:
         why = f"{patch.package} {version} is in {patch.requires}"
     elif patch.package:
-        why = f"{patch.package} {version} is installed; every version of it is concerned"
+        why = f"{patch.package} {version} is installed, and the patch is for every version"
     else:
-        why = "it depends on no version"
+        why = "the patch depends on no version"
     return Judgement(patch, patch.target, patch.package, patch.requires, version, verdict, why)
 
 
@@ -100,7 +100,7 @@ def plan(patches: Iterable[Patch]) -> list[Judgement]:
 
 
 def supersessions(patch: Patch) -> list[Judgement]:
-    """Name the classes, of versions that are installed, that bring their own version of the target."""
+    """List the classes that, in the installed versions, define their own version of the target."""
     found = []
     for one in patch.superseded_by:
         version = installed_version(one.package)

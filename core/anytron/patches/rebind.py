@@ -1,4 +1,4 @@
-"""Find modules that hold an object by name (``from m import f``) and give them another one."""
+"""Find modules that hold an object by name (``from m import f``), and replace it there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rebinding:
-    """One name of one module that was given another object."""
+    """One name of one module that got another object."""
 
     module: ModuleType
     name: str
@@ -24,13 +24,13 @@ class Rebinding:
         return f"{self.module.__name__}.{self.name}"
 
     def undo(self) -> None:
-        """Restore the name, if it still holds what it was given."""
+        """Restore the name, if it still holds the other object."""
         if vars(self.module).get(self.name) is self.after:
             vars(self.module)[self.name] = self.before
 
 
 def can_be_found(value: Any) -> bool:
-    """Whether identity tells who holds ``value``: true of functions and classes, not of plain values."""
+    """Whether holders of ``value`` can be found by identity: true of functions and classes, not of plain values."""
     return isinstance(value, FunctionType | BuiltinFunctionType | type) or callable(value)
 
 
@@ -39,21 +39,21 @@ def rebind(
 ) -> list[Rebinding]:
     """Replace objects wherever a loaded module holds them as a global name.
 
-    What it cannot see: default arguments, closures, class attributes and containers.
+    It does not see default arguments, closures, class attributes and containers.
 
     Args:
-        replaced: Pairs (old object, new object); olds that are plain values are ignored.
-        concerns: Says by name which modules may be changed.
+        replaced: Pairs (old object, new object); pairs whose old object is a plain value are ignored.
+        concerns: Tells by name which modules may be changed.
 
     Returns:
-        What was changed, in the order of ``sys.modules``.
+        The changes, in the order of ``sys.modules``.
     """
     by_identity = {id(old): (old, new) for old, new in replaced if old is not new and can_be_found(old)}
     changed: list[Rebinding] = []
     for module_name, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or not concerns(module_name):
             continue
-        # The dictionary itself: getattr would wake lazy modules (transformers has hundreds).
+        # The dictionary itself: getattr would load lazy modules (transformers has hundreds).
         for name, value in list(vars(module).items()):
             pair = by_identity.get(id(value))
             if pair is not None:
@@ -76,8 +76,7 @@ def holders(package: str, limit: int = 5) -> list[str]:
         if not isinstance(module, ModuleType) or belongs(module_name):
             continue
         for value in list(vars(module).values()):
-            # The type, not isinstance: that asks value.__class__, and some lazy objects answer with a
-            # deprecation warning or an import.
+            # The type, not isinstance: that reads value.__class__, which makes some lazy objects import or warn.
             kind = type(value)
             if issubclass(kind, ModuleType):
                 origin: object = value.__name__

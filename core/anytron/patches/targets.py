@@ -1,4 +1,4 @@
-"""Find out whether what a patch replaces exists, importing nothing: ask a loaded module, else read its source."""
+"""Find out whether the target of a patch exists, without an import: ask a loaded module, or read its source."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from anytron.patches.patch import Patch
 
 _DYNAMIC = {"globals", "vars", "locals", "setattr", "exec", "__getattr__"}
-"""Names in the source of a module or class that may define more than is written there."""
+"""Names by which the source of a module or class may define more than it shows."""
 
 
 def missing_target(patch: Patch) -> str:
-    """Say what part of a patch's target does not exist in this environment.
+    """Tell which part of a patch's target does not exist in this environment.
 
-    A module that is imported already is asked itself; of any other one the source is read.
+    It asks a module that is imported already, and reads the source of any other.
 
     Returns:
         One phrase; empty if the target exists, if only an import could tell (extension modules, star imports,
-        inherited methods), or if the patch needs no original because it installs something.
+        inherited methods), or if the patch has an ``install`` function and needs no original.
     """
     if not patch.replacement:
         return ""
@@ -49,7 +49,7 @@ def _missing_in_object(value: Any, name: str, path: Sequence[str]) -> str:
 
 
 def _missing_in_source(scope: ast.AST, name: str, path: Sequence[str]) -> str:
-    """Look for a name in a scope and, if it is a class without bases, for the next one in that."""
+    """Look for a name in a scope and, if it is a class without bases, for the next name in that class."""
     nodes = list(ast.walk(scope))
     classes = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == path[0]]
     names = set().union(*map(_names, nodes))
@@ -61,7 +61,7 @@ def _missing_in_source(scope: ast.AST, name: str, path: Sequence[str]) -> str:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """Give the names that a piece of source defines or uses."""
+    """Return the names that a piece of source defines or uses."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.alias):

@@ -1,4 +1,4 @@
-"""Whether an installed version has the fault that a patch cures."""
+"""Tell whether an installed version has the fault that a patch fixes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def installed_version(package: str) -> str:
 
 
 def in_range(version: str, specifier: str) -> bool:
-    """Say whether ``version`` lies in the PEP 440 range ``specifier``.
+    """Tell whether ``version`` lies in the PEP 440 range ``specifier``.
 
     A pre-release counts as the version that it leads to: ``0.16.2rc1`` is code of 0.16.2, so it lies
-    in ``>=0.16.2`` and outside of ``<0.16.2``. PEP 440 itself puts it in neither, and a patch for
+    in ``>=0.16.2`` and outside of ``<0.16.2``. PEP 440 puts it in neither, so that a patch for
     ``<0.16.2`` and its successor for ``>=0.16.2`` would both be skipped. A range that names a
     pre-release (``<0.16.2rc2``) is compared exactly. Local labels (``+cu128``) never count.
 

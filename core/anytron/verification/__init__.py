@@ -1,4 +1,4 @@
-"""``anytron verify``: check before training that this model, in this layout, on this machine, is computed right."""
+"""``anytron verify``: check, before training, the computations of this model in this layout on this machine."""
 
 from anytron.verification.checks import CHECKS
 from anytron.verification.report import CheckResult, Report, Status

@@ -1,4 +1,4 @@
-"""The checks, and the order in which they are made."""
+"""Make the checks of ``anytron verify``, in their order."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, te
     """Make all checks.
 
     Args:
-        config: The run, complete and checked; ``trainer.output_dir`` is where its own files may go.
+        config: The run, complete and checked; the checks write into its ``trainer.output_dir``.
         session: The driver's plugins.
-        make_executor: The executor's class: a layout of another size needs processes of its own.
-        tell: Called with what is done next, for people.
+        make_executor: The executor's class: a layout of another size needs other processes.
+        tell: Called with the name of the next step, for people.
 
     Returns:
-        One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. What an engine
-        refuses, or a process that dies, fails the check that met it and those that needed it.
+        One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. If an engine refuses
+        something, or a process dies, the check that met it fails, and so do those that needed it.
 
     Raises:
         ConfigError: The configuration names something impossible or missing.
@@ -92,11 +92,11 @@ def _check(run: _Run, prepared: PreparedRun, tell: Callable[[str], None]) -> lis
 
 
 class _Run:
-    """State that the checks share: the engines, the trajectories, and the configured engine's values.
+    """The state that the checks share: the engines, the trajectories, and the configured engine's values.
 
     Attributes:
         kernels: The plugins that supplied each kernel of the configured training engine.
-        trajectories: What the checks compute on.
+        trajectories: The data of the checks.
         own: The configured training engine's values.
     """
 
@@ -141,7 +141,7 @@ class _Run:
         if missing or unknown:
             name = (missing or unknown)[0]
             where = "the checkpoint only" if missing else "the export only"
-            detail = f"{len(missing) + len(unknown)} tensors are in one of both, the first, {name}, in {where}"
+            detail = f"{len(missing) + len(unknown)} tensors are in one of the two; the first, {name}, is in {where}"
             return failed("export-equals-import", detail)
         worst, unequal = 0.0, []
         for name, tensor in exported.items():
@@ -150,7 +150,7 @@ class _Run:
                 unequal.append(name)
                 worst = max(worst, float((tensor.double() - original.double()).abs().max()))
         detail = f"{len(exported)} tensors" if not unequal else f"{len(unequal)} differ, the first is {unequal[0]}"
-        # Equal values can differ in bits (zeros of both signs do not count as different).
+        # torch.equal compares values: zeros of different signs are equal.
         return measured("export-equals-import", worst, 0.0, detail)
 
     @staticmethod
@@ -161,7 +161,7 @@ class _Run:
         return {name for name in tied if any(torch.equal(checkpoint[name], checkpoint[other]) for other in same)}
 
     def hf_logits(self) -> CheckResult:
-        """Compare logits with Hugging Face's, computed in a process without anything of the training engine."""
+        """Compare logits with Hugging Face's, computed in a process that has nothing of the training engine."""
         expected = torch.cat(self._rollout.logits(self.trajectories.sequences[:WHOLE_LOGITS]))
         found = self.own.logits
         if found.shape[1] > expected.shape[1]:
@@ -198,7 +198,7 @@ class _Run:
         return self._compare(check, found, f"{self._config.engine.sequence_format} and {other}")
 
     def parallel_equals_single(self) -> CheckResult:
-        """Compare with one rank that holds everything; the configured ranks end first, to free their memory."""
+        """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""
         check = "parallel-equals-single"
         ranks = self._config.parallel.world_size
         if ranks == 1:
@@ -222,21 +222,21 @@ class _Run:
         return self._compare(check, found, f"{ranks} ranks and one")
 
     def _compare(self, check: str, found: Observation, what: str) -> CheckResult:
-        """Compare log-probs, and the norm of the gradient relatively."""
+        """Compare log-probs absolutely and the norm of the gradient relatively."""
         dtype = self._config.model.dtype
         log_probs = _largest(found.log_probs - self.own.log_probs)
         limit = tolerance(dtype, self.own.log_probs)
         relative = abs(found.grad_norm - self.own.grad_norm) / max(self.own.grad_norm, 1e-12)
         detail = f"{what}: log-probs {log_probs:.2g}, gradient norm {relative:.2g} relative"
         result = measured(check, log_probs, limit, detail)
-        # Gradients add up what the forward passes differ by: ten times their factor.
+        # Gradients add up the differences of the forward passes: we allow ten times their factor.
         if relative > 10 * FACTORS[dtype]:
-            return failed(check, f"{detail}, which may be {10 * FACTORS[dtype]:.2g}")
+            return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
         return result
 
 
 def _reasons(edits: list[tuple[str, ConfigEdit]], key: str) -> str:
-    """The reasons of the edits at and below a key."""
+    """Return the reasons of the edits at and below a key."""
     concerned = [(plugin, edit) for plugin, edit in edits if f"{edit.key}.".startswith(f"{key}.")]
     return "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
 

@@ -1,4 +1,4 @@
-"""Let one training engine compute everything on the trajectories."""
+"""Let a training engine compute on the trajectories everything that the checks compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anytron.trainer.workers import TrainingWorkers
 
 WHOLE_LOGITS = 4
-"""Sequences whose whole logits are compared: with a large vocabulary they fill memory fast."""
+"""Number of sequences whose whole logits are compared: large vocabularies fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Observation:
 
 
 def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:
-    """Let an engine compute everything; the update comes last, because it changes the weights."""
+    """Compute all values; the update comes last, because it changes the weights."""
     plan = replace(UpdatePlan.from_config(config, trainer.topology[0]), epochs=1, count=1, group_size=SAMPLES)
     loss = PolicyLoss.from_config(config.algorithm)
     logits = trainer.logits(first_sequences(batch))

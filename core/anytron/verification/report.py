@@ -1,4 +1,4 @@
-"""The results of the checks."""
+"""Hold the results of the checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Status(str, Enum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It does not apply here; the detail says why."""
+    """The check does not apply here; the detail says why."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class CheckResult:
     """One line of the report.
 
     Attributes:
-        check: Its name.
+        check: The name of the check.
         max_abs_diff: The largest absolute difference; None if it was not measured.
-        tolerance: What it may be; None where nothing was measured.
-        status: Passed, failed or skipped.
+        tolerance: The largest difference allowed; None if nothing was measured.
+        status: The outcome.
         detail: What was compared, or why it was not.
     """
 
@@ -38,7 +38,7 @@ class CheckResult:
     detail: str
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Return the fields as JSON values."""
         return {**asdict(self), "status": self.status.value}
 
 
@@ -60,12 +60,12 @@ class Report:
         return all(result.status is not Status.FAILED for result in self.results)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """One JSON object for each check; each repeats ``kernels``, which are the same for all of them."""
+        """Return one JSON object for each check; each repeats ``kernels``, which are the same for all checks."""
         return [{**result.as_json(), "kernels": dict(self.kernels)} for result in self.results]
 
 
 def measured(check: str, difference: float, tolerance: float, detail: str) -> CheckResult:
-    """Judge a difference; NaN fails."""
+    """Make the result of a check that measured a difference; NaN fails."""
     status = Status.PASSED if difference <= tolerance else Status.FAILED
     return CheckResult(check, difference, tolerance, status, detail)
 

@@ -1,4 +1,4 @@
-"""The data of the checks: the run's own prompts, and responses sampled by its rollout engine."""
+"""Make the data of the checks: the run's own prompts, and responses that its rollout engine samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROMPTS = 4
 SAMPLES = 2
 MAX_NEW_TOKENS = 32
-"""Enough for every kind of position to occur, little enough to take seconds."""
+"""Every kind of position occurs in so many tokens, and they take only seconds."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Trajectories:
     """Sampled responses.
 
     Attributes:
-        samples: As rewards would see them.
-        batch: The same for training; advantages are of random sign, so that gradients are far from zero.
-        sequences: For each sample, prompt and response together, with its images.
+        samples: The responses as rewards would see them.
+        batch: The same for training; advantages alternate in sign, so that gradients are far from zero.
+        sequences: Prompt and response of each sample together, with its images.
     """
 
     samples: list[Sample]
@@ -41,7 +41,7 @@ class Trajectories:
 
 
 def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutWorkers) -> Trajectories:
-    """Draw prompts and sample responses, with the weights that the rollout engine has now."""
+    """Draw prompts and sample responses with the current weights of the rollout engine."""
     replicas = config.parallel.data_parallel_size
     # Every data-parallel replica gets its own sequences in every mini-batch.
     prompts = prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))

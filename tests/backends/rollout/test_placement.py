@@ -1,4 +1,4 @@
-"""Where the rollout model lies; several devices are in plugins/ascend/tests/test_rollout_placement.py."""
+"""Where the rollout model is; several devices are in plugins/ascend/tests/test_rollout_placement.py."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from tests.backends.rollout.conftest import engine_for, run_config
 
 
 def test_one_device_has_nothing_to_spread_a_model_over():
-    with pytest.raises(ConfigError, match="cannot be placed") as caught:
+    with pytest.raises(ConfigError, match="cannot be spread") as caught:
         engine_for(run_config(options={"device_map": "balanced"}))
-    assert caught.value.why == "this process can use 1 device"
+    assert caught.value.why == "balanced needs two devices, and this process can use 1"

@@ -33,7 +33,7 @@ def test_a_damaged_file_is_refused(engine, reference, write):
     weights = load_file(manifest.path)
     weights[NORM].view(torch.int32)[3] ^= 1  # one bit
     save_file(weights, manifest.path)
-    with pytest.raises(EngineError, match=f"(?s)damaged on its way.*{NORM}.*crc32"):
+    with pytest.raises(EngineError, match=f"(?s)damaged in transfer.*{NORM}.*crc32"):
         engine.load_weights(manifest)
     with pytest.raises(EngineError, match="no weights yet"):
         engine.generate(PROMPT, SAMPLING, seed=0)

@@ -92,7 +92,7 @@ def test_a_subclass_that_brings_its_own_is_named(victim):
     vars(victim)["Market"] = type("Market", (victim.Shop,), {"sell": lambda self: "fish", "__module__": "victim"})
     ledger = Ledger()
     (record,) = ledger.apply(Phase.BEFORE_BUILD, [make(target="victim:Shop.sell", replacement=lambda _: lambda s: "")])
-    assert record.detail == "not reached, because they bring their own: victim:Market.sell"
+    assert record.detail == "not reached, because they define their own: victim:Market.sell"
 
 
 def test_who_keeps_the_original_where_no_name_holds_it_is_reported(victim):
