@@ -18,7 +18,13 @@ from tests.backends.megatron.families.table import PAGE, rows_of, support_rows
 from tests.backends.megatron.ranks import engine_config
 from tests.tiny_models import CONFIGS
 
-CASES = [pytest.param(model, layout, id=f"{model.name}-{layout.name}") for model in MODELS for layout in model.layouts]
+CASES = [
+    pytest.param(
+        model, layout, id=f"{model.name}-{layout.name}", marks=[pytest.mark.slow] if model.is_slow(layout) else []
+    )
+    for model in MODELS
+    for layout in model.layouts
+]
 every_layout = pytest.mark.parametrize(("model", "layout"), CASES)
 QWEN3 = MODELS[0]
 
