@@ -101,6 +101,7 @@ class AttnMask:
         reader: For platforms whose modules are not portable: says which pairs of tokens the vendor's
             attention lets through, given this mask. A mode that is not Transformer Engine's needs one
             there, because the engine cannot call the vendor's kernel by itself.
+        plugin: The plugin that answered, for messages; the facade fills it in.
     """
 
     kind: MaskKind
@@ -110,6 +111,7 @@ class AttnMask:
     padding_mask: Tensor | None = None
     linear_attn_mask: Tensor | None = None
     reader: MaskReader | None = field(default=None, compare=False, repr=False)
+    plugin: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.polarity is not None and not isinstance(self.polarity, Polarity):

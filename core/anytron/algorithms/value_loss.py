@@ -11,7 +11,6 @@ from anytron.algorithms.contract import LossOutputs, required
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch, TokenOutputs
-    from anytron.config.schema import CriticSection
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class ValueLoss:
     """
 
     clip: float = 0.5
-
-    @classmethod
-    def from_config(cls, critic: CriticSection) -> ValueLoss:
-        """Take the limit from the configuration."""
-        return cls(clip=critic.clip_value)
 
     def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
         """Compute one micro-batch's part of the loss.

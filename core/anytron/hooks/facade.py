@@ -211,7 +211,7 @@ class Hooks:
         mask: AttnMask
         plugin, mask = self._ask["build_attn_mask"](request)
         check_mask(mask, request, built, plugin)
-        return mask
+        return replace(mask, plugin=plugin)
 
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
         """Flat values ``[T, ...]`` from the model's output ``[R, C, ...]``.

@@ -54,6 +54,7 @@ class AttentionCall:
             platform answered to ``build_attn_mask``; in other layers (cross-attention, vision towers) it is
             a neutral one, so that a kernel with modes of its own must know those as well
             (:func:`anytron.kernels.neutral_modes.is_causal` reads them).
+        mode_from: The plugin that answered ``mode``, for messages; empty where no plugin did.
         cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
         cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
         cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer.
@@ -76,6 +77,7 @@ class AttentionCall:
     mask: Tensor | None = None
     sinks: Tensor | None = None
     dropout: float = 0.0
+    mode_from: str = ""
 
 
 class AttentionKernel(Protocol):

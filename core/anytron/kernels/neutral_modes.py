@@ -40,8 +40,8 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
         raise HookContractError(
             f"The {kernel} does not know the kernel mode '{call.mode}'.",
             where=f"attention in {call.format}",
-            why=f"a plugin answered it to build_attn_mask; this kernel reads {', '.join(sorted(known))}",
-            fix="let the same plugin answer attention_kernel with a kernel that reads this mode, "
+            why=f"{_source(call)}; this kernel reads {', '.join(sorted(known))}",
+            fix="let that plugin also answer attention_kernel, with a kernel that reads this mode, "
             "or answer one of the modes above",
         )
     expected = call.format == "bshd" and call.mode in WITH_TENSOR
@@ -49,7 +49,12 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
         raise HookContractError(
             f"The kernel mode '{call.mode}' and its mask do not fit together.",
             where=f"{kernel}, attention in {call.format}",
-            why="this mode needs a mask tensor, and there is none" if expected else "this mode reads no mask tensor",
+            why=f"{_source(call)}, and this mode "
+            + ("needs a mask tensor, but there is none" if expected else "reads no mask tensor, but there is one"),
             fix="let build_attn_mask answer a mode that says how its tensor is to be read",
         )
     return causal
+
+
+def _source(call: AttentionCall) -> str:
+    return f"plugin '{call.mode_from}' answered it to build_attn_mask" if call.mode_from else "the caller gave it"

@@ -69,7 +69,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     prepared = prepare(config)
     loss = load_loss(config.algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
-    value_loss = None if critic is None else ValueLoss.from_config(critic)
+    value_loss = None if critic is None else ValueLoss(critic.clip_value)
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:

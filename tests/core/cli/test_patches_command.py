@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from anytron.patches.versions import in_range, installed_version
 
 KEYS = {
@@ -24,14 +26,14 @@ def anytron(*arguments, **environment):
     )
 
 
-def rows(*arguments):
-    done = anytron("patches", "list", "--json", *arguments)
+@pytest.fixture(scope="module")
+def plan():
+    done = anytron("patches", "list", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_json_is_the_plan_with_a_reason_for_each_verdict():
-    plan = rows()
+def test_json_is_the_plan_with_a_reason_for_each_verdict(plan):
     assert all(set(row) == KEYS and row["reason"] and row["purpose"] for row in plan)
     assert {row["verdict"] for row in plan} <= {"applies", "skipped", "superseded"}
     (packing,) = [row for row in plan if row["id"] == "megatron.mla-packed-qkv"]
@@ -39,8 +41,8 @@ def test_json_is_the_plan_with_a_reason_for_each_verdict():
     assert (packing["verdict"], packing["reason"]) == ("skipped", f"megatron-core {MEGATRON} is outside of <0.13")
 
 
-def test_the_bridges_attention_supersedes_the_patch_of_megatrons():
-    verdicts = {row["target"]: row["verdict"] for row in rows() if row["id"] == "megatron.mla-values"}
+def test_the_bridges_attention_supersedes_the_patch_of_megatrons(plan):
+    verdicts = {row["target"]: row["verdict"] for row in plan if row["id"] == "megatron.mla-values"}
     assert verdicts == {
         "megatron.core.transformer.multi_latent_attention:MultiLatentAttention.forward": "applies",
         "mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.forward": "superseded",
@@ -83,10 +85,10 @@ def test_a_patch_whose_target_does_not_exist_is_told_and_is_a_problem_of_doctor_
     ]
 
 
-def test_all_adds_the_other_processes_and_says_which():
-    plain, everything = rows(), rows("--all")
-    assert all("role" not in row for row in plain)
-    assert {row["id"] for row in plain} <= {row["id"] for row in everything if row["role"] == "trainer"}
+def test_all_adds_the_other_processes_and_says_which(plan):
+    everything = json.loads(anytron("patches", "list", "--json", "--all").stdout)
+    assert all("role" not in row for row in plan)
+    assert {row["id"] for row in plan} <= {row["id"] for row in everything if row["role"] == "trainer"}
     assert {row["role"] for row in everything} <= {"driver", "trainer", "rollout"}
 
 

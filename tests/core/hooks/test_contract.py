@@ -286,7 +286,8 @@ REQUEST = MaskRequest("thd", ModelTraits(), ParallelSizes(), frozenset({MaskKind
 def test_build_attn_mask_takes_the_first_answer():
     mask = AttnMask(MaskKind.NONE, "acme")
     hooks = hooks_with(aaa=answering(build_attn_mask=None), acme=answering(build_attn_mask=mask))
-    assert hooks.build_attn_mask(REQUEST) is mask
+    answer = hooks.build_attn_mask(REQUEST)
+    assert (answer, answer.plugin) == (mask, "acme")
 
 
 def test_build_attn_mask_names_the_plugin_whose_kind_is_not_accepted():

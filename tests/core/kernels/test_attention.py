@@ -271,6 +271,7 @@ def test_inference_mode_tensors_are_accepted(lengths):
     ("call", "message"),
     [
         (AttentionCall("bshd", "chip_causal"), "does not know the kernel mode 'chip_causal'"),
+        (AttentionCall("bshd", "chip_causal", mode_from="chip"), "plugin 'chip' answered it to build_attn_mask"),
         (AttentionCall("thd", "causal"), "does not know the kernel mode 'causal'"),
         (AttentionCall("bshd", "arbitrary"), "do not fit together"),
         (AttentionCall("bshd", "causal", mask=torch.zeros(1, 1, 4, 4, dtype=torch.bool)), "do not fit together"),

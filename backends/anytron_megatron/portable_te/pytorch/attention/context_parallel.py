@@ -84,7 +84,12 @@ def _packed(
     plan = _plan_for(call, dist.get_world_size(group), dist.get_rank(group), causal)
     keys, values = (gather_first(part, group).index_select(0, plan.order) for part in others)
     outputs = [
-        kernel(query, keys, values, dataclasses.replace(own, sinks=call.sinks, dropout=call.dropout))
+        kernel(
+            query,
+            keys,
+            values,
+            dataclasses.replace(own, sinks=call.sinks, dropout=call.dropout, mode_from=call.mode_from),
+        )
         for own in plan.calls
     ]
     # Each call leaves the rows of the others zero.

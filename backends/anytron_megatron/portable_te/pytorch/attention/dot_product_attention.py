@@ -201,7 +201,7 @@ class DotProductAttention(torch.nn.Module):
             refuse("DotProductAttention", f"qkv_format {layout}", "use sbhd, bshd or thd")
         elif layout == "thd" and mask_type == "arbitrary":
             refuse("DotProductAttention", "mask type arbitrary for packed sequences", "use padding or padding_causal")
-        mode, mask = self._mode_and_mask(layout, mask_type, attention_mask, operands)
+        mode, mask, plugin = self._mode_and_mask(layout, mask_type, attention_mask, operands)
         call = AttentionCall(
             format="thd" if layout == "thd" else "bshd",
             mode=mode,
@@ -214,6 +214,7 @@ class DotProductAttention(torch.nn.Module):
             mask=mask,
             sinks=self.softmax_offset,
             dropout=self.attention_dropout if self.training else 0.0,
+            mode_from=plugin,
         )
         if layout != "thd" and mask_type.endswith("causal") and operands[0].shape[1] != operands[1].shape[1]:
             refuse(
@@ -239,15 +240,18 @@ class DotProductAttention(torch.nn.Module):
         mask_type: str,
         attention_mask: Tensor | tuple[Tensor, Tensor] | None,
         operands: Sequence[Tensor],
-    ) -> tuple[str, Tensor | None]:
-        """The kernel mode and the tensor, True = MASKED: the platform's, or else those that Megatron asks for."""
+    ) -> tuple[str, Tensor | None, str]:
+        """The kernel mode, the tensor (True = MASKED), and the plugin that answered them.
+
+        Without a plugin's answer, they are those that Megatron asks for.
+        """
         packed = layout == "thd"
         answer = current_mask() if self._is_language_model(mask_type, packed) else None
         if answer is None:
             if packed:
-                return "padding_causal" if "causal" in mask_type else "padding", None
+                return "padding_causal" if "causal" in mask_type else "padding", None, ""
             # The kernels' causality is aligned to the last query and the last key.
-            return mask_type.removesuffix("_bottom_right"), self._mask(attention_mask, mask_type)
+            return mask_type.removesuffix("_bottom_right"), self._mask(attention_mask, mask_type), ""
         query, key, _ = operands
         if answer.tensor is not None and answer.tensor.shape != (query.shape[0], 1, query.shape[1], key.shape[1]):
             raise EngineError(
@@ -257,7 +261,7 @@ class DotProductAttention(torch.nn.Module):
                 f"{tuple(key.shape)} (batch, sequence, heads, size)",
                 fix="run the model inside the scope of its own micro-batch's mask (anytron.masks.scope_of)",
             )
-        return answer.kernel_mode, answer.tensor
+        return answer.kernel_mode, answer.tensor, answer.plugin
 
     def _is_language_model(self, mask_type: str, packed: bool) -> bool:
         """Whether this call is one of causal self-attention whose mask type reads no tensor."""
