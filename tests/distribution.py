@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
-RANKS = tuple(f"tests/backends/megatron/{folder}/" for folder in ("engine", "experts", "families", "lora"))
+RANKS = tuple(
+    f"tests/backends/megatron/{folder}/" for folder in ("checkpoint", "engine", "experts", "families", "lora")
+)
 """Folders whose tests build engines on the ranks of :mod:`tests.backends.megatron.ranks`."""
 
 

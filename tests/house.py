@@ -52,6 +52,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checks",),
         ("experts", "patches"),
         ("critic", "plugin"),
+        ("checkpoint",),
         ("engine",),
     ),
     "anytron_rollout": (("__init__", "options", "placement", "sampling", "weights"), ("transformers_engine",)),

@@ -17,6 +17,7 @@ from anytron.layer import apply_phase
 from anytron.patches import Phase
 from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
+from anytron_megatron.checkpoint.checkpoints import Checkpoints
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.bridge import BridgeSource
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.checkpoint.manifest import FileRecord
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
     from anytron.sequences.layout import Format
@@ -104,6 +106,13 @@ class MegatronEngine:
             sequence_format = config.engine.sequence_format
             experts = Experts(modules, source.experts_config, sequence_format=sequence_format, router_replay=False)
             self._critic = Critic(modules, preparer, config, source.save, experts)
+        self._checkpoints = Checkpoints(
+            {"policy": self._trained, **({} if self._critic is None else {"critic": self._critic.trained})},
+            self._adapters,
+            runtime=self._runtime,
+            sizes=self._sizes,
+            seed=config.trainer.seed,
+        )
         apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> ModelSource:
@@ -204,6 +213,18 @@ class MegatronEngine:
         """Write the critic: its trunk as a Hugging Face model directory (without tokenizer), and its head."""
         self._the_critic("save_critic").save(Path(path))
 
+    def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
+        """Begin to write the training state."""
+        self._checkpoints.save(Path(path), asynchronous=asynchronous)
+
+    def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
+        """Return this rank's files of the last save, once every rank has written its own."""
+        return self._checkpoints.written_files(wait=wait)
+
+    def load_checkpoint(self, path: str) -> None:
+        """Take back a training state, whatever layout wrote it."""
+        self._checkpoints.load(Path(path))
+
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records."""
         return {
@@ -219,8 +240,9 @@ class MegatronEngine:
 
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""
+        self._checkpoints.close()
         self._source.close()
-        critic = [] if self._critic is None else self._critic.chunks
+        critic = [] if self._critic is None else self._critic.trained.chunks
         release_memory(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
         parallel.destroy()
         self._runtime.empty_cache()

@@ -100,6 +100,6 @@ def _place_of(name: str) -> str | None:
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
-    capabilities=frozenset({"critic", "adapters", "observation"}),
+    capabilities=frozenset({"critic", "adapters", "checkpoints", "observation"}),
     place_of=_place_of,
 )

@@ -91,9 +91,9 @@ class Critic:
             save_file({HEAD_TENSOR: self._head.weight.detach().cpu()}, directory / HEAD_FILE)
 
     @property
-    def chunks(self) -> list[ModelChunk]:
-        """The model on this rank, each module in its data-parallel wrapper."""
-        return self._trained.chunks
+    def trained(self) -> TrainedModel:
+        """The model with its optimizer."""
+        return self._trained
 
 
 def _load(head: ValueHead, file: Path) -> None:

@@ -111,6 +111,10 @@ class Adapters:
         section: ``model.lora``; with ``path``, the adapters begin as those on disk.
         seed: ``trainer.seed``.
 
+    Attributes:
+        chunks: The model.
+        layers: Those with adapters, by names that do not depend on how the model is split into stages.
+
     Raises:
         ConfigError: As :func:`find_targets`.
         EngineError: The adapters on disk do not fit the model.
@@ -118,7 +122,7 @@ class Adapters:
 
     def __init__(self, source: AdapterSource, chunks: Sequence[nn.Module], section: LoraSection, seed: int) -> None:
         self._source = source
-        self._chunks = list(chunks)
+        self.chunks = list(chunks)
         self._section = section
 
         for chunk, names in zip(chunks, find_targets(chunks, section.targets), strict=True):
@@ -128,15 +132,15 @@ class Adapters:
             for router in (module for module in chunk.modules() if isinstance(module, TopKRouter)):
                 # An expert bias moves with the router's use, without gradients; mcore-bridge's routers ask for this.
                 router.frozen_expert_bias = True
-        self._layers = {name: layer for chunk in chunks for name, layer in _adapted(chunk)}
-        for name, layer in self._layers.items():
+        self.layers = {name: layer for chunk in chunks for name, layer in _adapted(chunk)}
+        for name, layer in self.layers.items():
             _initialise(name, layer, seed)
         if section.path is not None:
             self._load(Path(section.path))
         self._initial = {
             factor: factor.detach().clone()
-            for layer in self._layers.values()
-            for _, *factors in _factors(layer)
+            for layer in self.layers.values()
+            for _, *factors in factors(layer)
             for factor in factors
         }
 
@@ -154,15 +158,15 @@ class Adapters:
         with torch.no_grad():
             merged = {
                 weight: (weight.float() + layer.scaling[ADAPTER] * (b.float() @ a.float())).to(weight.dtype)
-                for layer in self._layers.values()
-                for weight, a, b in _factors(layer)
+                for layer in self.layers.values()
+                for weight, a, b in factors(layer)
             }
         with _substituted(merged):
             yield
 
     def save(self, directory: Path) -> None:
         """Write the adapters in PEFT's format. A collective."""
-        tensors = dict(self._source.export_adapters(self._chunks))
+        tensors = dict(self._source.export_adapters(self.chunks))
         if dist.get_rank() == 0:
             write_adapter(
                 directory,
@@ -174,10 +178,10 @@ class Adapters:
             )
 
     def _load(self, directory: Path) -> None:
-        expected = [{name: tuple(tensor.shape) for name, tensor in self._source.export_adapters(self._chunks)}]
+        expected = [{name: tuple(tensor.shape) for name, tensor in self._source.export_adapters(self.chunks)}]
         dist.broadcast_object_list(expected)
         require_same_tensors(directory, expected[0])
-        self._source.load_adapters(self._chunks, directory)
+        self._source.load_adapters(self.chunks, directory)
 
 
 def _attach(chunk: nn.Module, name: str, section: LoraSection) -> None:
@@ -213,7 +217,7 @@ def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
                 yield f"{transformer_layer.layer_number - 1}.{name}", module
 
 
-def _factors(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
+def factors(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
     """Yield this rank's ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]``, once for each expert."""
     parts = (layer.get_base_layer(), layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])
     if not layer.is_grouped:
@@ -229,7 +233,7 @@ def _initialise(name: str, layer: LoraParallelLinear, seed: int) -> None:
     shards = layer.tp_size if layer.is_parallel_a else 1
     shard = parallel_state.get_tensor_model_parallel_rank() if shards > 1 else 0
     first = parallel_state.get_expert_model_parallel_rank() * layer.base_layer.num_gemms if layer.is_grouped else 0
-    for index, (_, a, b) in enumerate(_factors(layer), start=first):
+    for index, (_, a, b) in enumerate(factors(layer), start=first):
         generator = torch.Generator().manual_seed(derive_seed(seed, f"lora {name}", index))
         whole = torch.empty(a.shape[0], a.shape[1] * shards)
         bound = 1.0 / math.sqrt(whole.shape[1])

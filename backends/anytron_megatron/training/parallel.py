@@ -53,7 +53,14 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
         expert_tensor_parallel_size=sizes.expert_tensor,
         create_gloo_process_groups=False,  # only optimizer checkpoints on the host would use them
     )
-    # The offset per stage is Megatron's own (megatron/training/initialize.py, _set_random_seed).
+    seed_generators(seed)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator of this rank.
+
+    The offset per stage is Megatron's own (megatron/training/initialize.py, ``_set_random_seed``).
+    """
     stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(stage_seed)
     model_parallel_cuda_manual_seed(stage_seed)

@@ -37,6 +37,7 @@ class TrainedModel:
 
     Attributes:
         chunks: The same chunks, each module in its data-parallel wrapper.
+        optimizer: Megatron's.
         updates: Updates done.
     """
 
@@ -57,7 +58,7 @@ class TrainedModel:
         self.updates = 0
         self._preparer = preparer
         self._key = key
-        self._optimizer, self._scheduler = build_optimizer(
+        self.optimizer, self._scheduler = build_optimizer(
             optimizer,
             wrapped,
             dtype=dtype,
@@ -65,6 +66,17 @@ class TrainedModel:
             steps=steps,
             updates_per_step=updates_per_step,
         )
+
+    @property
+    def schedule_steps(self) -> int:
+        """Where the learning-rate schedule stands."""
+        return int(self._scheduler.num_steps)
+
+    def continue_from(self, updates: int, schedule_steps: int) -> None:
+        """Count on from here. The schedule keeps its shape: the run may have become longer."""
+        self.updates = updates
+        self._scheduler.num_steps = schedule_steps
+        self._scheduler.step(increment=0)
 
     def update(
         self,
@@ -82,7 +94,7 @@ class TrainedModel:
         """
         for chunk in self.chunks:
             chunk.module.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         try:
             parts = forward_backward(self.chunks, micro_batches, self._preparer, loss_fn, *features)
         except RuntimeError as error:
@@ -95,10 +107,10 @@ class TrainedModel:
                 fix=f"lower {self._key}.lr, set {self._key}.warmup_steps, or try model.dtype=float32; "
                 "metrics.jsonl shows what led to it",
             ) from error
-        successful, grad_norm, _ = self._optimizer.step()
+        successful, grad_norm, _ = self.optimizer.step()
         if not successful:
             raise EngineError("The optimizer refused the gradients.", where="update", why="they are not finite")
-        lr = self._scheduler.get_lr(self._optimizer.param_groups[0])
+        lr = self._scheduler.get_lr(self.optimizer.param_groups[0])
         self._scheduler.step(increment=1)
         self.updates += 1
         if not parallel.topology().reports:

@@ -78,5 +78,5 @@ class MindSpeedLlmOptions(Section):
 MINDSPEED_LLM = EngineInfo(
     engine="anytron_ascend.mindspeed_llm.engine:MindSpeedLlmEngine",
     options_model=MindSpeedLlmOptions,
-    capabilities=frozenset({"critic", "observation"}),
+    capabilities=frozenset({"critic", "checkpoints", "observation"}),
 )

@@ -1,0 +1,189 @@
+"""Save and load one engine's training state. Implements the methods of ``CheckpointEngine``."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
+
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CheckpointingConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch.distributed.checkpoint.metadata import StorageMeta
+
+from anytron.errors import EngineError
+from anytron.seeds import derive_seed
+from anytron_megatron.checkpoint.optimizer_state import prepare_state, steps_done
+from anytron_megatron.checkpoint.plan import plan_writing
+from anytron_megatron.checkpoint.progress import PROGRESS, ModelProgress, Progress
+from anytron_megatron.checkpoint.random_state import random_file, random_states, restore_random_states
+from anytron_megatron.checkpoint.reader import TABLE, load_tensors
+from anytron_megatron.checkpoint.tensors import trained_tensors
+from anytron_megatron.checkpoint.unpickling import refusal
+from anytron_megatron.checkpoint.writer import PartWriter, copied, sync_directory, write_file
+from anytron_megatron.training import parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    from anytron.checkpoint.manifest import FileRecord
+    from anytron.platform import DeviceRuntime
+    from anytron.traits import ParallelSizes
+    from anytron_megatron.checkpoint.shards import SavedTensor
+    from anytron_megatron.lora.adapters import Adapters
+    from anytron_megatron.training.trained_model import TrainedModel
+
+Value = TypeVar("Value")
+
+FORMAT = "metadata.json"
+"""By this file Megatron knows a ``torch_dist`` checkpoint."""
+
+
+class Checkpoints:
+    """The training state of one engine on this rank, to disk and back.
+
+    Args:
+        models: What is trained, by role: ``policy``, and ``critic`` if there is one.
+        adapters: What of the policy is trained in place of its weights.
+        runtime: The device.
+        sizes: The layout.
+        seed: ``trainer.seed``.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, TrainedModel],
+        adapters: Adapters | None,
+        *,
+        runtime: DeviceRuntime,
+        sizes: ParallelSizes,
+        seed: int,
+    ) -> None:
+        self._models = models
+        self._adapters = adapters
+        self._runtime = runtime
+        self._layout = {**asdict(sizes), "device": runtime.device_type}
+        self._seed = seed
+        self._writing: tuple[Path, PartWriter, Metadata | None] | None = None
+
+    def save(self, directory: Path, *, asynchronous: bool) -> None:
+        """Begin to write (:meth:`anytron.engines.protocol.CheckpointEngine.save_checkpoint`)."""
+        if self._writing is not None:
+            raise EngineError(
+                "A checkpoint is still being written.", where=str(self._writing[0]), fix="ask for its files first"
+            )
+        rank = dist.get_rank()
+        plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
+        files = {random_file(rank): save(random_states(self._runtime))}
+        progress = self._progress()
+        if rank == 0:
+            files[PROGRESS] = progress.to_json()
+            files[FORMAT] = json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode()
+        tensors = copied(plan.tensors, self._runtime) if asynchronous else plan.tensors
+        writer = PartWriter(directory, f"__{rank}_0.distcp", tensors, files)
+        self._writing = directory, writer, plan.table if rank == 0 else None
+        if asynchronous:
+            writer.start()
+        else:
+            writer.run()
+
+    def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
+        """Ask for what was written (:meth:`anytron.engines.protocol.CheckpointEngine.written_files`)."""
+        if self._writing is None:
+            raise EngineError("No checkpoint is being written.", where="written_files", fix="begin one")
+        directory, writer, table = self._writing
+        if wait:
+            writer.wait()
+        if not all(_gathered(writer.done())):
+            return None
+        self._writing = None
+        _require_written(directory, writer.error)
+        parts = [None] * dist.get_world_size() if table is not None else None
+        dist.gather_object(writer.stored, parts)
+        records, error = writer.records, None
+        if table is not None and parts is not None:
+            # The table of contents comes last, when it is known where everything lies.
+            table.storage_data = {index: place for part in parts for index, place in part.items()}
+            table.storage_meta = StorageMeta()
+            try:
+                records = {**records, TABLE: write_file(directory / TABLE, pickle.dumps(table))}
+                sync_directory(directory)
+            except OSError as failure:
+                error = failure
+        _require_written(directory, error)
+        return records
+
+    def load(self, directory: Path) -> None:
+        """Take back what was saved (:meth:`anytron.engines.protocol.CheckpointEngine.load_checkpoint`)."""
+        progress = Progress.read(directory)
+        for role, trained in self._models.items():
+            if role not in progress.models:
+                raise EngineError(
+                    f"The checkpoint has no {role}.",
+                    where=str(directory),
+                    why=f"it has {', '.join(progress.models) or 'nothing'}",
+                    fix="resume with the configuration that the run began with",
+                )
+            prepare_state(trained.optimizer, progress.models[role].optimizer_steps)
+        load_tensors(self._tensors(), directory)
+        for role, trained in self._models.items():
+            trained.continue_from(progress.models[role].updates, progress.models[role].schedule_steps)
+        self._restore_random_states(directory, progress)
+
+    def close(self) -> None:
+        """Let a save that has begun end."""
+        if self._writing is not None:
+            self._writing[1].wait()
+
+    def _tensors(self) -> list[SavedTensor]:
+        return [
+            one
+            for role, trained in self._models.items()
+            for one in trained_tensors(role, trained, self._adapters if role == "policy" else None)
+        ]
+
+    def _progress(self) -> Progress:
+        # A pipeline stage whose parameters are all frozen has an optimizer that never counts.
+        steps = _gathered({role: steps_done(trained.optimizer) for role, trained in self._models.items()})
+        models = {
+            role: ModelProgress(trained.updates, trained.schedule_steps, max(counts[role] for counts in steps))
+            for role, trained in self._models.items()
+        }
+        return Progress(self._layout, models)
+
+    def _restore_random_states(self, directory: Path, progress: Progress) -> None:
+        """Go on with the same random numbers in the same layout; elsewhere with some that were not drawn before."""
+        if progress.layout != self._layout:
+            parallel.seed_generators(derive_seed(self._seed, "another layout", progress.models["policy"].updates))
+            return
+        file = directory / random_file(dist.get_rank())
+        try:
+            restore_random_states(load_file(file), self._runtime)
+        except (OSError, SafetensorError, KeyError, RuntimeError, TypeError) as error:
+            raise refusal(file, f"{type(error).__name__}: {error}") from error
+
+
+def _require_written(directory: Path, error: BaseException | None) -> None:
+    """Raise on every rank if writing failed on any. A collective."""
+    reasons = _gathered(None if error is None else f"{type(error).__name__}: {error}")
+    failed = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None]
+    if failed:
+        raise EngineError(
+            "The checkpoint could not be written.",
+            where=str(directory),
+            why="; ".join(failed),
+            fix="make room on that disk or set checkpoint.path to another one, then continue with resume=auto from the "
+            "last checkpoint, which is whole",
+        )
+
+
+def _gathered(value: Value) -> list[Value]:
+    """Give every rank's value to every rank. A collective."""
+    values: list[Value] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

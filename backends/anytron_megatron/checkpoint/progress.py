@@ -1,0 +1,67 @@
+"""How far an engine has come, and in which layout: the JSON beside the tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron_megatron.checkpoint.unpickling import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PROGRESS = "progress.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class ModelProgress:
+    """How far one model has come.
+
+    Attributes:
+        updates: Updates done.
+        schedule_steps: Where the learning-rate schedule stands; its shape is the configuration's.
+        optimizer_steps: Steps that the optimizer counts, for bias correction.
+    """
+
+    updates: int
+    schedule_steps: int
+    optimizer_steps: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint says beside its tensors.
+
+    Attributes:
+        layout: The parallel sizes, and the type of device: random states belong to both.
+        models: By role.
+    """
+
+    layout: Mapping[str, Any]
+    models: Mapping[str, ModelProgress]
+
+    def to_json(self) -> bytes:
+        """Write it down."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def read(cls, directory: Path) -> Progress:
+        """Read it.
+
+        Raises:
+            EngineError: There is none, or it is not what this version writes.
+        """
+        file = directory / PROGRESS
+        try:
+            content = json.loads(file.read_bytes())
+            if content["version"] != VERSION:
+                raise refusal(file, f"it has version {content['version']}, this Anytron reads {VERSION}")
+            models = {role: ModelProgress(**model) for role, model in content["models"].items()}
+            if not all(type(count) is int for model in models.values() for count in asdict(model).values()):
+                raise refusal(file, "its counters are no numbers")
+            return cls(dict(content["layout"]), models)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise refusal(file, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,135 @@
+"""Parts of tensors and their places in the tensors of the whole model.
+
+The places are Megatron's (``sharded_state_dict``), and so is the format of the files, ``torch_dist``. Its own writer
+and reader are not used: it writes in forked processes, unpickles what it reads, gathers a distributed optimizer's
+whole state on every data-parallel rank before saving it, and does so through other functions in each version.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+from anytron.errors import EngineError
+from anytron_megatron.checkpoint.rectangles import rectangles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+Place: TypeAlias = ShardedTensor | ShardedTensorFactory
+"""Where a parameter lies. A factory stands for parts with places of their own, as the two halves of a gated layer."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rectangle of a tensor of the whole model.
+
+    Attributes:
+        key: The tensor's name in the checkpoint.
+        data: This part of it, with all of its axes: live memory of the model or the optimizer.
+        offset: Where it begins, in elements along each axis.
+        shape: Of the whole tensor.
+        flexible: Other layouts may have another ``shape``: the vocabulary is padded for the tensor-parallel size.
+    """
+
+    key: str
+    data: Tensor
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    flexible: bool = False
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor of this rank, cut into shards.
+
+    Attributes:
+        tensor: The tensor.
+        shards: What a checkpoint holds of it.
+        merge: Puts the shards together, where they are not views of the tensor.
+    """
+
+    tensor: Tensor
+    shards: tuple[Shard, ...]
+    merge: Callable[[], Tensor] | None = None
+
+    def complete(self) -> None:
+        """Take the shards' values, which were read."""
+        if self.merge is not None:
+            self.tensor.copy_(self.merge())
+
+
+def whole(place: Place, tensor: Tensor, key: str) -> SavedTensor:
+    """Cut a tensor of a parameter's shape as the parameter is cut.
+
+    Args:
+        place: The parameter's.
+        tensor: The parameter, or a moment of it.
+        key: The tensor's name in the checkpoint.
+    """
+    tensor = tensor.detach()
+    if isinstance(place, ShardedTensor):
+        return SavedTensor(tensor, (_shard(place, tensor, key),))
+    built = replace(place, key=key, data=tensor).build()
+    parts = list(nested_values({"": built}))
+    shards = tuple(_shard(part, part.data, part.key) for part in parts)
+    if all(_is_view(part.data, tensor) for part in parts):
+        return SavedTensor(tensor, shards)
+    return SavedTensor(tensor, shards, partial(place.merge_fn, dict_list_map_outplace(_data, built)))
+
+
+def flat_part(place: Place, parameter: Tensor, tensor: Tensor, start: int, key: str) -> SavedTensor:
+    """Cut the part of a flat parameter that a rank of the distributed optimizer holds.
+
+    Such a part begins and ends anywhere, and the format knows rectangles only: it is cut into the few that it consists
+    of. So no rank needs what another one holds, to save or to load.
+
+    Args:
+        place: The parameter's.
+        parameter: Contiguous.
+        tensor: Elements ``start`` onwards of what belongs to the parameter, flat.
+        start: Where in the flat parameter it begins.
+        key: The whole tensor's name in the checkpoint.
+
+    Raises:
+        EngineError: The layer's parts are no contiguous pieces of the parameter.
+    """
+    return SavedTensor(tensor, tuple(_flat_shards(whole(place, parameter, key), parameter, tensor.detach(), start)))
+
+
+def _flat_shards(cut: SavedTensor, parameter: Tensor, tensor: Tensor, start: int) -> Iterator[Shard]:
+    for shard in cut.shards:
+        if not _is_view(shard.data, parameter) or not shard.data.is_contiguous():
+            raise EngineError(
+                "The state of this model's distributed optimizer cannot be saved.",
+                where=shard.key,
+                why="the layer keeps the parameter in another order than the checkpoint does",
+                fix="set engine.distributed_optimizer=false",
+            )
+        first = shard.data.storage_offset() - parameter.storage_offset()
+        begin, end = max(start - first, 0), min(start + tensor.numel() - first, shard.data.numel())
+        for offset, size, position in rectangles(tuple(shard.data.shape), begin, end):
+            data = tensor[first + position - start :][: math.prod(size)].view(size)
+            place = tuple(own + more for own, more in zip(shard.offset, offset, strict=True))
+            yield replace(shard, data=data, offset=place)
+
+
+def _shard(place: ShardedTensor, tensor: Tensor, key: str) -> Shard:
+    data = tensor[(None,) * place.prepend_axis_num]
+    return Shard(key, data, tuple(place.global_offset), tuple(place.global_shape), place.allow_shape_mismatch)
+
+
+def _is_view(part: Tensor, tensor: Tensor) -> bool:
+    return part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+
+
+def _data(part: Any) -> Tensor:
+    tensor: Tensor = part.data
+    return tensor

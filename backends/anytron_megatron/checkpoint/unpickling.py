@@ -1,0 +1,127 @@
+"""Read the pickles of a checkpoint without running code.
+
+``torch_dist`` keeps its table of contents, ``.metadata``, as a pickle, and each tensor in torch's own format. A pickle
+can name any function of any module and have it called; the unpickler here knows the few classes that a table of
+contents consists of and refuses all others before they are even imported. Tensors go through ``torch.load`` with
+``weights_only=True``, torch's own restricted unpickler. No other pickle is ever read: entries that are not tensors are
+refused, and so are files outside of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from typing_extensions import override
+
+from anytron.errors import EngineError
+
+_CLASSES = (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+    TensorProperties,
+    ChunkStorageMetadata,
+    _MEM_FORMAT_ENCODING,
+    _StorageInfo,
+)
+_TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+ALLOWED: dict[tuple[str, str], Any] = {
+    **{(known.__module__, known.__name__): known for known in _CLASSES},
+    **{("torch", name): getattr(torch, name) for name in _TYPES},
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+}
+"""Everything that a table of contents may name, by module and name."""
+
+
+class _Unpickler(pickle.Unpickler):
+    @override
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        found = ALLOWED.get((module_name, global_name))
+        if found is None:
+            raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which no checkpoint of ours does")
+        return found
+
+
+def read_table_of_contents(file: Path) -> Metadata:
+    """Read ``.metadata`` and check every field that reading tensors depends on.
+
+    Raises:
+        EngineError: It names a class or function that it should not, or is not a table of tensors of this checkpoint.
+    """
+    try:
+        with file.open("rb") as stream:
+            table = _Unpickler(stream).load()
+    # What a damaged pickle raises depends on where the damage is.
+    except Exception as error:
+        raise refusal(file, str(error) or type(error).__name__) from error
+    if not isinstance(table, Metadata) or not all(
+        isinstance(part, dict) for part in (table.state_dict_metadata, table.storage_data)
+    ):
+        raise refusal(file, "it is no table of contents")
+    for name, entry in table.state_dict_metadata.items():
+        _check_entry(file, name, entry)
+    for index, stored in table.storage_data.items():
+        _check_place(file, index, stored)
+    return table
+
+
+def _check_entry(file: Path, name: object, entry: object) -> None:
+    """Refuse what is no tensor with a shape."""
+    if not isinstance(entry, TensorStorageMetadata):
+        raise refusal(file, f"{name} is no tensor: it would have to be unpickled")
+    sizes = [entry.size, *(size for chunk in entry.chunks for size in (chunk.offsets, chunk.sizes))]
+    if not all(isinstance(size, torch.Size) and len(size) == len(entry.size) for size in sizes):
+        raise refusal(file, f"it does not say which shape {name} has")
+
+
+def _check_place(file: Path, index: object, stored: object) -> None:
+    """Refuse what is no part of a file of this checkpoint."""
+    if not isinstance(index, MetadataIndex) or not isinstance(stored, _StorageInfo):
+        raise refusal(file, "it does not say where its tensors are")
+    if not all(type(number) is int and number >= 0 for number in (stored.offset, stored.length)):
+        raise refusal(file, f"it does not say where {index.fqn} is")
+    if stored.relative_path != Path(str(stored.relative_path)).name:
+        raise refusal(file, f"{index.fqn} lies outside of the checkpoint, in {stored.relative_path!r}")
+    if getattr(stored, "transform_descriptors", None):
+        raise refusal(file, f"{index.fqn} is encoded")
+
+
+def read_tensor(file: Path, stream: BinaryIO) -> torch.Tensor:
+    """Read one tensor from a part of a checkpoint, onto the host.
+
+    Raises:
+        EngineError: It is damaged, is no tensor, or names a class or function that a tensor does not need.
+    """
+    try:
+        tensor = torch.load(stream, map_location="cpu", weights_only=True)
+    # What a damaged archive raises depends on where the damage is.
+    except Exception as error:
+        raise refusal(file, str(error) or type(error).__name__) from error
+    if not isinstance(tensor, torch.Tensor):
+        raise refusal(file, f"it holds a {type(tensor).__name__} in place of a tensor")
+    return tensor
+
+
+def refusal(file: Path, why: str) -> EngineError:
+    """Say that a file of a checkpoint is not read."""
+    return EngineError(
+        "The checkpoint is damaged, or was not written by Anytron.",
+        where=str(file),
+        why=why,
+        fix="resume from another checkpoint (anytron checkpoint list, anytron checkpoint verify)",
+    )

@@ -1,0 +1,200 @@
+"""Write one rank's part of a checkpoint, on disk before it counts, beside the training that goes on.
+
+An asynchronous save copies what this rank writes, on the device's terms (pinned memory, streams) where it has any, and
+hands the copy to a thread. A thread and not a process: forking copies neither the threads of gloo and of the device
+nor the locks that they hold, so that a forked child hangs now and then; a spawned one would have to import torch and
+get the state through shared memory, a second copy. The thread spends its time in ``write``, ``fsync`` and SHA-256,
+which all release Python's lock. Collectives belong to the training thread alone: the thread makes none, and whether
+every rank is done is asked in :meth:`anytron_megatron.checkpoint.checkpoints.Checkpoints.written_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from typing_extensions import Self
+
+from anytron.checkpoint.manifest import FileRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from typing_extensions import Buffer
+
+    from anytron.platform import DeviceRuntime
+
+
+class RecordedFile:
+    """A new file that is hashed as it is written, and is on disk once :meth:`finish` returns. A context manager.
+
+    An error is kept until :meth:`check`: raised inside of :meth:`write`, it would pass through torch's archive writer,
+    whose destructor may then end the process.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._error: OSError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(OSError):  # buffered data of a file that failed; finish() has closed the others
+            self._file.close()
+
+    def write(self, data: Buffer) -> int:
+        """Write and hash."""
+        view = memoryview(data).cast("B")
+        if self._error is None:
+            try:
+                self._file.write(view)
+            except OSError as error:
+                self._error = error
+        self._hash.update(view)
+        self._size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: :meth:`finish` does."""
+
+    def tell(self) -> int:
+        """Return how much was written."""
+        return self._size
+
+    def check(self) -> None:
+        """Raise what went wrong so far.
+
+        Raises:
+            OSError: A write failed.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> FileRecord:
+        """Sync, close and describe the file.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        self.check()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileRecord(self._size, self._hash.hexdigest())
+
+
+def write_file(path: Path, content: bytes) -> FileRecord:
+    """Write a small file; it is on disk on return.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    with RecordedFile(path) as file:
+        file.write(content)
+        return file.finish()
+
+
+def copied(
+    tensors: Iterable[tuple[MetadataIndex, Tensor]], runtime: DeviceRuntime
+) -> list[tuple[MetadataIndex, Tensor]]:
+    """Copy tensors to host memory, so that training may go on and change them."""
+    pinned = runtime.can_pin_memory()
+    copies = []
+    for index, tensor in tensors:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+        copies.append((index, copy.copy_(tensor, non_blocking=pinned)))
+    runtime.synchronize()
+    return copies
+
+
+class PartWriter:
+    """One rank's part of one checkpoint, which is being written.
+
+    Args:
+        directory: Where.
+        name: File of the tensors.
+        tensors: Those of this rank, as they are to be saved, each with its place in the table of contents.
+        files: Small files beside them, by name.
+
+    Attributes:
+        stored: Where each tensor lies, once written.
+        records: Files, once written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        tensors: Iterable[tuple[MetadataIndex, Tensor]],
+        files: Mapping[str, bytes],
+    ) -> None:
+        self._directory = directory
+        self._name = name
+        self._tensors = tensors
+        self._files = files
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        self.stored: dict[MetadataIndex, Any] = {}
+        self.records: dict[str, FileRecord] = {}
+
+    def start(self) -> None:
+        """Begin to write in a thread; :attr:`error` says how it went once :meth:`done`."""
+        self._thread = threading.Thread(target=self.run, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        """Write, and keep what went wrong."""
+        try:
+            self._write()
+        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to
+            self.error = error
+        self._tensors = ()
+
+    def done(self) -> bool:
+        """Whether writing is over, well or not."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when writing is over."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self) -> None:
+        self.records = {name: write_file(self._directory / name, content) for name, content in self._files.items()}
+        with RecordedFile(self._directory / self._name) as file:
+            for index, tensor in self._tensors:
+                offset = file.tell()
+                torch.save(_alone(tensor), file)
+                file.check()
+                self.stored[index] = _StorageInfo(self._name, offset, file.tell() - offset)
+            self.records[self._name] = file.finish()
+        sync_directory(self._directory)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Bring a tensor to the host, in a storage of its own: ``torch.save`` writes whole storages."""
+    host = tensor.detach().cpu().contiguous()
+    return host if host.untyped_storage().nbytes() == host.numel() * host.element_size() else host.clone()
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names of a directory's files on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
