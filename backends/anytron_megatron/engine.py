@@ -69,7 +69,11 @@ class MegatronEngine:
         context.platform.prepare_engine(config, context.ledger)
         apply_phase(Phase.BEFORE_PARALLEL_INIT, context.hooks, context.ledger)
         parallel.initialize(
-            self._runtime, self._sizes, seed=config.trainer.seed, timeout_s=config.executor.call_timeout_s
+            self._runtime,
+            self._sizes,
+            seed=config.trainer.seed,
+            timeout_s=config.executor.call_timeout_s,
+            init_method=context.init_method,
         )
         apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
         self._source = self.open_source(model_directory(config), policy=True)

@@ -9,7 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytron.executor.address import free_port
+from anytron.executor.address import StoreFiles, free_port
+from anytron.executor.environment import loopback_interface
 from anytron.executor.process import WorkerProcess, answered, end_all
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.executor.channel import Message
 
 POLL_S = 1.0
-"""How often an ended worker is looked for whose channel a child of it keeps open."""
+"""How often a silent worker is looked for, and an ended one whose channel a child of it keeps open."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Place:
         processors: Processors that its processes may use.
         devices: Ids of the devices that Ray has given to the agent; none if Ray only counts them.
         environment: Variables with which Ray was started there.
+        loopback: Name of the machine's loopback interface.
     """
 
     node: str
@@ -40,6 +42,7 @@ class Place:
     processors: int
     devices: tuple[str, ...]
     environment: dict[str, str]
+    loopback: str | None
 
 
 class Agent:
@@ -50,6 +53,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._process: WorkerProcess | None = None
+        self._stores = StoreFiles()
 
     def place(self, resource: str | None) -> Place:
         """Say where this is, and which devices of ``resource`` are this agent's."""
@@ -63,29 +67,39 @@ class Agent:
             devices=() if resource is None else tuple(context.get_accelerator_ids().get(resource, ())),
             # Ray's own variables say which of its processes this one is; the worker is none of them.
             environment={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            loopback=loopback_interface(),
         )
 
-    def free_port(self, address: str) -> int:
-        """Pick a port of this machine.
+    def new_store(self, address: str | None) -> str:
+        """Make an empty store where ranks can meet; return its ``init_method``.
+
+        Args:
+            address: This machine's, for ranks on several; None = all of them are on this one.
 
         Raises:
             WorkerError: No port is free.
         """
-        return free_port(address)
+        return self._stores.new() if address is None else f"tcp://{address}:{free_port()}"
 
-    def start(self, bootstrap: Bootstrap, environment: Mapping[str, str], log: Path, io_timeout_s: float) -> None:
+    def start(
+        self, bootstrap: Bootstrap, environment: Mapping[str, str], log: Path, heartbeat_timeout_s: float
+    ) -> None:
         """Start the worker process.
 
         Raises:
-            OSError: It cannot be started, or its log cannot be written.
+            OSError: The directory of the log cannot be made.
+            WorkerError: The process cannot be started.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._process = WorkerProcess(bootstrap, environment, log, io_timeout_s)
+        self._process = WorkerProcess(bootstrap, environment, log, heartbeat_timeout_s)
 
     def exchange(self, message: Message | None) -> Message | None:
-        """Send a message, if there is one, and await the answer; None if the worker ended without one."""
+        """Send a message, if there is one, and await the answer; None if the worker ended without one, or is silent."""
         if message is not None:
-            self._worker.send(message)
+            try:
+                self._worker.send(message)
+            except BlockingIOError:
+                return None
         while not answered([self._worker], POLL_S):
             pass
         return self._worker.receive()
@@ -99,7 +113,7 @@ class Agent:
         self._worker.write_stacks()
 
     def fate(self) -> str:
-        """Say how the ended worker ended."""
+        """Say how the worker ended, or what is wrong with one that still runs."""
         return self._worker.fate()
 
     def log_tail(self) -> str:
@@ -107,7 +121,7 @@ class Agent:
         return self._worker.log_tail()
 
     def end(self) -> None:
-        """End the worker."""
+        """End the worker. The store stays: other ranks may still end."""
         if self._process is not None:
             end_all([self._process])
 

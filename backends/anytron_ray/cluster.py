@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from anytron.errors import ConfigError, WorkerError
+from anytron.errors import ConfigError, ProcessLost, WorkerError
 from anytron_ray.agent import Agent
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ THREADS = 4
 """Of an agent: one awaits the worker's answer; the others write stacks, read the log and end the worker."""
 END_S = 10.0
 """How long agents may take to end their workers before they are killed, and their workers with them."""
+LOOPBACK = "127.0.0.1"
 OPTIONS = {"CPU": "--num-cpus={}", "GPU": "--num-gpus={}"}
 """``ray start``'s options for the resources that have their own."""
 
@@ -51,7 +52,8 @@ def connect() -> bool:
                 fix="`ray status` shows whether it runs; its Ray and its Python must be of the driver's versions",
             ) from error
         logger.warning("no Ray cluster is named by RAY_ADDRESS or runs here: starting one on this machine alone")
-        ray.init(address="local", log_to_driver=False, include_dashboard=False)
+        # At this address Ray listens on the loopback interface only; it would on all of them.
+        ray.init(address="local", log_to_driver=False, include_dashboard=False, _node_ip_address=LOOPBACK)
     return True
 
 
@@ -87,6 +89,11 @@ class Agents:
     places: list[Place]
     reservation: Any
 
+    @property
+    def machines(self) -> int:
+        """On how many machines they are."""
+        return len({place.node for place in self.places})
+
     def ranks_at(self, rank: int) -> list[int]:
         """The ranks on the machine of one of them, in order."""
         node = self.places[rank].node
@@ -102,13 +109,13 @@ class Agents:
 
 
 def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
-    """Place an agent for each training rank, as few machines as possible, with a processor and a device.
+    """Place an agent for each training rank, on as few machines as possible, with a processor and a device.
+
+    A machine that was lost may come back, or another for it: what the cluster lacks at first is waited for, too.
 
     Raises:
-        ConfigError: The cluster does not have as many.
-        WorkerError: They did not become free in time, or an agent could not be started.
+        WorkerError: Devices did not become free in time, or an agent could not be started.
     """
-    require(ranks, resource)
     bundle = _bundle(resource)
     reservation = placement_group([bundle] * ranks, strategy="PACK")
     actors: list[Any] = []
@@ -133,9 +140,17 @@ def place_beside(node: str | None, count: int, timeout_s: float) -> Agents:
         timeout_s: Seconds until they must have started.
 
     Raises:
+        ProcessLost: The machine is gone.
         WorkerError: They could not be started.
     """
-    strategy = NodeAffinitySchedulingStrategy(node or ray.get_runtime_context().get_node_id(), soft=False)
+    node = node or ray.get_runtime_context().get_node_id()
+    if not any(one["NodeID"] == node and one["Alive"] for one in ray.nodes()):
+        raise ProcessLost(
+            "The machine of rank 0 is gone, and the rollout process's with it.",
+            where="executor.kind=ray",
+            why=f"Ray counts node {node} as dead",
+        )
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     actors = [_actor(strategy, {}) for _ in range(count)]
     try:
         return _arranged(actors, None, None, timeout_s)

@@ -6,22 +6,53 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from anytron.components import find_component
 from anytron.errors import ConfigError, WorkerError
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.environment import worker_environment
+from anytron.executor.environment import loopback_variables, worker_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from anytron.config.schema import RunConfig
-    from anytron.executor.group import RankGroup
     from anytron.hooks.types import Role
+    from anytron.platform import Platform
     from anytron.plugins import Session
     from anytron_ray.agent import Place
     from anytron_ray.cluster import Agents
     from anytron_ray.group import RayRank, RayWorkerGroup
+
+PASSED_ON = (
+    "ANYTRON_",
+    "GLOO_",
+    "HF_HOME",
+    "HF_HUB_",
+    "LANG",
+    "LC_",
+    "MKL_",
+    "OMP_",
+    "PYTHON",
+    "PYTORCH_",
+    "TMPDIR",
+    "TORCH",
+    "TRANSFORMERS_",
+)
+"""Beginnings of the names of those variables of the driver that go to other machines."""
+
+
+def passed_on(variables: Mapping[str, str], platform: Platform, further: Sequence[str]) -> dict[str, str]:
+    """Choose the driver's variables that go to workers on other machines.
+
+    Args:
+        variables: Those of the driver.
+        platform: Adds those of its device's libraries.
+        further: Names that the user has added (``executor.pass_variables``).
+    """
+    prefixes = (*PASSED_ON, *platform.environment_prefixes)
+    return {name: value for name, value in variables.items() if name.startswith(prefixes) or name in further}
 
 
 class RayExecutor(BaseExecutor):
@@ -60,7 +91,7 @@ class RayExecutor(BaseExecutor):
         try:
             cluster.require(config.parallel.world_size, self._resource)
         except ConfigError:
-            self._end([])
+            self._leave()
             raise
 
     def start(
@@ -69,8 +100,9 @@ class RayExecutor(BaseExecutor):
         """Start one process per rank; see the protocol. Waits until Ray has placed them.
 
         Raises:
-            ConfigError: No such engine is installed, the cluster has too few devices, or the platform restricts
-                the processes to other devices than Ray gives.
+            ConfigError: No such engine is installed, or the platform restricts the processes to other devices than
+                Ray gives.
+            ProcessLost: The machine is gone on which the rollout process must be.
             WorkerError: Ray did not place the ranks in time, or a process could not be started.
         """
         from anytron_ray import cluster
@@ -108,10 +140,10 @@ class RayExecutor(BaseExecutor):
 
         settings = self._config.executor
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
-        first = agents.places[0].address
+        shared = agents.places[0].address if agents.machines > 1 else None
         ranks: list[RayRank] = []
         try:
-            port = ray.get(agents.actors[0].free_port.remote(first), timeout=settings.start_timeout_s)
+            init_method = ray.get(agents.actors[0].new_store.remote(shared), timeout=settings.start_timeout_s)
             starting = []
             for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
                 here = agents.ranks_at(rank)
@@ -121,8 +153,7 @@ class RayExecutor(BaseExecutor):
                     local_rank=here.index(rank),
                     world_size=len(agents.actors),
                     local_world_size=len(here),
-                    master_address=first,
-                    master_port=port,
+                    init_method=init_method,
                     num_threads=num_threads or max(1, place.processors // len(here)),
                     platform=self._session.platform.name,
                     platform_options=self._config.platform.options,
@@ -133,7 +164,7 @@ class RayExecutor(BaseExecutor):
                 )
                 environment = self._environment(bootstrap, place, agents.devices_at(rank) or self._home_devices)
                 log = logs / f"{role}-{rank}.log"
-                starting.append(actor.start.remote(bootstrap, environment, log, settings.call_timeout_s))
+                starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s))
             ray.get(starting, timeout=settings.start_timeout_s)
             for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
                 ranks.append(RayRank(f"{role} rank {rank}", place.address, logs / f"{role}-{rank}.log", actor))
@@ -142,15 +173,20 @@ class RayExecutor(BaseExecutor):
         return ranks
 
     def _environment(self, bootstrap: Bootstrap, place: Place, devices: list[str]) -> dict[str, str]:
-        """The driver's variables, but those of the machine where its Ray was started with others.
+        """The variables with which Ray was started on the machine, and those of the driver's that a run needs.
 
         Library paths and network interfaces belong to the machine, and its devices are Ray's to give: all that a
-        group has there are visible to each of its ranks, whose local rank is the index of its own.
+        group has there are visible to each of its ranks, whose local rank is the index of its own. What else is in
+        the driver's environment, such as tokens of other services, stays with the driver.
         """
-        variable = self._session.platform.visible_devices_variable
+        platform = self._session.platform
+        variable = platform.visible_devices_variable
         given = {variable: ",".join(devices)} if variable is not None and devices else {}
         machine = {name: value for name, value in place.environment.items() if name != variable}
-        environment = worker_environment({**os.environ, **machine, **given}, bootstrap, self._session.hooks)
+        alone = bootstrap.local_world_size == bootstrap.world_size
+        inherited = loopback_variables(platform, place.loopback) if alone else {}
+        inherited |= passed_on(os.environ, platform, self._config.executor.pass_variables) | machine | given
+        environment = worker_environment(inherited, bootstrap, self._session.hooks)
         for name, ids in given.items():
             if environment[name] != ids:
                 raise ConfigError(
@@ -161,8 +197,8 @@ class RayExecutor(BaseExecutor):
                 )
         return environment
 
-    def _end(self, groups: list[RankGroup[Any]]) -> None:
-        super()._end(groups)
+    def _leave(self) -> None:
+        super()._leave()
         if self._disconnects:
             import ray
 

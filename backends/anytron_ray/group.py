@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from anytron.errors import WorkerError
+from anytron.errors import ProcessLost
 from anytron.executor.group import RankGroup
 from anytron.executor.process import tail
 
@@ -48,7 +48,7 @@ class RayRank:
         self.answer = self._agent.exchange.remote(message)
 
     def receive(self) -> Message | None:
-        """Take the answer; None if the process, its agent or its machine is gone."""
+        """Take the answer; None if the process is silent, or it, its agent or its machine is gone."""
         try:
             answer: Message | None = ray.get(self.answer)
         except RayError as error:
@@ -77,17 +77,22 @@ class RayRank:
             return tail(self._log) if self._log.exists() else ""
         return lines
 
-    def free_port(self) -> int:
-        """Pick a port of the process's machine.
+    def new_store(self, *, shared: bool) -> str:
+        """Make an empty store on the process's machine; return its ``init_method``.
+
+        Args:
+            shared: Whether other machines must reach it.
 
         Raises:
-            WorkerError: No port is free, or the agent is gone.
+            ProcessLost: The agent is gone.
         """
         try:
-            port: int = ray.get(self._agent.free_port.remote(self._address), timeout=ASK_S)
+            made: str = ray.get(self._agent.new_store.remote(self._address if shared else None), timeout=ASK_S)
         except RayError as error:
-            raise WorkerError(f"{self.name} gives no port", where=self.where, why=str(error)) from error
-        return port
+            raise ProcessLost(
+                f"The Ray agent of {self.name} makes no store.", where=self.where, why=str(error)
+            ) from error
+        return made
 
     def _ask(self, otherwise: Any, method: str, *args: Any, timeout_s: float = 0.0) -> Any:
         try:
@@ -119,8 +124,8 @@ class RayWorkerGroup(RankGroup[RayRank]):
         ready, _ = ray.wait(list(awaited), timeout=timeout_s)
         return [awaited[answer] for answer in ready]
 
-    def _free_port(self) -> int:
-        return self._ranks[0].free_port()
+    def _new_store(self) -> str:
+        return self._ranks[0].new_store(shared=self._agents.machines > 1)
 
     def _end_all(self) -> None:
         self._agents.release()

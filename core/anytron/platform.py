@@ -237,6 +237,10 @@ class Platform(abc.ABC):
             (:mod:`anytron.plugins.foreign_devices`): a platform that needs one must name it.
         visible_devices_variable: Environment variable that restricts which devices a process sees, by their
             ids with commas between; None = there is none.
+        socket_interface_variables: Environment variables that name the network interface on which the device's
+            collectives listen. Where all ranks are on one machine, they name the loopback interface.
+        environment_prefixes: Beginnings of the names of variables that the device's libraries read. They go to workers
+            on other machines.
         ray_resource: Resource by which Ray counts the devices (executor ``ray``); None = it counts processors.
         engine: Name of this process's engine, in the driver of the training engine; set before
             :meth:`configure_options`. None where there is no run.
@@ -250,6 +254,8 @@ class Platform(abc.ABC):
     portable_modules: bool = True
     device_packages: ClassVar[tuple[str, ...]] = ()
     visible_devices_variable: ClassVar[str | None] = None
+    socket_interface_variables: ClassVar[tuple[str, ...]] = ()
+    environment_prefixes: ClassVar[tuple[str, ...]] = ()
     ray_resource: ClassVar[str | None] = None
     engine: str | None = None
 

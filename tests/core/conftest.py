@@ -12,12 +12,19 @@ import pytest
 SITE = Path(__file__).parent / "testchip"
 
 
+def install_testchip(patch):
+    """Install it for as long as a ``MonkeyPatch`` lasts, and leave out the plugins that ship with Anytron."""
+    patch.syspath_prepend(str(SITE))
+    patch.setenv("PYTHONPATH", str(SITE))
+    patch.setenv("ANYTRON_DISABLE_PLUGINS", "cpu,megatron")
+    for name in ("testchip", "testchip_engine"):
+        patch.delitem(sys.modules, name, raising=False)
+
+
 @pytest.fixture
 def testchip(monkeypatch):
-    """Install it, and leave out the plugins that ship with Anytron; the path of its folder."""
-    monkeypatch.syspath_prepend(str(SITE))
-    monkeypatch.setenv("PYTHONPATH", str(SITE))
-    monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "cpu,megatron")
+    """The path of its folder, installed."""
+    install_testchip(monkeypatch)
     yield SITE
     for name in ("testchip", "testchip_engine"):
         sys.modules.pop(name, None)

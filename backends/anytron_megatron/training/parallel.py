@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from anytron.traits import ParallelSizes
 
 
-def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeout_s: float) -> None:
-    """Join the process group and split it as ``sizes`` says.
+def initialize(
+    runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
+) -> None:
+    """Join the process group, where ``init_method`` says, and split it as ``sizes`` says.
 
-    Reads ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``. A collective that takes
-    longer than ``timeout_s`` is an error.
+    Reads ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. A collective that takes longer than ``timeout_s`` is an error.
 
     Raises:
         EngineError: The sizes do not fit the world size.
@@ -40,6 +41,7 @@ def initialize(runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeo
     runtime.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         runtime.communication_backend,
+        init_method=init_method,
         rank=int(os.environ["RANK"]),
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),

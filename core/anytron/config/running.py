@@ -19,8 +19,14 @@ class ExecutorSection(Section):
     """Seconds until every process must have started."""
     call_timeout_s: float = Field(3600.0, gt=0.0)
     """Seconds that one call to the workers may take."""
+    heartbeat_timeout_s: float = Field(60.0, ge=2.0)
+    """Seconds without a sign of life after which a worker counts as lost: stopped, frozen, or stuck in a library. Each
+    beats once a second, but not while a library holds Python's lock, as in loading another from a slow disk."""
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of each training rank; default: processors divided by ranks."""
+    pass_variables: list[str] = Field(default_factory=list)
+    """Environment variables of the driver that also reach workers on other machines (``ray``), besides those that
+    configure Anytron, Python, torch, Hugging Face and the device's libraries. ``local`` passes all."""
 
 
 class PlatformSection(Section):

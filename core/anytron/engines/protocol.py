@@ -40,6 +40,8 @@ class EngineContext:
         platform: The active platform.
         ledger: The patches of this process; ``before_import`` has been applied.
         process: Role and rank of this process.
+        init_method: Where the ranks of the group meet, for ``torch.distributed.init_process_group``: the executor's
+            choice. Ranks on one machine meet in a file that is theirs alone; nothing listens.
     """
 
     config: RunConfig
@@ -47,6 +49,7 @@ class EngineContext:
     platform: Platform
     ledger: Ledger
     process: ProcessInfo
+    init_method: str = "env://"
 
 
 @dataclass(frozen=True)

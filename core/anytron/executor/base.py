@@ -1,4 +1,4 @@
-"""What executors whose workers are processes have in common: they close their groups."""
+"""What executors whose workers are processes have in common: they end their groups."""
 
 from __future__ import annotations
 
@@ -35,18 +35,23 @@ class BaseExecutor(abc.ABC):
     ) -> RankGroup[Any]:
         """Start one process per rank; see the protocol."""
 
+    def end(self) -> None:
+        """End every process without a word to its engine; others may be started afterwards."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            group.end()
+
     def close(self) -> None:
         """Close every engine and end every process.
 
         Raises:
             WorkerError: An engine failed to close; every process has ended nevertheless.
         """
-        groups, self._groups = self._groups, []
         try:
-            for group in groups:
+            for group in self._groups:
                 group.close()
         finally:
-            self._end(groups)
+            self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -56,8 +61,8 @@ class BaseExecutor(abc.ABC):
             self.close()
             return
         # The run has failed: ranks may wait for each other in collectives, where no engine can close.
-        self._end(self._groups)
+        self._leave()
 
-    def _end(self, groups: list[RankGroup[Any]]) -> None:
-        for group in groups:
-            group.end()
+    def _leave(self) -> None:
+        """End every process, and give back what the executor holds."""
+        self.end()

@@ -21,8 +21,7 @@ class Bootstrap:
         local_rank: Rank among those of the group on this machine.
         world_size: Processes in the group.
         local_world_size: Those of them on this machine.
-        master_address: Where rank 0 listens for ``torch.distributed``.
-        master_port: The port there.
+        init_method: Where the ranks of the group meet, for ``torch.distributed``.
         num_threads: Processor threads to use.
         platform: Name of the platform that the driver chose; the worker does not choose again.
         platform_options: ``platform.options`` of the configuration.
@@ -37,8 +36,7 @@ class Bootstrap:
     local_rank: int
     world_size: int
     local_world_size: int
-    master_address: str
-    master_port: int
+    init_method: str
     num_threads: int
     platform: str
     platform_options: dict[str, Any]
@@ -53,12 +51,10 @@ class Bootstrap:
         return ProcessInfo(self.role, self.rank, self.local_rank, self.world_size)
 
     def distributed_env(self) -> dict[str, str]:
-        """The variables from which ``torch.distributed`` initialises itself (``env://``)."""
+        """The variables by which launchers such as torchrun tell a process its place."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "MASTER_ADDR": self.master_address,
-            "MASTER_PORT": str(self.master_port),
         }

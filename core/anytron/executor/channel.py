@@ -40,11 +40,11 @@ class Rebuild:
 
     Attributes:
         config: The configuration as JSON values.
-        master_port: Where rank 0 listens for ``torch.distributed`` from now on.
+        init_method: Where the ranks of the group meet from now on.
     """
 
     config: dict[str, Any]
-    master_port: int
+    init_method: str
 
 
 @dataclass(frozen=True)

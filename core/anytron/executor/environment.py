@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +12,7 @@ if TYPE_CHECKING:
 
     from anytron.executor.bootstrap import Bootstrap
     from anytron.hooks.facade import Hooks
+    from anytron.platform import Platform
 
 SPIN_COUNT = "30000"
 """How long GNU OpenMP's threads spin for new work, unless the user says: a tenth of its default.
@@ -16,6 +20,33 @@ SPIN_COUNT = "30000"
 Ranks and the rollout process take turns on the same processors: with the default, the threads of the one that
 has just finished spin for milliseconds on the cores of the next (12% of a step of examples/grpo_sort.yaml).
 """
+
+
+_GET_FLAGS, _LOOPBACK = 0x8913, 0x8  # SIOCGIFFLAGS and IFF_LOOPBACK of Linux's net/if.h
+
+
+def loopback_interface() -> str | None:
+    """Name of this machine's loopback interface: ``lo``, unless somebody has named it otherwise."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("16sH14x", name.encode(), 0)
+            (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, _GET_FLAGS, request), 16)
+            if flags & _LOOPBACK:
+                return name
+    return None
+
+
+def loopback_variables(platform: Platform, interface: str | None) -> dict[str, str]:
+    """Make collectives listen on the loopback interface alone, for ranks that are all on one machine.
+
+    gloo would take the interface of the address to which the machine's name resolves, which others may reach.
+
+    Args:
+        platform: Names the variables of the device's own collectives.
+        interface: That machine's :func:`loopback_interface`.
+    """
+    names = ("GLOO_SOCKET_IFNAME", *platform.socket_interface_variables)
+    return {} if interface is None else dict.fromkeys(names, interface)
 
 
 def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks: Hooks) -> dict[str, str]:

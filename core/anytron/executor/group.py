@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from anytron.errors import ProcessLost, WorkerError
-from anytron.executor.address import free_port
 from anytron.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
 from anytron.executor.process import WorkerProcess, answered, end_all
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.config.schema import RunConfig
+    from anytron.executor.address import StoreFiles
     from anytron.executor.channel import Message
 
 LAST_WORDS_S = 0.5
@@ -23,9 +23,11 @@ their collectives, and their complaints may arrive before its end is noticed."""
 STACKS_S = 0.5
 """How long a rank that does not answer gets to write its stacks."""
 POLL_S = 1.0
-"""How often ended processes are looked for whose channel a child of theirs keeps open."""
+"""How often silent processes are looked for, and ended ones whose channel a child of theirs keeps open."""
 CLOSE_S = 10.0
 """How long an engine may take to close."""
+TOO_MANY_FILES = "Too many open files"
+"""What the C library, and all that is built on it, says of EMFILE."""
 
 
 class Rank(Protocol):
@@ -47,16 +49,16 @@ class Rank(Protocol):
         """
 
     def receive(self) -> Message | None:
-        """Take the answer; None if the process ended without one."""
+        """Take the answer; None if the process ended without one, or is silent."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the process; return whether it came."""
 
     def write_stacks(self) -> None:
-        """Ask the process to write the stacks of its threads to its log."""
+        """Ask the process, if it still runs, to write the stacks of its threads to its log."""
 
     def fate(self) -> str:
-        """Say how an ended process ended."""
+        """Say how the process ended, or what is wrong with one that still runs."""
 
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""
@@ -107,9 +109,9 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def rebuild(self, config: RunConfig) -> None:
         """Build engines of another configuration in the same processes; see the protocol.
 
-        They meet at a port of their own: the store of the engines before may not have let go of theirs.
+        They meet in a store of their own: the engines before may not have let go of theirs.
         """
-        self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), self._free_port()))] * self.size)
+        self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), self._new_store()))] * self.size)
 
     def close(self) -> None:
         """Let every engine close, then end the processes.
@@ -136,11 +138,11 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
 
     @abc.abstractmethod
     def _answered(self, ranks: list[AnyRank], timeout_s: float) -> list[AnyRank]:
-        """Wait until a rank has an answer or has ended; return those, none if the time is over."""
+        """Wait until a rank has an answer, has ended or is silent; return those, none if the time is over."""
 
     @abc.abstractmethod
-    def _free_port(self) -> int:
-        """A port where rank 0 can listen."""
+    def _new_store(self) -> str:
+        """Make an empty store where the ranks can meet; return its ``init_method``."""
 
     @abc.abstractmethod
     def _end_all(self) -> None:
@@ -170,7 +172,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             for rank, message in zip(self._ranks, messages, strict=True):
                 rank.send(message)
         except BlockingIOError:
-            raise self._silent([rank], method, timeout_s, key) from None
+            raise self._failed({self._ranks.index(rank): None}, method) from None
         return self._collect(method, timeout_s, timeout_s, key)
 
     def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> list[Any]:
@@ -193,10 +195,21 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 else:
                     results[number] = answer.value
         if failures:
+            if None not in failures.values():
+                # Its peers' collectives fail when a rank dies, which may have answered this call, or whose machine's
+                # end may take long to be noticed.
+                failures |= dict.fromkeys(self._gone(set(failures), set(pending.values())))
             raise self._failed(failures, method)
         if pending:
             raise self._silent(list(pending), method, timeout_s, key)
         return results
+
+    def _gone(self, failed: set[int], pending: set[int]) -> list[int]:
+        """Find a rank that ended without a word, besides those that are known to have failed; one will do."""
+        for number, rank in enumerate(self._ranks):
+            if number not in failed and rank.wait(0.0) and (number not in pending or rank.receive() is None):
+                return [number]
+        return []
 
     def _failed(self, failures: dict[int, Failure | None], method: str) -> Exception:
         """Make the error for what was most likely the cause: a death without a word, else the first."""
@@ -206,18 +219,20 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         others = sorted(set(failures) - {number})
         also = f"\nafter it failed: ranks {', '.join(map(str, others))}" if others else ""
         if failure is None:
-            rank.wait(LAST_WORDS_S)
-            fate, tail = rank.fate(), rank.log_tail()
+            ended = rank.wait(LAST_WORDS_S)
+            fate = rank.fate()
+            if not ended:
+                rank.write_stacks()
+                time.sleep(STACKS_S)
+            tail = rank.log_tail()
             return ProcessLost(
                 f"{rank.name} {doing}: {fate}",
                 where=rank.where,
                 why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
-                fix="SIGKILL is mostly the kernel's answer to a lack of memory (see dmesg): lower "
-                "engine.max_tokens_per_micro_batch or rollout.max_batch_size"
-                if "SIGKILL" in fate
-                else "",
+                fix=_remedy(fate),
             )
-        error = WorkerError(f"{rank.name} {doing}", where=rank.where, why=failure.traceback + also)
+        fix = "raise the limit of open files: ulimit -n 65536" if TOO_MANY_FILES in failure.traceback else ""
+        error = WorkerError(f"{rank.name} {doing}", where=rank.where, why=failure.traceback + also, fix=fix)
         if failure.error is None:
             return error
         failure.error.__cause__ = error
@@ -242,14 +257,46 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         )
 
 
+def _remedy(fate: str) -> str:
+    if "SIGKILL" in fate:
+        return (
+            "SIGKILL is mostly the kernel's answer to a lack of memory (see dmesg): lower "
+            "engine.max_tokens_per_micro_batch or rollout.max_batch_size"
+        )
+    if "no sign of life" in fate:
+        return "if it was only slow, in a library that holds Python's lock, raise executor.heartbeat_timeout_s"
+    return ""
+
+
 class LocalWorkerGroup(RankGroup[WorkerProcess]):
-    """The processes are on this machine."""
+    """The processes are on this machine.
+
+    Args:
+        engine: Name of the engine, for people.
+        ranks: In rank order, just started.
+        stores: Where they meet; closed with the group.
+        start_timeout_s: Seconds from now until every engine must be built.
+        call_timeout_s: Seconds that a call may take.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        ranks: list[WorkerProcess],
+        stores: StoreFiles,
+        *,
+        start_timeout_s: float,
+        call_timeout_s: float,
+    ) -> None:
+        super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
+        self._stores = stores
 
     def _answered(self, ranks: list[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
         return answered(ranks, timeout_s)
 
-    def _free_port(self) -> int:
-        return free_port()
+    def _new_store(self) -> str:
+        return self._stores.new()
 
     def _end_all(self) -> None:
         end_all(self._ranks)
+        self._stores.close()

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.components import find_component
-from anytron.errors import WorkerError
-from anytron.executor.address import ADDRESS, free_port
+from anytron.executor.address import StoreFiles
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.environment import worker_environment
+from anytron.executor.environment import loopback_interface, loopback_variables, worker_environment
 from anytron.executor.group import LocalWorkerGroup
 from anytron.executor.process import WorkerProcess, end_all
 
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
 class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.executor.protocol.Executor` of processes on this machine.
 
-    What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log``.
+    What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``. Nothing listens on an address
+    that other machines reach: ranks meet in a :class:`~anytron.executor.address.StoreFiles`, and collectives use the
+    loopback interface.
     """
 
     on_this_machine: ClassVar[bool] = True
@@ -37,9 +38,11 @@ class LocalExecutor(BaseExecutor):
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor
         threads = num_threads or max(1, len(os.sched_getaffinity(0)) // world_size)
-        port = free_port()
+        inherited = {**loopback_variables(self._session.platform, loopback_interface()), **os.environ}
+        stores = StoreFiles()
         processes: list[WorkerProcess] = []
         try:
+            init_method = stores.new()
             for rank in range(world_size):
                 bootstrap = Bootstrap(
                     role=role,
@@ -47,8 +50,7 @@ class LocalExecutor(BaseExecutor):
                     local_rank=rank,
                     world_size=world_size,
                     local_world_size=world_size,
-                    master_address=ADDRESS,
-                    master_port=port,
+                    init_method=init_method,
                     num_threads=threads,
                     platform=self._session.platform.name,
                     platform_options=self._config.platform.options,
@@ -58,16 +60,16 @@ class LocalExecutor(BaseExecutor):
                     sys_path=list(sys.path),
                 )
                 log = logs / f"{role}-{rank}.log"
-                environment = worker_environment(os.environ, bootstrap, self._session.hooks)
-                processes.append(WorkerProcess(bootstrap, environment, log, settings.call_timeout_s))
-        except BaseException as error:  # Ctrl-C too: nothing else knows these processes yet
+                environment = worker_environment(inherited, bootstrap, self._session.hooks)
+                processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
+        except BaseException:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)
-            if isinstance(error, OSError):
-                raise WorkerError(f"{role} rank {len(processes)} could not be started", why=str(error)) from error
+            stores.close()
             raise
         group = LocalWorkerGroup(
             engine_name,
             processes,
+            stores,
             start_timeout_s=settings.start_timeout_s,
             call_timeout_s=settings.call_timeout_s,
         )

@@ -5,9 +5,11 @@ constructed with ``(config, session)``). What every implementation promises:
 
 * A worker bootstraps before it unpickles anything of ours: plain data, environment, plugins, the
   ``before_import`` patches, the engine; only then the arguments of the first call.
-* A rank that raises, exits, is killed or does not answer in time ends its whole group promptly. The
-  call that was waiting raises, and so does every later one: a broken group cannot be used again.
+* A rank that raises, exits, is killed, gives no sign of life or does not answer in time ends its whole group
+  promptly. The call that was waiting raises, and so does every later one: a broken group cannot be used again. What
+  happens while no call is waiting is found by the next.
 * When the driver itself dies, its workers end themselves.
+* SIGTERM, which schedulers send to every process of a job, does not end a worker: the driver does.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class WorkerGroup(Protocol):
             The result of each rank, in rank order.
 
         Raises:
-            ProcessLost: A rank died (``why`` holds its exit code or signal and the last lines it wrote) or did not
-                answer within ``executor.call_timeout_s`` (where it stands).
+            ProcessLost: A rank died (``what`` holds its exit code or signal, ``why`` the last lines it wrote), gave no
+                sign of life for ``executor.heartbeat_timeout_s`` or did not answer within ``executor.call_timeout_s``
+                (where it stands).
             WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
                 an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
         """
@@ -103,6 +106,9 @@ class Executor(Protocol):
             ConfigError: No such engine is installed.
             WorkerError: A process could not be started.
         """
+
+    def end(self) -> None:
+        """End every process without a word to its engine, whatever state it is in; others may be started afterwards."""
 
     def close(self) -> None:
         """Close every engine and end every process; may be called more than once."""

@@ -1,4 +1,4 @@
-"""A worker process: ``python -m anytron.executor.worker FD``, started by an executor.
+"""A worker process, started by :class:`anytron.executor.process.WorkerProcess`.
 
 The order is the point. Plain JSON comes first; from it follow the environment, the plugins, and the
 patches that must be in place before an engine is imported; then the engine; and only then does this
@@ -18,42 +18,61 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
+from anytron.executor.heartbeat import BEAT_S, Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    EngineBuilder = Callable[[dict[str, Any]], Any]
+    EngineBuilder = Callable[[dict[str, Any], str], Any]
     RangeMarker = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
 
 
-def main(descriptor: int) -> int:
+def run() -> NoReturn:
+    """Be a worker. The command line has two descriptors: of the channel, and of the heartbeat's memory."""
+    status = main(*map(int, sys.argv[1:]))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: process groups that modules still refer to (mcore-bridge keeps one in a global) take
+    # their gloo threads into the interpreter's end, which is std::terminate.
+    os._exit(status)
+
+
+def main(channel: int, heartbeat_memory: int) -> int:
     """Bootstrap, build the engine, and answer calls until told to stop.
 
     Args:
-        descriptor: This process's end of the socket pair.
+        channel: This process's end of the socket pair.
+        heartbeat_memory: Descriptor of :func:`anytron.executor.heartbeat.shared_memory`.
 
     Returns:
         Exit status: 0 after an orderly stop.
     """
-    os.set_inheritable(descriptor, False)  # a process started by the engine must not keep the channel open
+    os.set_inheritable(channel, False)  # a process started by the engine must not keep the channel open
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
-    connection = Connection(descriptor)
+    # Schedulers send SIGTERM to every process of a job. The driver decides: it may want a checkpoint first. Not
+    # SIG_IGN, which processes that the engine starts would inherit.
+    signal.signal(signal.SIGTERM, _stay)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ends this process, also where nohup started the driver
+    connection, heartbeat = Connection(channel), Heartbeat(heartbeat_memory)
+    os.close(heartbeat_memory)
     bootstrap = Bootstrap(**receive_json(connection))
-    threading.Thread(target=_end_with_driver, args=(descriptor,), name="anytron-driver-watch", daemon=True).start()
+    threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
     try:
         build, marked = start(bootstrap)
-        engine = build(bootstrap.config)
+        engine = build(bootstrap.config, bootstrap.init_method)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
         connection.send_bytes(encode(_failure(error)))
         return 1
+    heartbeat.beat()
     connection.send_bytes(encode(Result(None)))
     return _serve(connection, engine, build, marked)
 
@@ -62,8 +81,9 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
     """Do everything that must happen before the first unpickling, up to the import of the engine.
 
     Returns:
-        What builds the engine of a configuration, given as JSON values; and what marks a call in the device's
-        profiler, by the called method's name (training ranks only: other engines may leave the device alone).
+        What builds the engine of a configuration, given as JSON values, whose ranks meet at an ``init_method``; and
+        what marks a call in the device's profiler, by the called method's name (training ranks only: other engines
+        may leave the device alone).
     """
     os.environ.update(bootstrap.distributed_env())
     sys.path[:] = bootstrap.sys_path
@@ -84,7 +104,7 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
     torch.set_num_threads(bootstrap.num_threads)
     engine_class = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine").load()
 
-    def build(config: dict[str, Any]) -> Any:
+    def build(config: dict[str, Any], init_method: str) -> Any:
         return engine_class(
             EngineContext(
                 config=RunConfig.model_validate(config),
@@ -92,6 +112,7 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
                 platform=layer.platform,
                 ledger=layer.ledger,
                 process=bootstrap.process,
+                init_method=init_method,
             )
         )
 
@@ -111,8 +132,7 @@ def _serve(connection: Connection, engine: Any, build: EngineBuilder, marked: Ra
                 _close(engine)
                 engine = None
                 gc.collect()  # modules refer to each other; the next engine wants their memory
-                os.environ["MASTER_PORT"] = str(message.master_port)
-                engine = build(message.config)
+                engine = build(message.config, message.init_method)
                 reply = encode(Result(None))
             else:
                 _close(engine)
@@ -135,23 +155,19 @@ def _failure(error: Exception) -> Failure:
     return Failure.of(error, text)
 
 
-def _end_with_driver(descriptor: int) -> None:
-    """End this process and all that it started when the driver's end of the channel is gone.
+def _stay(number: int, frame: object) -> None:
+    """Do nothing at a signal."""
+
+
+def _watch(channel: int, heartbeat: Heartbeat) -> None:
+    """Beat, and end this process and all that it started when the driver's end of the channel is gone.
 
     A thread, because the main one may be in a collective that waits for a rank that has gone too.
     PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
     """
     poller = select.poll()
-    poller.register(descriptor, select.POLLRDHUP)
-    poller.poll()
-    os.killpg(os.getpid(), signal.SIGKILL)  # executors start workers as leaders of their own group
-
-
-if __name__ == "__main__":
-    status = main(int(sys.argv[1]))
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: process groups that modules still refer to (mcore-bridge keeps one in a global) take
-    # their gloo threads into the interpreter's end, which is std::terminate.
-    os._exit(status)
+    poller.register(channel, select.POLLRDHUP)
+    while not poller.poll(BEAT_S * 1000):
+        if heartbeat.begun:
+            heartbeat.beat()
+    os.killpg(os.getpid(), signal.SIGKILL)  # workers are started as leaders of their own group

@@ -24,6 +24,8 @@ class CudaPlatform(Platform):
     redirects_torch_cuda = False
     portable_modules = False
     visible_devices_variable = "CUDA_VISIBLE_DEVICES"
+    socket_interface_variables = ("NCCL_SOCKET_IFNAME",)
+    environment_prefixes = ("CUBLAS_", "CUDA_", "CUDNN_", "NCCL_", "NVTE_")
     ray_resource = "GPU"
 
     def probe(self) -> Probe:

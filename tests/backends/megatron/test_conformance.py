@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from anytron.executor.address import ADDRESS, free_port
+from anytron.executor.address import free_port
 
 PROGRAM = Path(__file__).parent / "programs" / "conformance.py"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_conformance(ranks):
-    shared = {**os.environ, "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(PROGRAM)]
     processes = [
         subprocess.Popen(

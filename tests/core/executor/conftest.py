@@ -42,7 +42,7 @@ def make_executor(testchip, tmp_path):
 def start(make_executor):
     """Start a group of small engines."""
 
-    def start(ranks=2, engine="small", **settings):
+    def start(ranks=1, engine="small", **settings):
         return make_executor(**settings).start("trainer", "anytron.training_engines", engine, ranks, 1)
 
     return start

@@ -7,6 +7,8 @@ import pytest
 from anytron.errors import WorkerError
 from anytron.executor import address
 
+ADDRESS = "127.0.0.1"
+
 
 def ephemeral_range():
     low, high = map(int, address.EPHEMERAL.read_text().split())
@@ -18,12 +20,12 @@ def test_the_port_is_free_and_none_that_a_connection_may_get():
         port = address.free_port()
         assert port not in ephemeral_range()
         with socket.socket() as store:
-            store.bind((address.ADDRESS, port))
+            store.bind((ADDRESS, port))
 
 
 def test_ports_in_use_are_left_out(monkeypatch, tmp_path):
     with socket.socket() as store:
-        store.bind((address.ADDRESS, address.free_port()))
+        store.bind((ADDRESS, address.free_port()))
         taken = store.getsockname()[1]
         monkeypatch.setattr(address, "EPHEMERAL", tmp_path / "range")
         monkeypatch.setattr(address, "LOWEST", taken)

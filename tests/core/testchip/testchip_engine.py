@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import testchip
 import torch
+import torch.distributed as dist
 
 from anytron.errors import DataError
 
@@ -54,9 +56,26 @@ class Engine:
         time.sleep(60)
 
     def kill(self, rank):
+        """Its peers complain, as collectives do, before its end is noticed."""
+        if self.rank != rank:
+            raise RuntimeError("Connection closed by peer")
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_after_the_answer(self, rank):
         if self.rank == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return
+        time.sleep(1.0)
+        raise RuntimeError("Connection closed by peer")
+
+    def meet(self):
+        """Join a process group where the executor says, and add up the ranks."""
+        total = torch.tensor(self.rank)
+        world_size = self.context.process.world_size
+        dist.init_process_group("gloo", init_method=self.context.init_method, rank=self.rank, world_size=world_size)
+        dist.all_reduce(total)
+        return int(total)
 
     def hang_in_this_function(self, rank):
         if self.rank == rank:
@@ -69,6 +88,8 @@ class Engine:
         return lambda: None
 
     def close(self):
+        if dist.is_initialized():
+            dist.destroy_process_group()
         path = self.context.config.engine.options.get("closed")
         if path:
             Path(f"{path}.{self.rank}").write_text("closed")

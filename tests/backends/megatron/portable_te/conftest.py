@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.executor.address import ADDRESS, free_port
+from anytron.executor.address import free_port
 from anytron.plugins import hooks_of
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -36,7 +36,7 @@ def run_program(tmp_path_factory):
         shared = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": ADDRESS,
+            "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(ranks),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
