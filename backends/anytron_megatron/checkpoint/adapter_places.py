@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 
-from anytron_megatron.lora.adapters import factors
+from anytron_megatron.lora.adapters import factors_of
 from anytron_megatron.models.source import text_model
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def adapter_places(adapters: Adapters) -> Iterator[Place]:
     for name, layer in adapters.layers.items():
         experts = layer.base_layer.num_gemms if layer.is_grouped else 0
         first = parallel_state.get_expert_model_parallel_rank() * experts
-        for index, (_, a, b) in enumerate(factors(layer), start=first):
+        for index, (_, a, b) in enumerate(factors_of(layer), start=first):
             key = f"adapters.{name}.{index}" if experts else f"adapters.{name}"
             for factor, parameter in ((f"{key}.A", a), (f"{key}.B", b)):
                 placed = _factor(factor, parameter, expert=bool(experts))

@@ -140,7 +140,7 @@ class Adapters:
         self._initial = {
             factor: factor.detach().clone()
             for layer in self.layers.values()
-            for _, *factors in factors(layer)
+            for _, *factors in factors_of(layer)
             for factor in factors
         }
 
@@ -159,7 +159,7 @@ class Adapters:
             merged = {
                 weight: (weight.float() + layer.scaling[ADAPTER] * (b.float() @ a.float())).to(weight.dtype)
                 for layer in self.layers.values()
-                for weight, a, b in factors(layer)
+                for weight, a, b in factors_of(layer)
             }
         with _substituted(merged):
             yield
@@ -217,7 +217,7 @@ def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
                 yield f"{transformer_layer.layer_number - 1}.{name}", module
 
 
-def factors(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
+def factors_of(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
     """Yield this rank's ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]``, once for each expert."""
     parts = (layer.get_base_layer(), layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])
     if not layer.is_grouped:
@@ -233,7 +233,7 @@ def _initialise(name: str, layer: LoraParallelLinear, seed: int) -> None:
     shards = layer.tp_size if layer.is_parallel_a else 1
     shard = parallel_state.get_tensor_model_parallel_rank() if shards > 1 else 0
     first = parallel_state.get_expert_model_parallel_rank() * layer.base_layer.num_gemms if layer.is_grouped else 0
-    for index, (_, a, b) in enumerate(factors(layer), start=first):
+    for index, (_, a, b) in enumerate(factors_of(layer), start=first):
         generator = torch.Generator().manual_seed(derive_seed(seed, f"lora {name}", index))
         whole = torch.empty(a.shape[0], a.shape[1] * shards)
         bound = 1.0 / math.sqrt(whole.shape[1])
