@@ -31,7 +31,7 @@ PACKAGES = {
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "seeds", "traits"),
-        ("components",),
+        ("components", "files"),
         ("config", "patches", "sequences", "kernels"),
         ("data", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),

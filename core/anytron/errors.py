@@ -100,3 +100,11 @@ class ProcessLost(WorkerError):  # noqa: N818 - the name of what happened
 
     A rank that raised is not lost: it would raise again.
     """
+
+
+class CheckpointError(AnytronError):
+    """A checkpoint is missing, damaged, or does not belong to the run."""
+
+
+class ResourceError(AnytronError):
+    """The machine has run out of something: disk space, file descriptors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Annotated, NoReturn
 import typer
 
 import anytron
+from anytron.cli.checkpoint import app as checkpoint_app
 from anytron.cli.patches import app as patches_app
 from anytron.cli.plugins import app as plugins_app
 from anytron.errors import AnytronError, WorkerError
+from anytron.files import exhausted
 from anytron.plugins import disable_device_autoload
 
 INTERRUPTED = 130
@@ -33,6 +36,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
+app.add_typer(checkpoint_app, name="checkpoint", help="Look at checkpoints, and export models from them.")
 app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
 app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")
 
@@ -68,18 +72,21 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 
     Everything that can be wrong with the configuration, the data or the machine is found before a
     process starts. What the run leaves lies in trainer.output_dir: metrics.jsonl, samples.jsonl,
-    config.yaml, patches.json, plots/, hf/ (the trained model), logs/ (what each process wrote).
-    Ctrl-C or SIGTERM end all processes and keep what is there.
+    config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained model), logs/ (what each process wrote).
+
+    resume=auto continues the run in trainer.output_dir from its newest checkpoint, and begins one where there is
+    none. SIGTERM, SIGHUP or SIGUSR1 save a checkpoint and end the run with status 0 (checkpoint.on_signal); a
+    second one ends it at once. Ctrl-C ends all processes and keeps the checkpoints that are there.
 
     Example: anytron train examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
-    from anytron.cli.train import run_training
+    from anytron.cli.train import CONTINUE, run_training
 
-    signal.signal(signal.SIGTERM, _terminate)
+    _handle_signals()
     try:
         run_training(config, overrides or [])
     except KeyboardInterrupt:
-        typer.echo("interrupted: all processes have ended; what was written so far is kept", err=True)
+        typer.echo(f"interrupted: all processes have ended; {CONTINUE}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -104,15 +111,25 @@ def verify(
     """
     from anytron.cli.verify import run_verification
 
-    signal.signal(signal.SIGTERM, _terminate)
+    _handle_signals()
     if not run_verification(config, overrides or [], as_json=as_json):
         raise typer.Exit(1)
 
 
+def _handle_signals() -> None:
+    """Unwind at signals that would end the process, so that neither processes nor exchanged weights are left.
+
+    SIGHUP stays ignored under nohup. While steps are trained, the run handles these signals itself.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
+
+
 def _terminate(number: int, frame: object) -> NoReturn:
-    """Unwind at SIGTERM, which schedulers send, so that neither processes nor exchanged weights are left."""
     del frame
-    typer.echo("terminated: what was written so far is kept", err=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        typer.echo(f"terminated by {signal.Signals(number).name}: what was written so far is kept", err=True)
     raise SystemExit(128 + number)
 
 
@@ -151,7 +168,8 @@ def run() -> None:
     """Run the command line.
 
     Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without
-    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM. Any other exception is our bug and keeps
+    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM before training
+    begins or where no checkpoint is saved. Any other exception is our bug and keeps
     its traceback.
     """
     disable_device_autoload()
@@ -159,6 +177,12 @@ def run() -> None:
         app()
     except AnytronError as error:
         print_error(error)
+        sys.exit(1)
+    except OSError as error:
+        explained = exhausted(error)
+        if explained is None:
+            raise
+        print_error(explained)
         sys.exit(1)
 
 

@@ -26,14 +26,18 @@ class PlainProgress(Progress):
         self._console = console
         self._total = 0
 
-    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
+    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
         """Print the devices and who supplied the kernels, and remember the number of steps."""
         self._total = total_steps
-        self._console.print(_started(devices, kernels), markup=False)
+        self._console.print(_started(devices, kernels, done), markup=False)
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Print a line."""
         self._console.print(f"step {metrics['step']:.0f}/{self._total}  {_facts(metrics)}", markup=False)
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        self._console.print(text, markup=False)
 
 
 class BarProgress(Progress):
@@ -55,24 +59,31 @@ class BarProgress(Progress):
         self._bar.start()
         return self
 
-    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str]) -> None:
+    def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
         """Show the empty bar, and above it the devices and who supplied the kernels."""
-        self._bar.console.print(_started(devices, kernels), markup=False)
-        self._bar.update(self._task, total=total_steps, facts=f"started in {time.monotonic() - self._began:.0f} s")
+        self._bar.console.print(_started(devices, kernels, done), markup=False)
+        self._bar.update(
+            self._task, total=total_steps, completed=done, facts=f"started in {time.monotonic() - self._began:.0f} s"
+        )
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Move the bar."""
         self._bar.update(self._task, completed=metrics["step"], facts=_facts(metrics))
+
+    def note(self, text: str) -> None:
+        """Print it above the bar."""
+        self._bar.console.print(text, markup=False)
 
     def finish(self) -> None:
         """Leave the bar as it is and give the terminal back."""
         self._bar.stop()
 
 
-def _started(devices: Sequence[str], kernels: Mapping[str, str]) -> str:
+def _started(devices: Sequence[str], kernels: Mapping[str, str], done: int) -> str:
     """``started on 2 x Ascend910B2`` and a line about the kernels."""
+    after = f" after step {done}" if done else ""
     counted = ", ".join(f"{count} x {name}" for name, count in Counter(devices).items())
-    return f"started on {counted}\n{kernels_line(kernels)}"
+    return f"started on {counted}{after}\n{kernels_line(kernels)}"
 
 
 def make_progress(console: Console, *, shown: bool) -> Progress:

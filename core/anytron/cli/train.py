@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from anytron.cli.output import run_console
 from anytron.cli.progress import make_progress
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
@@ -15,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+CONTINUE = "the same command with resume=auto continues the run"
+"""What to do after a run that did not come to its end."""
+
 
 def run_training(path: Path, overrides: Sequence[str]) -> None:
     """Train as the configuration says; the first line of output is the platform and why it was chosen.
@@ -22,7 +24,7 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         AnytronError: Something is wrong; no process is left.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = run_console()
     run = open_run(path, overrides)
     for line in run.lines:
         console.print(line, markup=False)
@@ -43,8 +45,12 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
         make_progress(console, shown=config.tracking.progress) as progress,
     ):
         summary = train(config, executor, progress)
-    console.print(
-        f"{summary.steps} step{'s' if summary.steps > 1 else ''} in {summary.seconds:.1f} s, "
-        f"last reward {summary.metrics['reward/mean']:.3f}; see {summary.output_dir}",
-        markup=False,
-    )
+    if summary.stopped_by is not None:
+        saved = f"{summary.steps} steps are done" if summary.steps else "no step was done"
+        console.print(f"stopped by {summary.stopped_by}: {saved}; {CONTINUE}", markup=False)
+    elif summary.metrics:
+        console.print(
+            f"{summary.steps} step{'s' if summary.steps > 1 else ''}, {summary.seconds:.1f} s, "
+            f"last reward {summary.metrics['reward/mean']:.3f}; see {summary.output_dir}",
+            markup=False,
+        )

@@ -33,6 +33,24 @@ class EpochSampler(Generic[Item]):
         self._position = 0
         self._order = self._order_of(0)
 
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epochs behind it, and items drawn in the present one."""
+        return self._epoch, self._position
+
+    def seek(self, epoch: int, position: int) -> None:
+        """Go to a place of a sampler of as many items with the same seed.
+
+        Raises:
+            ValueError: An epoch has fewer items.
+        """
+        if not 0 <= position <= len(self._items):
+            raise ValueError(f"an epoch has {len(self._items)} items; place {position} is not among them")
+        self._epoch, self._position, self._order = epoch, position, self._order_of(epoch)
+
     def draw(self, count: int) -> list[Item]:
         """Take the next ``count`` items."""
         drawn: list[Item] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.options import chosen_engines
@@ -21,6 +21,17 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
+    if config.resume != "never":
+        yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
+    elif config.checkpoint.keep > 0:
+        fix = "a run that dies begins again; checkpoint.keep=0 says that this is known"
+        yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def saves_checkpoints(config: RunConfig) -> bool:
+    """Whether a run writes checkpoints: it is not asked to keep none, and its training engine can."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+    return config.checkpoint.keep > 0 and info is not None and "checkpoints" in info.capabilities
 
 
 def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -30,9 +41,15 @@ def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def _lacking(
-    config: RunConfig, section: str, capability: Capability, key: str, what: str, fix: str
+    config: RunConfig,
+    section: str,
+    capability: Capability,
+    key: str,
+    what: str,
+    fix: str,
+    severity: Literal["error", "warning"] = "error",
 ) -> Iterator[Diagnostic]:
     info = chosen_engines(config.engine.name, config.rollout.engine).get(f"{section}.options")
     if info is not None and capability not in info.capabilities:
         name = config.engine.name if section == "engine" else config.rollout.engine
-        yield Diagnostic("error", key, f"the engine {name} cannot {what}: it does not declare {capability}", fix)
+        yield Diagnostic(severity, key, f"the engine {name} cannot {what}: it does not declare {capability}", fix)

@@ -42,3 +42,11 @@ class Album:
             small.save(self._directory / name)
             self._names[id(picture)] = name
         return self._names[id(picture)]
+
+
+def remove_pictures(directory: Path, step: int) -> None:
+    """Delete the pictures of the steps after ``step``."""
+    for file in (directory / "images").glob("*-*.png"):
+        number = file.name.partition("-")[0]
+        if number.isdigit() and int(number) > step:
+            file.unlink()

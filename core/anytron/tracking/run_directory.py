@@ -1,98 +1,100 @@
-"""The directory of a run: what lies where, and who may overwrite it."""
+"""The directory of a run: what lies where."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from anytron.config.dump import to_yaml
-from anytron.errors import ConfigError
-from anytron.tracking.album import Album
-from anytron.tracking.sinks import JsonlSink
+from anytron.files import PRIVATE, write_durably
+from anytron.tracking.album import Album, remove_pictures
+from anytron.tracking.record import Resume, RunRecord
+from anytron.tracking.sinks import JsonlSink, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
     from anytron.rewards.sample import Sample
-
-CONTENTS = (
-    "config.yaml",
-    "patches.json",
-    "metrics.jsonl",
-    "samples.jsonl",
-    "images",
-    "plots",
-    "hf",
-    "adapter",
-    "critic",
-    "initial_model",
-)
-"""What a run leaves; ``trainer.overwrite`` deletes these and nothing else."""
+    from anytron.tracking.claim import ClaimedDirectory
+    from anytron.tracking.record import Change
 
 
 class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
     ==================  ====================================================================
+    ``run.json``        marks the directory as a run's; its configuration, how often it was resumed and what changed
     ``config.yaml``     the configuration as resolved, defaults included, paths absolute
     ``patches.json``    facts of each worker: device, patches, which plugin supplied which kernel
     ``metrics.jsonl``   one line per step
     ``samples.jsonl``   some samples of each step; all of them if their rewards failed
     ``images/``         the pictures of those samples, small, by the names that stand there
     ``plots/``          ``reward.png``
+    ``checkpoints/``    what the run can be continued from (``checkpoint.path`` has them elsewhere)
     ``hf/``             the trained model with its tokenizer and image processor
     ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format
     ``critic/``         with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
     ``initial_model/``  the random model that the run started from (``model.config`` only)
+    ``logs/``           what each worker process wrote; ``logs-1/`` ... are those of earlier processes
     ==================  ====================================================================
+
+    Args:
+        claimed: The directory.
+        config: The run.
+        record: Its history.
+        after: Continue the files of an earlier run after this step; None = there are none.
     """
 
-    def __init__(self, path: Path, log_samples: int) -> None:
-        self.path = path
-        self._log_samples = log_samples
-        self._metrics = JsonlSink(path / "metrics.jsonl")
-        self._samples = JsonlSink(path / "samples.jsonl")
+    def __init__(
+        self, claimed: ClaimedDirectory, config: RunConfig, record: RunRecord, *, after: int | None = None
+    ) -> None:
+        self.path = claimed.path
+        self._log_samples = config.trainer.log_samples
+        self._record = record
+        record.write(self.path)
+        write_durably(self.path / "config.yaml", to_yaml(config), PRIVATE)
+        claimed.keep_logs()
+        self._metrics = JsonlSink(self.path / "metrics.jsonl", after=after)
+        self._samples = JsonlSink(self.path / "samples.jsonl", after=after)
+        if after is not None:
+            remove_pictures(self.path, after)
 
     @classmethod
-    def create(cls, config: RunConfig) -> RunDirectory:
-        """Claim ``trainer.output_dir`` and write ``config.yaml``.
+    def begin(cls, claimed: ClaimedDirectory, config: RunConfig, started_from: Path | None = None) -> RunDirectory:
+        """Open the directory for a new run; what an earlier one has written must have been cleared.
 
-        Raises:
-            ConfigError: An earlier run is there and ``trainer.overwrite`` is off, or the directory
-                cannot be made. (A run that failed before its first samples is not in the way.)
+        Args:
+            claimed: The directory.
+            config: The run.
+            started_from: The checkpoint of another run that this one begins with.
         """
-        path = Path(config.trainer.output_dir).absolute()
-        present = [name for name in CONTENTS if (path / name).exists()]
-        if present and not config.trainer.overwrite and not _never_started(path):
-            raise ConfigError(
-                "The output directory holds an earlier run.",
-                where=f"trainer.output_dir = {path}",
-                why=f"it has {', '.join(present)}",
-                fix="set another trainer.output_dir, or trainer.overwrite=true to delete that run",
-            )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            for name in present:
-                old = path / name
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
-            (path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-            return cls(path, config.trainer.log_samples)
-        except OSError as error:
-            raise ConfigError(
-                "The output directory cannot be written.", where=f"trainer.output_dir = {path}", why=str(error)
-            ) from error
+        origin = None if started_from is None else str(started_from)
+        return cls(claimed, config, RunRecord(config=config.model_dump(mode="json"), started_from=origin))
+
+    @classmethod
+    def resume(cls, claimed: ClaimedDirectory, config: RunConfig, step: int, changes: Sequence[Change]) -> RunDirectory:
+        """Open the directory to continue its run; what was recorded after ``step`` is removed.
+
+        Args:
+            claimed: The directory.
+            config: The run.
+            step: Steps behind the checkpoint.
+            changes: What is another than before in the configuration.
+        """
+        assert claimed.record is not None, "the caller has found a checkpoint of this run"
+        resumes = [*claimed.record.resumes, Resume(step=step, changes=list(changes))]
+        record = claimed.record.model_copy(update={"config": config.model_dump(mode="json"), "resumes": resumes})
+        return cls(claimed, config, record, after=step)
 
     def write_patches(self, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Record what each worker says of itself, by role and rank."""
-        text = json.dumps(workers, indent=2, default=str)
-        (self.path / "patches.json").write_text(text + "\n", encoding="utf-8")
+        write_durably(self.path / "patches.json", json.dumps(workers, indent=2, default=str) + "\n")
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
         """Append a step's metrics."""
@@ -123,11 +125,26 @@ class RunDirectory:
                 }
             )
 
+    def last_metrics(self) -> dict[str, float]:
+        """The metrics of the last step that was recorded; empty if none was."""
+        records = read_jsonl(self.path / "metrics.jsonl")
+        return records[-1] if records else {}
+
+    def finished(self, step: int) -> None:
+        """Record that the trained model of ``step`` has been saved."""
+        self._record = self._record.model_copy(update={"finished_step": step})
+        self._record.write(self.path)
+
     def plot(self) -> None:
         """Draw ``plots/reward.png`` from ``metrics.jsonl``."""
         from anytron.tracking.plot import plot_reward
 
         plot_reward(self.path / "metrics.jsonl", self.path / "plots" / "reward.png")
+
+    def sync(self) -> None:
+        """Wait until metrics and samples are on disk, so that they are not behind a checkpoint after a power cut."""
+        self._metrics.sync()
+        self._samples.sync()
 
     def close(self) -> None:
         """Close the files."""
@@ -139,9 +156,3 @@ class RunDirectory:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _never_started(path: Path) -> bool:
-    """Whether all that lies there is the beginning of a run that failed before its first samples."""
-    logs = [path / "metrics.jsonl", path / "samples.jsonl"]
-    return all(log.is_file() and log.stat().st_size == 0 for log in logs) and not (path / "hf").exists()

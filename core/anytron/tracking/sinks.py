@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
+
+from anytron.files import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,15 +18,25 @@ class JsonlSink:
 
     Args:
         path: The file; it must not exist.
+        after: Instead: continue an existing file after the records of this step. Later ones, and a line that a crash
+            has cut short, are removed first.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("x", encoding="utf-8")
+    def __init__(self, path: Path, *, after: int | None = None) -> None:
+        if after is not None:
+            _cut_back(path, after)
+        # Text from prompts can hold halves of surrogate pairs, which UTF-8 cannot: they are escaped, as JSON allows.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if after is None else 0)
+        self._file = os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record, on disk when this returns. NaN and infinity are written as Python's ``json`` reads them."""
+        """Append a record, in the file when this returns. NaN and infinity are written as Python's ``json`` does."""
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until all records are on disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -32,4 +45,26 @@ class JsonlSink:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read what a :class:`JsonlSink` wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    # Not splitlines(): JSON strings may hold other characters that it takes for ends of lines (U+2028, U+0085).
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Keep the records of the steps up to ``step``."""
+    with replacing(path) as kept:
+        if not path.is_file() or path.is_symlink():
+            return
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                record = _parsed(line)
+                if record is not None and record["step"] <= step:
+                    kept.write(line)
+
+
+def _parsed(line: str) -> Any:
+    """A record with a step; None for a line that was cut short."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if line.endswith("\n") and isinstance(record, dict) and "step" in record else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron.data.pretrained import model_class, save_processor
 from anytron.errors import ConfigError
+from anytron.files import publish_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +26,7 @@ def model_directory(config: RunConfig) -> Path:
 
 
 def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make the model of ``model.config`` with random weights; do nothing if the run has ``model.path``.
+    """Make the model of ``model.config`` with random weights, unless the run has ``model.path`` or made it before.
 
     The weights follow from ``trainer.seed`` alone, so that every parallel layout and every platform
     starts from the same ones.
@@ -38,7 +39,8 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         ConfigError: transformers refuses the configuration, or the tokenizer has more entries than
             the model.
     """
-    if config.model.config is None:
+    directory = model_directory(config)
+    if config.model.config is None or directory.exists():
         return
     import torch
     from transformers import AutoConfig
@@ -67,7 +69,10 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         )
     # The run has a progress bar of its own.
     hf_logging.disable_progress_bar()
-    directory = model_directory(config)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    save_processor(config.model, directory)
+
+    def write(part: Path) -> None:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        save_processor(config.model, part)
+
+    publish_directory(directory, write)

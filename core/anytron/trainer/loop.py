@@ -2,57 +2,64 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.algorithms.registered import load_loss, with_advantages
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.data.pretrained import save_processor
+from anytron.checkpoint.resume import choose_start
 from anytron.engines.protocol import PromptInputs
 from anytron.errors import DataError
 from anytron.preflight.prepare import prepare
 from anytron.seeds import derive_seed
+from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
-from anytron.tracking.run_directory import RunDirectory
+from anytron.trainer.checkpointing import Checkpointing
+from anytron.trainer.exchange import WeightExchange
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
+from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
+    from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
+    from anytron.preflight.prepare import PreparedRun
     from anytron.tracking.progress import Progress
+    from anytron.tracking.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a finished run says of itself.
+    """What a run says of itself when it ends.
 
     Attributes:
         output_dir: Where its files lie.
-        steps: Training steps done.
+        steps: Training steps behind it, those before a resume included.
         metrics: Those of the last step.
-        seconds: Wall-clock time of the training steps, without start-up and saving.
+        seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
+        stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
     """
 
     output_dir: Path
     steps: int
     metrics: Mapping[str, float]
     seconds: float
+    stopped_by: str | None = None
 
 
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
-    """Train a policy by reinforcement learning.
+    """Train a policy by reinforcement learning, from the beginning or from a checkpoint, as ``resume`` says.
 
     Everything that can be wrong with configuration and data is found before a worker starts.
-    Metrics and samples are on disk as soon as they are known; an error loses nothing of them.
+    Metrics and samples are on disk as soon as they are known. It may be called again in this process, with a new
+    executor and ``resume=auto``, to continue a run that an error has ended.
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and checked
@@ -61,44 +68,72 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         progress: Is told of every step.
 
     Raises:
-        ConfigError: The configuration names something impossible or missing.
+        ConfigError: The configuration names something impossible or missing, or is not the one of the run to continue.
         DataError: Prompts, responses or rewards are not usable.
         EngineError: An engine cannot do what was asked, or the two engines disagree.
+        CheckpointError: There is no usable checkpoint where one is needed.
+        ResourceError: The disk is full.
         WorkerError: A worker process failed.
     """
     prepared = prepare(config)
+    with ClaimedDirectory(config, progress.note) as claimed:
+        start = choose_start(config, claimed, progress.note)
+        if start.finished is not None:
+            progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
+            return RunSummary(claimed.path, start.finished, {}, 0.0)
+        with start.open(config, claimed) as run, WeightExchange() as exchange:
+            return _train(config, prepared, start, run, exchange.file, executor, progress)
+
+
+def _train(
+    config: RunConfig,
+    prepared: PreparedRun,
+    start: Start,
+    run: RunDirectory,
+    exchange: Path,
+    executor: Executor,
+    progress: Progress,
+) -> RunSummary:
     loss = load_loss(config.algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
     value_loss = None if critic is None else ValueLoss(critic.clip_value)
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
-    with RunDirectory.create(config) as run, tempfile.TemporaryDirectory(prefix="anytron-weights-") as exchange:
-        write_random_model(config, prepared.tokenizer)
-        trainer, rollout = start_workers(executor, config)
-        updates = UpdatePlan.from_config(config, trainer.topology[0])
-        facts = trainer.describe()
-        run.write_patches({"trainer": facts, "rollout": rollout.describe()})
-        progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts))
-        began = time.perf_counter()
+    write_random_model(config, prepared.tokenizer)
+    trainer, rollout = start_workers(executor, config)
+    updates = UpdatePlan.from_config(config, trainer.topology[0])
+    facts = trainer.describe()
+    run.write_patches({"trainer": facts, "rollout": rollout.describe()})
+    checkpoints = Checkpointing(config, trainer, prepared.sampler, run, progress.note)
+    checkpoints.restore(start)
+    progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
+    done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
-        for step in range(1, steps + 1):
+    with checkpoints:
+        for step in range(start.step + 1, steps + 1):
             clock = Clock()
+            with clock.measure("checkpoint"):
+                checkpoints.boundary(step - 1, version)
+
             with clock.measure("sync"):  # also before the first rollout: the training engine has the only weights
-                rollout.load_weights(trainer.export_weights(str(Path(exchange) / "policy.safetensors")))
+                weights = trainer.export_weights(str(exchange))
+                rollout.load_weights(weights)
+                version = weights.version
 
-            with clock.measure("rollout"):
-                prompts = prepared.draw(config.data.prompts_per_step)
-                inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-                responses = rollout.generate(inputs, prepared.sampling, derive_seed(seed, "rollout", step))
-            samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, prepared.tokenizer)
+            with checkpoints.abandonable():
+                with clock.measure("rollout"):
+                    prompts = prepared.draw(config.data.prompts_per_step)
+                    inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
+                    responses = rollout.generate(inputs, prepared.sampling, derive_seed(seed, "rollout", step))
+                samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, prepared.tokenizer)
 
-            with clock.measure("reward"):
-                try:
-                    rewards = prepared.rewards(samples)
-                except DataError:
-                    run.write_samples(step, samples, rewards=None)
-                    raise
-            run.write_samples(step, samples, rewards.total)
+                with clock.measure("reward"):
+                    try:
+                        rewards = prepared.rewards(samples)
+                    except DataError:
+                        run.write_samples(step, samples, rewards=None)
+                        raise
+                run.write_samples(step, samples, rewards.total)
 
             with clock.measure("score"):
                 batch = assemble(samples, config.rollout.temperature)
@@ -118,21 +153,17 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             run.write_metrics(metrics)
+            done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)
             if step > warm_up:  # before, no log-probs are computed
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
-        seconds = time.perf_counter() - began
         progress.finish()
-        if config.trainer.save_hf:
-            trainer.save_hf(str(run.path / "hf"))
-            prepared.tokenizer.save_pretrained(str(run.path / "hf"))
-            save_processor(config.model, run.path / "hf")
-            if config.model.lora is not None:
-                trainer.save_adapter(str(run.path / "adapter"))
-            if critic is not None:
-                trainer.save_critic(str(run.path / "critic"))
-                prepared.tokenizer.save_pretrained(str(run.path / "critic"))
-        if config.tracking.plot:
-            run.plot()
-        return RunSummary(run.path, steps, metrics, seconds)
+        checkpoints.finish(steps, version)
+        with checkpoints.abandonable():
+            if config.trainer.save_hf:
+                save_trained_models(config, trainer, prepared.tokenizer, run.path)
+            if config.tracking.plot:
+                run.plot()
+            run.finished(steps)
+    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by)

@@ -197,14 +197,23 @@ class RolloutWorkers:
         return self.group.call("describe")
 
 
+def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
+    """Start the training engine and wait for it."""
+    return TrainingWorkers.of(_start_ranks(executor, config))
+
+
 def start_workers(executor: Executor, config: RunConfig) -> tuple[TrainingWorkers, RolloutWorkers]:
     """Start both engines at the same time and wait for them."""
-    training = executor.start(
+    training = _start_ranks(executor, config)
+    rollout = executor.start("rollout", "anytron.rollout_engines", config.rollout.engine, 1, config.rollout.num_threads)
+    return TrainingWorkers.of(training), RolloutWorkers(rollout)
+
+
+def _start_ranks(executor: Executor, config: RunConfig) -> WorkerGroup:
+    return executor.start(
         "trainer",
         "anytron.training_engines",
         config.engine.name,
         config.parallel.world_size,
         config.executor.num_threads,
     )
-    rollout = executor.start("rollout", "anytron.rollout_engines", config.rollout.engine, 1, config.rollout.num_threads)
-    return TrainingWorkers.of(training), RolloutWorkers(rollout)

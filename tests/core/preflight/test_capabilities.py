@@ -9,7 +9,7 @@ from anytron.components import EngineInfo
 from anytron.config.diagnostics import refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
-from anytron.preflight.capabilities import training_diagnostics, verification_diagnostics
+from anytron.preflight.capabilities import saves_checkpoints, training_diagnostics, verification_diagnostics
 from anytron.preflight.open_run import open_run
 from anytron_megatron.options import MEGATRON
 from anytron_rollout.options import TRANSFORMERS
@@ -18,6 +18,7 @@ from anytron_rollout.options import TRANSFORMERS
 def run_of(engine="small", **sections) -> RunConfig:
     model = {"config": {"model_type": "qwen3"}, "tokenizer": "t", **sections.pop("model", {})}
     values = {"model": model, "data": {"source": "s"}, "rewards": [{"function": "f"}], "engine": {"name": engine}}
+    values["checkpoint"] = {"keep": 0}
     return RunConfig.model_validate(values | sections)
 
 
@@ -38,6 +39,18 @@ def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, ke
 
 def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):
     assert list(training_diagnostics(run_of())) == []
+
+
+def test_a_run_is_not_resumed_by_an_engine_that_cannot_and_saving_nothing_is_remarked_on(testchip):
+    (found,) = training_diagnostics(run_of(resume="auto"))
+    assert (found.severity, found.key) == ("error", "resume")
+    (found,) = training_diagnostics(run_of(checkpoint={}))
+    assert (found.severity, found.key) == ("warning", "checkpoint")
+    assert found.message.startswith("the engine small cannot save checkpoints")
+    assert list(training_diagnostics(run_of("megatron", checkpoint={}, resume="auto"))) == []
+    assert not saves_checkpoints(run_of(checkpoint={}))
+    assert saves_checkpoints(run_of("megatron", checkpoint={}))
+    assert not saves_checkpoints(run_of("megatron"))
 
 
 def test_verification_needs_engines_that_can_be_observed(testchip):

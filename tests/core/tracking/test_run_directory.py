@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import stat
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,9 +14,10 @@ import yaml
 from PIL import Image
 
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
 from anytron.rewards import Sample
+from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.plot import plot_reward, smoothed
+from anytron.tracking.record import RunRecord
 from anytron.tracking.run_directory import RunDirectory
 from anytron.tracking.sinks import JsonlSink, read_jsonl
 
@@ -30,26 +33,39 @@ def config(tmp_path, **trainer) -> RunConfig:
     )
 
 
+@contextmanager
+def begun(config):
+    """The directory of a new run."""
+    with ClaimedDirectory(config, print) as claimed, RunDirectory.begin(claimed, config) as run:
+        yield run
+
+
+@contextmanager
+def resumed(config, step):
+    """The directory of a run that continues after a step."""
+    with ClaimedDirectory(config, print) as claimed, RunDirectory.resume(claimed, config, step, []) as run:
+        yield run
+
+
 def sample(index: int) -> Sample:
     return Sample(f"p{index}", "31>", "1é", (3,), (1, 3), (-0.1, -0.2), finished=True, data={})
 
 
 def test_the_configuration_as_resolved_can_be_run_again(tmp_path):
     original = config(tmp_path)
-    with RunDirectory.create(original) as run:
+    with begun(original) as run:
         again = RunConfig.model_validate(yaml.safe_load((run.path / "config.yaml").read_text()))
     assert again == original
 
 
 def test_metrics_are_on_disk_as_soon_as_they_are_written(tmp_path):
-    run = RunDirectory.create(config(tmp_path))
-    run.write_metrics({"step": 1, "reward/mean": 0.5})
-    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5}]
-    run.close()
+    with begun(config(tmp_path)) as run:
+        run.write_metrics({"step": 1, "reward/mean": 0.5})
+        assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5}]
 
 
 def test_samples_are_spread_over_the_step(tmp_path):
-    with RunDirectory.create(config(tmp_path, log_samples=3)) as run:
+    with begun(config(tmp_path, log_samples=3)) as run:
         run.write_samples(4, [sample(index) for index in range(9)], torch.arange(9.0))
     records = read_jsonl(run.path / "samples.jsonl")
     assert [(record["prompt_id"], record["reward"]) for record in records] == [("p0", 0), ("p3", 3), ("p6", 6)]
@@ -59,37 +75,69 @@ def test_samples_are_spread_over_the_step(tmp_path):
 
 @pytest.mark.parametrize("count", [0, 50])
 def test_as_many_samples_as_there_are_at_most(tmp_path, count):
-    with RunDirectory.create(config(tmp_path, log_samples=count)) as run:
+    with begun(config(tmp_path, log_samples=count)) as run:
         run.write_samples(1, [sample(0), sample(1)], torch.zeros(2))
     assert len(read_jsonl(run.path / "samples.jsonl")) == min(count, 2)
 
 
 def test_patches_are_recorded_by_role_and_rank(tmp_path):
-    with RunDirectory.create(config(tmp_path)) as run:
+    with begun(config(tmp_path)) as run:
         run.write_patches({"trainer": [{"patches": [{"id": "a"}]}, {}], "rollout": [{}]})
     assert json.loads((run.path / "patches.json").read_text())["trainer"][0]["patches"] == [{"id": "a"}]
 
 
-def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(ConfigError, match=r"(?s)cannot be written.*trainer\.output_dir"):
-        RunDirectory.create(config(tmp_path))
+def test_what_was_recorded_after_the_checkpoint_is_removed_and_what_was_before_is_kept_to_the_byte(tmp_path):
+    red = Image.new("RGB", (4, 4), "red")
+    with begun(config(tmp_path)) as run:
+        for step in (1, 2, 3):
+            run.write_metrics({"step": step, "reward/mean": step / 3})
+            run.write_samples(step, [replace(sample(0), images=(red,), response_text="\u2028\x85")], torch.ones(1))
+    before = {name: (run.path / name).read_bytes().split(b"\n") for name in ("metrics.jsonl", "samples.jsonl")}
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')  # the process was killed here
+
+    with resumed(config(tmp_path), 2) as run:
+        for name, lines in before.items():
+            assert (run.path / name).read_bytes().split(b"\n") == [*lines[:2], b""]
+        assert {file.name for file in (run.path / "images").iterdir()} == {"00001-0.png", "00002-0.png"}
+        run.write_metrics({"step": 3, "reward/mean": 1.0})
+    assert [record["step"] for record in read_jsonl(run.path / "metrics.jsonl")] == [1, 2, 3]
+    assert not list(run.path.glob(".*.part"))
 
 
-def test_a_run_that_failed_before_its_first_samples_is_not_in_the_way(tmp_path):
-    RunDirectory.create(config(tmp_path)).close()
-    with RunDirectory.create(config(tmp_path)) as run:
-        run.write_samples(1, [sample(0)], rewards=None)
-    with pytest.raises(ConfigError, match=r"(?s)earlier run.*samples\.jsonl.*trainer\.overwrite=true"):
-        RunDirectory.create(config(tmp_path))
+def test_a_line_that_was_cut_short_below_the_step_goes_too(tmp_path):
+    with begun(config(tmp_path)) as run:
+        run.write_metrics({"step": 1})
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')  # no end of line: not written whole
+    with resumed(config(tmp_path), 5) as run:
+        assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1}]
 
 
-def test_a_file_that_is_not_of_a_run_is_not_overwritten_either(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("mine: true")
-    with pytest.raises(ConfigError, match="earlier run"):
-        RunDirectory.create(config(tmp_path))
-    assert (tmp_path / "run" / "config.yaml").read_text() == "mine: true"
+def test_the_record_tells_of_every_resume(tmp_path):
+    with begun(config(tmp_path)) as run:
+        run.write_metrics({"step": 1})
+    with resumed(config(tmp_path, total_steps=7), 1):
+        pass
+    with resumed(config(tmp_path, total_steps=9), 3) as run:
+        run.finished(9)
+    record = RunRecord.read(run.path)
+    assert [resume.step for resume in record.resumes] == [1, 3]
+    assert (record.finished_step, record.config["trainer"]["total_steps"]) == (9, 9)
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["trainer"]["total_steps"] == 9
+
+
+def test_configurations_may_hold_secrets_and_are_private(tmp_path):
+    with begun(config(tmp_path)) as run:
+        pass
+    for name in ("config.yaml", "run.json"):
+        assert stat.S_IMODE((run.path / name).stat().st_mode) == 0o600
+
+
+def test_characters_that_utf8_cannot_hold_do_not_end_a_run(tmp_path):
+    with begun(config(tmp_path)) as run:
+        run.write_samples(1, [replace(sample(0), prompt_id="\ud800", response_text="1\u2028\x852")], torch.ones(1))
+    (record,) = read_jsonl(run.path / "samples.jsonl")
+    assert (record["prompt_id"], record["response"]) == ("\ud800", "1\u2028\x852")
 
 
 def test_a_sink_does_not_overwrite(tmp_path):
@@ -127,7 +175,7 @@ def test_pictures_of_samples_are_saved_once_and_small(tmp_path):
     file = tmp_path / "source.png"
     Image.new("L", (20, 30)).save(file)
     seen = [replace(sample(index), images=images) for index, images in enumerate([(large,), (large, file), ()])]
-    with RunDirectory.create(config(tmp_path, log_samples=3)) as run:
+    with begun(config(tmp_path, log_samples=3)) as run:
         run.write_samples(7, seen, torch.zeros(3))
     records = read_jsonl(run.path / "samples.jsonl")
     assert [record.get("images") for record in records] == [
@@ -138,5 +186,3 @@ def test_pictures_of_samples_are_saved_once_and_small(tmp_path):
     with Image.open(run.path / "images/00007-0.png") as red, Image.open(run.path / "images/00007-1.png") as small:
         assert (red.size, red.getpixel((5, 5))) == ((512, 128), (255, 0, 0))
         assert small.size == (20, 30)
-    RunDirectory.create(config(tmp_path, overwrite=True)).close()
-    assert not (run.path / "images").exists()

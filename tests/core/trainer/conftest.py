@@ -16,12 +16,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from anytron.batch import TokenOutputs
+from anytron.checkpoint.manifest import FileRecord
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.engines.protocol import EngineContext, Response, Topology
 from anytron.engines.weights import WeightManifest
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
+from anytron.trainer import checkpointing
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.loop import train
 from anytron_cpu import CpuPlatform
@@ -107,6 +109,30 @@ class TorchEngine:
     def save_critic(self, path):
         self.critic.save_pretrained(path)
 
+    def stateful(self):
+        parts = {"policy": self.models["policy"], "optimizer": self.optimizer}
+        if hasattr(self, "critic"):
+            parts |= {"critic": self.critic, "head": self.head, "critic_optimizer": self.critic_optimizer}
+        return parts
+
+    def save_checkpoint(self, path, *, asynchronous):
+        state = {name: part.state_dict() for name, part in self.stateful().items()} | {"version": self.version}
+        torch.save(state, Path(path) / "state.pt")
+        self.saved = Path(path)
+        self.unwritten = int(asynchronous)  # polls at which the files are said to be still on their way
+
+    def written_files(self, *, wait):
+        if self.unwritten and not wait:
+            self.unwritten -= 1
+            return None
+        return {"state.pt": FileRecord.of(self.saved / "state.pt")}
+
+    def load_checkpoint(self, path):
+        state = torch.load(Path(path) / "state.pt", weights_only=True)
+        for name, part in self.stateful().items():
+            part.load_state_dict(state[name])
+        self.version = state["version"]
+
     def describe(self):
         return {"engine": "torch", "device": "cpu", "patches": [], "kernels": {"log_prob_kernel": "acme"}}
 
@@ -171,8 +197,13 @@ class RecordedProgress:
     total: int | None = None
     finished: bool = False
 
-    def start(self, total_steps, devices, kernels):
+    notes: list = field(default_factory=list)
+
+    def start(self, total_steps, devices, kernels, done=0):
         self.total, self.devices, self.kernels = total_steps, devices, kernels
+
+    def note(self, text):
+        self.notes.append(text)
 
     def step(self, metrics):
         self.steps.append(dict(metrics))
@@ -196,8 +227,10 @@ class Run:
 
 
 @pytest.fixture
-def new_run(tmp_path):
+def new_run(tmp_path, monkeypatch):
     """Make a run whose rewards come from functions written into a file of its own."""
+    # The engine here is not the one that engine.name describes.
+    monkeypatch.setattr(checkpointing, "saves_checkpoints", lambda config: config.checkpoint.keep > 0)
 
     def make(reward_code: str = "", **sections) -> Run:
         directory = tmp_path / "config"
@@ -231,9 +264,9 @@ def new_run(tmp_path):
             "tracking": {"plot": False},
         }
         merged = {
-            name: defaults.get(name, {}) | sections.get(name, {})
-            if isinstance(defaults.get(name, {}), dict)
-            else sections.get(name, defaults[name])
+            name: {**defaults[name], **sections.get(name, {})}
+            if isinstance(defaults.get(name), dict)
+            else sections.get(name, defaults.get(name))
             for name in defaults.keys() | sections.keys()
         }
         return Run(anchor(RunConfig.model_validate(merged), directory))

@@ -57,8 +57,8 @@ def test_a_policy_learns_what_it_is_rewarded_for(new_run):
     assert run.progress.kernels == {"log_prob_kernel": "acme"}
 
     assert {path.name for path in summary.output_dir.iterdir()} == {
-        "config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf",
-        "initial_model",
+        ".lock", "run.json", "config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf",
+        "initial_model", "checkpoints", "logs",
     }  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(summary.output_dir / "hf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(summary.output_dir / "hf")

@@ -1,0 +1,62 @@
+"""What the driver itself has to remember: all else follows from the configuration or lies with the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from anytron.errors import CheckpointError
+from anytron.files import PRIVATE, write_durably
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRIVER = "driver.json"
+
+
+class SamplerState(BaseModel):
+    """Where in the data a run is."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int = Field(ge=0)
+    """Epochs behind it."""
+    position: int = Field(ge=0)
+    """Prompts drawn in this epoch."""
+    prompts: int = Field(ge=1)
+    """Prompts of an epoch: with another number of them, the place means nothing."""
+
+
+class DriverState(BaseModel):
+    """The driver after a step. Seeds need no record: they follow from ``trainer.seed`` and the step."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int = Field(ge=1)
+    """Training steps behind it."""
+    sampler: SamplerState
+    """Where in the data the next step begins."""
+    weights_version: int = Field(ge=0)
+    """Optimizer updates behind the weights that the last responses were sampled from."""
+    config: dict[str, Any]
+    """The run's configuration."""
+
+    def write(self, directory: Path) -> None:
+        """Write the driver's file of a checkpoint; nobody else may read it, because configurations may hold secrets."""
+        write_durably(directory / DRIVER, self.model_dump_json(indent=1) + "\n", PRIVATE)
+
+    @classmethod
+    def read(cls, directory: Path) -> DriverState:
+        """Read the driver's file of a checkpoint.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        path = directory / DRIVER
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError) as error:
+            raise CheckpointError(
+                "The driver's state in the checkpoint cannot be read.", where=str(path), why=str(error)
+            ) from error

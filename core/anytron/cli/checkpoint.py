@@ -1,0 +1,120 @@
+"""``anytron checkpoint``: look at what a run has saved, and take the model out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from anytron.checkpoint.directory import CheckpointDirectory
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at checkpoints, and export models from them.")
+
+RunPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run, or of its checkpoints.")]
+AnyPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a checkpoint, or of a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_command(path: RunPath, as_json: AsJson = False) -> None:
+    """List the checkpoints in PATH, the oldest first.
+
+    A checkpoint is complete when its manifest is there, which is written last. One that is not is being written, or its
+    run ended in it; the next start of the run deletes it. Files are not read: `anytron checkpoint verify` does.
+    --json prints a list of {path, step, complete, bytes, weights_version}.
+    """
+    rows = _rows(_directory(path))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        size = "interrupted, or being written" if not row["complete"] else f"{row['bytes'] / 1e6:,.1f} MB"
+        typer.echo(f"{row['path']}  {size}")
+    if not rows:
+        typer.echo("no checkpoints")
+
+
+@app.command()
+def verify(path: AnyPath, as_json: AsJson = False) -> None:
+    """Read every file of a checkpoint, or of all complete ones in PATH, and compare it with the manifest.
+
+    The exit status is 1 if a file is missing, has changed or was added. --json prints a list of {path, problems}.
+    """
+    from anytron.checkpoint.directory import locate
+    from anytron.errors import CheckpointError
+
+    checkpoints = _directory(path).complete() or [locate(path)]
+    results = []
+    for checkpoint in checkpoints:
+        try:
+            problems = checkpoint.manifest().problems(checkpoint.path)
+        except CheckpointError as error:
+            problems = [f"{error.what} {error.why}"]
+        results.append({"path": str(checkpoint.path), "problems": problems})
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+    else:
+        for result in results:
+            typer.echo(f"{result['path']}  {'; '.join(result['problems']) or 'good'}")
+    if any(result["problems"] for result in results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    path: AnyPath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; it must not exist.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Keys of the run to change, for example platform.name=cpu.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Write the policy of a checkpoint as a Hugging Face directory, with its tokenizer.
+
+    Of several checkpoints in PATH it is the newest. One process is enough, whatever number of ranks wrote them: the
+    run's configuration comes from the checkpoint, with all parallel sizes 1.
+
+    Example: anytron checkpoint export runs/grpo_sort model
+    """
+    from anytron.cli.export import export_model
+
+    export_model(path, out, overrides or [])
+
+
+def _directory(path: Path) -> CheckpointDirectory:
+    from anytron.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
+    from anytron.errors import CheckpointError
+
+    if not path.is_dir():
+        raise CheckpointError("There are no checkpoints.", where=str(path), why="no such directory")
+    inside = path / CHECKPOINTS
+    return CheckpointDirectory((inside if inside.is_dir() else path).absolute())
+
+
+def _rows(directory: CheckpointDirectory) -> list[dict[str, Any]]:
+    from anytron.errors import CheckpointError
+
+    rows = [
+        {"path": str(path), "step": None, "complete": False, "bytes": None, "weights_version": None}
+        for path in directory.interrupted()
+    ]
+    for checkpoint in directory.complete():
+        try:
+            size, version = checkpoint.manifest().size, checkpoint.state().weights_version
+        except CheckpointError:
+            size = version = None
+        rows.append(
+            {
+                "path": str(checkpoint.path),
+                "step": checkpoint.step,
+                "complete": size is not None,
+                "bytes": size,
+                "weights_version": version,
+            }
+        )
+    return sorted(rows, key=lambda row: str(row["path"]))

@@ -1,0 +1,144 @@
+"""The right to write into an output directory: one run at a time, and nothing that no run has written is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.errors import ConfigError
+from anytron.files import Lock, LockedError, exhausted, remove
+from anytron.tracking.record import RECORD, RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anytron.config.schema import RunConfig
+
+LOCK = ".lock"
+CONTENTS = (
+    "config.yaml",
+    "patches.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "images",
+    "plots",
+    "hf",
+    "adapter",
+    "critic",
+    "initial_model",
+    "checkpoints",
+    RECORD,  # the last to go: without it nothing here is ours
+)
+"""What a run writes, besides its logs; ``trainer.overwrite`` deletes these and the logs, and nothing else."""
+_LOGS = re.compile(r"logs(-\d+)?")
+_UNFINISHED = (".part", ".old")
+"""Endings of directories that :func:`anytron.files.publish_directory` was writing when its process died."""
+
+
+class ClaimedDirectory:
+    """The output directory of a run, locked. A context manager: leaving gives it up, and so does the process's end.
+
+    Args:
+        config: The run; its ``trainer.output_dir`` is made, and so is ``checkpoint.path``, which is locked too.
+        tell: Is told what a person should know.
+
+    Attributes:
+        path: The directory, absolute.
+        record: Of the run that has written into it; None if none has.
+
+    Raises:
+        ConfigError: Another process has the lock, it cannot be written to, or files lie there that have the names of
+            a run's and that no run has written.
+    """
+
+    def __init__(self, config: RunConfig, tell: Callable[[str], None]) -> None:
+        self.path = Path(config.trainer.output_dir).absolute()
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(_locked(self.path, "output directory", "trainer.output_dir", tell))
+            if config.checkpoint.path is not None:
+                path = Path(config.checkpoint.path).absolute()
+                locks.enter_context(_locked(path, "directory of checkpoints", "checkpoint.path", tell))
+            self.record = RunRecord.read(self.path)
+            self._refuse_foreign_files()
+            self._locks = locks.pop_all()
+
+    @property
+    def earlier_files(self) -> list[str]:
+        """What an earlier run has left here, if it came as far as its first samples; else nothing worth keeping."""
+        logs = [self.path / name for name in ("metrics.jsonl", "samples.jsonl")]
+        results = [self.path / name for name in ("hf", "checkpoints")]
+        if any(log.is_file() and log.stat().st_size > 0 for log in logs) or any(result.exists() for result in results):
+            return [name for name in CONTENTS if os.path.lexists(self.path / name)]
+        return []
+
+    def clear(self, *, logs: bool) -> None:
+        """Delete what the earlier run has written, with or without its logs."""
+        names = [path.name for path in self.path.iterdir() if logs and _LOGS.fullmatch(path.name)]
+        for name in [*names, *CONTENTS]:
+            for ending in ("", *_UNFINISHED):
+                remove(self.path / f"{name}{ending}")
+        self.record = None
+
+    def keep_logs(self) -> None:
+        """Rename ``logs/`` of earlier processes to ``logs-1/`` and so on, so that new ones do not overwrite them."""
+        logs = self.path / "logs"
+        if os.path.lexists(logs):
+            taken = [int(path.name[5:]) for path in self.path.glob("logs-*") if _LOGS.fullmatch(path.name)]
+            logs.rename(self.path / f"logs-{max(taken, default=0) + 1}")
+        logs.mkdir()
+
+    def _refuse_foreign_files(self) -> None:
+        present = [name for name in (*CONTENTS, "logs") if os.path.lexists(self.path / name)]
+        if present and self.record is None:
+            raise ConfigError(
+                "The output directory holds files that this run would write, and they are not of an earlier run.",
+                where=f"trainer.output_dir = {self.path}",
+                why=f"it has {', '.join(present)}, and no {RECORD}, which every run writes first",
+                fix="set another trainer.output_dir",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._locks.close()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Iterator[None]:
+    where = f"{key} = {path}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path / LOCK)
+    except LockedError as error:
+        raise ConfigError(
+            f"Another run is writing into the {what}.",
+            where=where,
+            why=f"{error} has locked it",
+            fix=f"set another {key}, or end that run first",
+        ) from None
+    except OSError as error:
+        raise exhausted(error, where) or ConfigError(
+            f"The {what} cannot be written.", where=where, why=str(error), fix=f"set another {key}"
+        ) from error
+    if not lock.effective:
+        tell(f"{path} is on a file system without locks: take care that no second run writes into it")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def overwritten(output_dir: Path, file: Path) -> bool:
+    """Whether ``trainer.overwrite`` would delete a file or directory, or something inside of it."""
+    output_dir, file = output_dir.resolve(), file.resolve()
+    try:
+        name = file.relative_to(output_dir).parts[:1]
+    except ValueError:
+        return False
+    return not name or name[0] in CONTENTS or _LOGS.fullmatch(name[0]) is not None

@@ -1,0 +1,79 @@
+"""``run.json``: the mark of a directory that a run of Anytron has written into, and the run's history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from anytron.errors import ConfigError
+from anytron.files import PRIVATE, write_durably
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD = "run.json"
+
+
+class Change(BaseModel):
+    """A key of the configuration that has another value than before."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    """Its dotted name."""
+    old: Any
+    """Value before."""
+    new: Any
+    """Value now."""
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.old!r} and is {self.new!r}"
+
+
+class Resume(BaseModel):
+    """One continuation of the run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    """Steps behind the checkpoint that it continued from."""
+    changes: list[Change] = Field(default_factory=list)
+    """What was changed in the configuration."""
+
+
+class RunRecord(BaseModel):
+    """What a run remembers of itself besides its checkpoints."""
+
+    config: dict[str, Any]
+    """The configuration that the run is carried out with now."""
+    started_from: str | None = None
+    """The checkpoint of another run that it began with (``resume=PATH``)."""
+    resumes: list[Resume] = Field(default_factory=list)
+    """Its continuations, oldest first."""
+    finished_step: int | None = None
+    """Steps behind the trained model that lies in the directory; null until it has been saved."""
+
+    def write(self, directory: Path) -> None:
+        """Write the file; nobody else may read it, because configurations may hold secrets."""
+        write_durably(directory / RECORD, self.model_dump_json(indent=1) + "\n", PRIVATE)
+
+    @classmethod
+    def read(cls, directory: Path) -> RunRecord | None:
+        """Read a directory's record; None if no run has written into it.
+
+        Raises:
+            ConfigError: It is damaged.
+        """
+        path = directory / RECORD
+        if not path.is_file() or path.is_symlink():
+            return None
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError) as error:
+            raise ConfigError(
+                "The record of the run in the output directory cannot be read.",
+                where=str(path),
+                why=str(error),
+                fix="set another trainer.output_dir",
+            ) from error

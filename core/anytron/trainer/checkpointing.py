@@ -1,0 +1,218 @@
+"""When checkpoints are saved: every so often, at a signal, before an error ends the run, and after the last step."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.checkpoint.directory import CheckpointDirectory
+from anytron.checkpoint.state import DriverState, SamplerState
+from anytron.errors import AnytronError, DataError, ResourceError
+from anytron.preflight.capabilities import saves_checkpoints
+from anytron.trainer.signals import StopRequested, StopSignals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anytron.checkpoint.resume import Start
+    from anytron.config.schema import RunConfig
+    from anytron.data.prompts import TokenizedPrompt
+    from anytron.data.sampler import EpochSampler
+    from anytron.tracking.run_directory import RunDirectory
+    from anytron.trainer.workers import TrainingWorkers
+
+
+class Checkpointing:
+    """Saves the run's state at the boundaries between steps. A context manager around the steps.
+
+    A save begins at a boundary, when the metrics of the step are on disk, and is completed at a later point of the loop
+    once the engine has written its files. Leaving the ``with`` block because of a signal, or of an error before the
+    step's updates, saves the state of the boundary if that has not been done; the block then ends without error for
+    a signal, and with the error otherwise.
+
+    Args:
+        config: The run.
+        trainer: The training engine.
+        sampler: Draws the prompts.
+        run: The run's directory.
+        tell: Is told of every checkpoint.
+
+    Attributes:
+        stopped_by: Name of the signal that ended the steps; None as long as none has.
+        last: Steps behind the last complete checkpoint of the run; 0 without one.
+    """
+
+    stopped_by: str | None = None
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trainer: TrainingWorkers,
+        sampler: EpochSampler[TokenizedPrompt],
+        run: RunDirectory,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._config, self._settings = config, config.checkpoint
+        self._trainer, self._sampler, self._run, self._tell = trainer, sampler, run, tell
+        self._enabled = saves_checkpoints(config)
+        self._directory = CheckpointDirectory.of(config)
+        self._signals = StopSignals(handled=self._enabled and self._settings.on_signal)
+        self._boundary: DriverState | None = None  # the state there, while nothing has changed it
+        self._pending: DriverState | None = None  # being written
+        self._no_room: ResourceError | None = None
+        self._saved_at = time.monotonic()
+        self.last = 0
+
+    def restore(self, start: Start) -> None:
+        """Bring engine and sampler to where the run begins, and delete what an interrupted save has left.
+
+        Raises:
+            EngineError: The checkpoint is not one of this model.
+            DataError: The prompts have changed since.
+        """
+        if start.checkpoint is not None and start.state is not None:
+            self._trainer.load_checkpoint(str(start.checkpoint.training))
+            if not any(change.key.startswith("data.") for change in start.changes):
+                _seek(self._sampler, start.state.sampler)
+            self.last = start.step if start.in_place else 0
+        if self._enabled:
+            self._directory.sweep(self._tell)
+
+    def boundary(self, step: int, weights_version: int) -> None:
+        """Save if it is time to.
+
+        Args:
+            step: Steps that are done; their metrics are written.
+            weights_version: Optimizer updates behind the weights that the last responses came from.
+
+        Raises:
+            StopRequested: A signal has asked the run to end.
+            EngineError: A checkpoint could not be written.
+        """
+        self._note_boundary(step, weights_version)
+        self._signals.check()
+        if self._due(step):
+            self._save(asynchronous=self._settings.asynchronous)
+        else:
+            self._complete(wait=False)
+
+    @contextlib.contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """A part of a step that does not change the training engine: a signal ends it, and the step, at once."""
+        with self._signals.interrupt():
+            yield
+        self._complete(wait=False)
+        self._boundary = None
+
+    def finish(self, step: int, weights_version: int) -> None:
+        """Save the state after the last step, and wait until it is on disk. Raises as :meth:`boundary` does."""
+        self._note_boundary(step, weights_version)
+        self._save_boundary()
+        self._signals.check()
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        try:
+            if isinstance(error, StopRequested):
+                self.stopped_by = self._signals.received
+                self._save_boundary()
+                return True
+            if isinstance(error, Exception):
+                self._save_before(error)
+            elif error is None and self._no_room is not None:
+                raise self._no_room
+        finally:
+            self._signals.__exit__()
+        return False
+
+    def _note_boundary(self, step: int, weights_version: int) -> None:
+        if not self._enabled or step == 0:
+            return
+        epoch, position = self._sampler.place
+        sampler = SamplerState(epoch=epoch, position=position, prompts=len(self._sampler))
+        config = self._config.model_dump(mode="json")
+        self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config)
+
+    def _due(self, step: int) -> bool:
+        if self._boundary is None or step == self.last:
+            return False
+        steps, minutes = self._settings.every_steps, self._settings.every_minutes
+        if steps is not None and step % steps == 0:
+            return True
+        return minutes is not None and time.monotonic() - self._saved_at >= 60.0 * minutes
+
+    def _save_boundary(self) -> None:
+        """Have the state of the last boundary on disk."""
+        self._complete(wait=True)
+        if self._boundary is not None and self._boundary.step != self.last:
+            self._save(asynchronous=False)
+
+    def _save_before(self, error: Exception) -> None:
+        """Keep what was trained before an error, if the error has left the training engine as it was."""
+        if self._boundary is None:
+            return
+        try:
+            self._save_boundary()
+        except AnytronError as second:
+            self._tell(f"no checkpoint could be saved after the error: {second.what} {second.why}")
+        else:
+            self._tell(f"the checkpoint of step {self.last} holds all that was trained before: {type(error).__name__}")
+
+    def _save(self, *, asynchronous: bool) -> None:
+        self._complete(wait=True)
+        self._saved_at = time.monotonic()
+        if self._boundary is None or not self._has_room(self._boundary.step):
+            return
+        path = self._directory.begin(self._boundary.step)
+        self._trainer.save_checkpoint(str(path), asynchronous=asynchronous)
+        self._pending = self._boundary
+        if not asynchronous:
+            self._complete(wait=True)
+
+    def _complete(self, *, wait: bool) -> None:
+        """Commit the checkpoint that is being written once all of it is on disk."""
+        if self._pending is None:
+            return
+        files = self._trainer.written_files(wait=wait)
+        if files is None:
+            return
+        self._run.sync()
+        checkpoint = self._directory.commit(self._pending, files)
+        self._pending, self.last = None, checkpoint.step
+        self._directory.prune(self._settings.keep)
+        self._tell(f"checkpoint of step {checkpoint.step}: {checkpoint.path}")
+
+    def _has_room(self, step: int) -> bool:
+        """Compare the free space with the size of the last checkpoint: a full disk could spoil more than this one."""
+        earlier = self._directory.complete()
+        needed = earlier[-1].manifest().size if earlier else 0
+        self._directory.path.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._directory.path).free
+        self._no_room = None
+        if free < needed:
+            self._no_room = ResourceError(
+                f"There is no room for the checkpoint of step {step}.",
+                where=str(self._directory.path),
+                why=f"the last one has {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free",
+                fix="make room, or lower checkpoint.keep; then continue with resume=auto",
+            )
+            self._tell(f"warning: {self._no_room.what} {self._no_room.why}")
+        return self._no_room is None
+
+
+def _seek(sampler: EpochSampler[TokenizedPrompt], state: SamplerState) -> None:
+    if len(sampler) != state.prompts:
+        raise DataError(
+            "The prompts have changed since the checkpoint.",
+            where="data",
+            why=f"there were {state.prompts} and are {len(sampler)}, so that the run's place in them means nothing",
+            fix="restore the data; or name it in data.source or data.options and start a new run: resume=PATH",
+        )
+    sampler.seek(state.epoch, state.position)

@@ -1,0 +1,34 @@
+"""Take the model out of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.data.pretrained import load_tokenizer
+from anytron.files import publish_directory
+from anytron.trainer.initial_model import write_random_model
+from anytron.trainer.trained_models import save_model
+from anytron.trainer.workers import start_training
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anytron.config.schema import RunConfig
+    from anytron.executor.protocol import Executor
+
+
+def export_checkpoint(config: RunConfig, executor: Executor, training: Path, out: Path) -> None:
+    """Write the policy of a checkpoint as a Hugging Face directory with tokenizer and image processor.
+
+    Args:
+        config: The run that the checkpoint is of, in the parallel layout to load it with.
+        executor: Starts the training ranks; the caller closes it.
+        training: The training engine's files of the checkpoint.
+        out: The directory to write.
+    """
+    tokenizer = load_tokenizer(config.model)
+    write_random_model(config, tokenizer)
+    trainer = start_training(executor, config)
+    trainer.load_checkpoint(str(training))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    publish_directory(out, lambda directory: save_model(config, trainer, tokenizer, directory))

@@ -1,0 +1,431 @@
+"""Runs that end early and are continued: the real loop, real training, checkpoints on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from anytron.checkpoint.directory import CheckpointDirectory
+from anytron.errors import CheckpointError, ConfigError, DataError, ResourceError, WorkerError
+
+EVERY_STEP = {"every_steps": 1}
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def comparable(path: Path) -> list[dict]:
+    """Metrics without what the clock says."""
+    return [
+        {key: value for key, value in record.items() if not key.startswith(("time/", "throughput/"))}
+        for record in lines(path / "metrics.jsonl")
+    ]
+
+
+def steps(path: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in CheckpointDirectory(path / "checkpoints").complete()]
+
+
+def raise_at(run, call, error=KeyboardInterrupt, method="update"):
+    """Let the n-th call of a method of an engine fail, as if the process had ended there."""
+    calls = []
+
+    class Group:
+        size = 1
+
+        def __init__(self, group):
+            self.group = group
+
+        def fail(self, name):
+            calls.append(name)
+            if calls.count(method) == call and name == method:
+                raise error
+
+        def call(self, name, *args, **kwargs):
+            self.fail(name)
+            return self.group.call(name, *args, **kwargs)
+
+        def scatter(self, name, per_rank_args):
+            self.fail(name)
+            return self.group.scatter(name, per_rank_args)
+
+    start = run.executor.start
+    run.executor.start = lambda *args: Group(start(*args))
+    return calls
+
+
+def output(new_run) -> Path:
+    return Path(new_run().config.trainer.output_dir)
+
+
+@pytest.fixture
+def undisturbed(new_run, tmp_path):
+    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model."""
+
+    def train(total, **sections):
+        trainer = {"total_steps": total, "output_dir": str(tmp_path / "undisturbed")}
+        new_run(trainer=trainer, **sections).train()
+        path = tmp_path / "undisturbed"
+        return comparable(path), lines(path / "samples.jsonl"), load_file(path / "hf" / "model.safetensors")
+
+    return train
+
+
+def assert_equal(path, undisturbed):
+    metrics, samples, model = undisturbed
+    assert comparable(path) == metrics
+    assert lines(path / "samples.jsonl") == samples
+    weights = load_file(path / "hf" / "model.safetensors")
+    assert all((weights[name] == tensor).all() for name, tensor in model.items())
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"algorithm": {"epochs": 2, "mini_batches": 2, "kl_coefficient": 0.1}},
+        {"algorithm": {"advantage": "gae"}, "critic": {"warmup_steps": 3}, "data": {"prompts_per_step": 40}},
+    ],
+    ids=["grpo", "several-updates-and-kl", "critic-in-its-warm-up"],
+)
+def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_run, undisturbed, tmp_path, sections):
+    whole = undisturbed(5, **sections)
+    trainer = {"total_steps": 5, "output_dir": str(tmp_path / "run")}
+    # In the fourth step; the last checkpoint is the second's.
+    killed = new_run(trainer=trainer, checkpoint={"every_steps": 2, "async": False}, **sections)
+    raise_at(killed, 4, method="generate")
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+
+    again = new_run(trainer=trainer, resume="auto", **sections)
+    summary = again.train()
+
+    assert summary.steps == 5
+    assert_equal(tmp_path / "run", whole)
+
+
+def test_an_asynchronous_save_is_complete_a_little_later_and_holds_the_state_of_its_step(new_run, undisturbed):
+    whole = undisturbed(4)
+    run = new_run(trainer={"total_steps": 4, "output_dir": str(output(new_run))}, checkpoint=EVERY_STEP)
+    calls = raise_at(run, 3, method="update_critic")
+    run.train()
+    # Training has gone on between the beginning of a save and its end.
+    first = calls.index("save_checkpoint")
+    assert "export_weights" in calls[first : calls.index("written_files", calls.index("written_files") + 1)]
+    assert calls.count("save_checkpoint") == 4
+    assert steps(output(new_run)) == [3, 4]
+    assert_equal(output(new_run), whole)
+
+
+def test_metrics_say_how_long_training_stood_still(new_run):
+    run = new_run(checkpoint=EVERY_STEP)
+    run.train()
+    assert all(record["time/checkpoint_s"] >= 0 for record in run.progress.steps)
+    assert run.progress.steps[1]["time/checkpoint_s"] > run.progress.steps[0]["time/checkpoint_s"]
+
+
+def test_total_steps_may_be_raised_when_a_run_is_finished(new_run, undisturbed):
+    whole = undisturbed(5)
+    trainer = {"total_steps": 3, "output_dir": str(output(new_run))}
+    new_run(trainer=trainer).train()
+    assert steps(output(new_run)) == [3]
+    run = new_run(trainer={**trainer, "total_steps": 5}, resume="auto")
+    run.train()
+    assert_equal(output(new_run), whole)
+    (resume,) = json.loads((output(new_run) / "run.json").read_text())["resumes"]
+    assert resume["step"] == 3
+    assert {"key": "trainer.total_steps", "old": 3, "new": 5} in resume["changes"]
+    assert "changed since the checkpoint: trainer.total_steps was 3 and is 5" in run.progress.notes
+
+
+def test_a_finished_run_is_not_trained_again(new_run):
+    new_run().train()
+    before = (output(new_run) / "metrics.jsonl").read_bytes()
+    run = new_run(resume="auto")
+    summary = run.train()
+    assert (summary.steps, run.executor.started) == (2, [])
+    assert "the run is finished" in run.progress.notes[-1]
+    assert (output(new_run) / "metrics.jsonl").read_bytes() == before
+
+
+def test_in_an_empty_directory_auto_begins_a_run(new_run, undisturbed):
+    whole = undisturbed(2)
+    run = new_run(resume="auto")
+    run.train()
+    assert_equal(output(new_run), whole)
+    assert "nothing to resume" in run.progress.notes[0]
+
+
+def test_a_run_that_has_no_checkpoint_yet_begins_again(new_run, undisturbed):
+    whole = undisturbed(3)
+    trainer = {"total_steps": 3, "output_dir": str(output(new_run))}
+    killed = new_run(trainer=trainer)
+    raise_at(killed, 2)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    assert len(lines(output(new_run) / "metrics.jsonl")) == 1
+    new_run(trainer=trainer, resume="auto").train()
+    assert_equal(output(new_run), whole)
+
+
+def test_a_change_that_makes_it_another_run_is_refused_by_its_name(new_run):
+    new_run().train()
+    with pytest.raises(ConfigError, match=r"(?s)optimizer\.lr.*0\.003.*0\.01") as raised:
+        new_run(optimizer={"lr": 1e-2}, trainer={"total_steps": 4}, resume="auto").train()
+    assert "resume=PATH" in raised.value.fix
+    assert len(lines(output(new_run) / "metrics.jsonl")) == 2
+
+
+def test_a_new_run_starts_from_a_checkpoint_with_another_task(new_run, tmp_path):
+    new_run().train()
+    trainer = {"total_steps": 4, "output_dir": str(tmp_path / "branch")}
+    path = str(output(new_run))
+    run = new_run(trainer=trainer, optimizer={"lr": 1e-2}, resume=path)
+    run.train()
+    assert [record["step"] for record in lines(tmp_path / "branch" / "metrics.jsonl")] == [3, 4]
+    assert len(lines(output(new_run) / "metrics.jsonl")) == 2
+    # It is a run of its own, which auto continues; before it has a checkpoint, from where it started.
+    for checkpoint in (tmp_path / "branch" / "checkpoints").iterdir():
+        (checkpoint / "manifest.json").unlink()
+    (tmp_path / "branch" / "run.json").write_text(
+        json.dumps(json.loads((tmp_path / "branch" / "run.json").read_text()) | {"finished_step": None})
+    )
+    before = comparable(tmp_path / "branch")
+    new_run(trainer=trainer, optimizer={"lr": 1e-2}, resume="auto").train()
+    assert comparable(tmp_path / "branch") == before
+    with pytest.raises(ConfigError, match=r"(?s)another model.*trainer\.seed"):
+        new_run(trainer={**trainer, "output_dir": str(tmp_path / "c"), "seed": 5}, resume=path).train()
+    with pytest.raises(ConfigError, match="nothing to train"):
+        new_run(trainer={"total_steps": 2, "output_dir": str(tmp_path / "d")}, resume=path).train()
+
+
+def test_the_past_of_a_run_is_not_continued_over_its_later_checkpoints(new_run):
+    new_run(checkpoint=EVERY_STEP).train()
+    assert steps(output(new_run)) == [1, 2]
+    trainer = {"total_steps": 4, "output_dir": str(output(new_run))}
+    with pytest.raises(CheckpointError, match=r"(?s)later checkpoints.*step-000002"):
+        new_run(trainer=trainer, resume=str(output(new_run) / "checkpoints" / "step-000001")).train()
+    new_run(trainer=trainer, resume=str(output(new_run) / "checkpoints" / "step-000002")).train()
+    assert [record["step"] for record in lines(output(new_run) / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_damaged_checkpoint_is_not_used_and_the_one_before_it_is(new_run, undisturbed):
+    whole = undisturbed(4)
+    trainer = {"total_steps": 3, "output_dir": str(output(new_run))}
+    new_run(trainer=trainer, checkpoint=EVERY_STEP).train()
+    state = output(new_run) / "checkpoints" / "step-000003" / "training" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    run = new_run(trainer={**trainer, "total_steps": 4}, resume="auto")
+    run.train()
+    assert any("not used" in note and "state.pt has" in note for note in run.progress.notes)
+    assert_equal(output(new_run), whole)
+    with pytest.raises(CheckpointError, match=r"state\.pt"):
+        new_run(trainer={"output_dir": "/nowhere"}, resume=str(state.parents[2] / "unusable-step-000003")).train()
+
+
+def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch):
+    new_run(trainer={"total_steps": 1, "output_dir": str(output(new_run))}).train()
+    driver = output(new_run) / "checkpoints" / "step-000001"
+    state = json.loads((driver / "driver.json").read_text())
+    state["sampler"]["prompts"] = 63
+    monkeypatch.setattr("anytron.checkpoint.directory.Checkpoint.verify", lambda checkpoint: None)
+    (driver / "driver.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match=r"(?s)prompts have changed.*63 and are 64"):
+        new_run(resume="auto").train()
+
+
+def test_an_error_before_the_updates_loses_no_step(new_run, undisturbed):
+    whole = undisturbed(4)
+    trainer = {"total_steps": 4, "output_dir": str(output(new_run))}
+    failing = new_run(trainer=trainer)
+    raise_at(failing, 3, WorkerError("lost"), method="generate")
+    with pytest.raises(WorkerError, match="lost"):
+        failing.train()
+    assert steps(output(new_run)) == [2]
+    assert "holds all that was trained before" in failing.progress.notes[-1]
+    new_run(trainer=trainer, resume="auto").train()
+    assert_equal(output(new_run), whole)
+
+
+def test_an_error_in_the_updates_saves_nothing_half_trained(new_run):
+    failing = new_run(trainer={"total_steps": 4, "output_dir": str(output(new_run))})
+    raise_at(failing, 3, WorkerError("lost"))
+    with pytest.raises(WorkerError, match="lost"):
+        failing.train()
+    assert steps(output(new_run)) == []
+
+
+def test_what_an_interrupted_save_left_is_swept(new_run):
+    trainer = {"total_steps": 3, "output_dir": str(output(new_run))}
+    killed = new_run(trainer=trainer, checkpoint={**EVERY_STEP, "async": False})
+    raise_at(killed, 2, method="written_files")
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    assert (output(new_run) / "checkpoints" / "step-000002").is_dir()
+    again = new_run(trainer=trainer, resume="auto")
+    again.train()
+    assert any("interrupted" in note and "step-000002" in note for note in again.progress.notes)
+    assert steps(output(new_run)) == [1, 3]
+
+
+def test_without_room_training_goes_on_and_the_model_is_saved_first(new_run, monkeypatch):
+    new_run(trainer={"total_steps": 1, "output_dir": str(output(new_run))}).train()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    run = new_run(resume="auto")
+    with pytest.raises(ResourceError, match=r"(?s)no room for the checkpoint of step 2.*resume=auto"):
+        run.train()
+    assert [record["step"] for record in lines(output(new_run) / "metrics.jsonl")] == [1, 2]
+    assert load_file(output(new_run) / "hf" / "model.safetensors")
+    assert steps(output(new_run)) == [1]
+
+
+def test_a_model_that_could_not_be_saved_is_saved_by_resuming(new_run, undisturbed):
+    whole = undisturbed(2)
+    full = new_run()
+    raise_at(full, 1, OSError(28, "No space left on device"), method="save_hf")
+    with pytest.raises(OSError, match="No space left"):
+        full.train()
+    assert not (output(new_run) / "hf").exists()
+    assert steps(output(new_run)) == [2]
+    run = new_run(resume="auto")
+    assert run.train().steps == 2
+    assert run.progress.steps == []
+    assert_equal(output(new_run), whole)
+    assert not (output(new_run) / "hf.part").exists()
+
+
+def test_none_are_kept_if_none_are_wanted(new_run):
+    new_run(checkpoint={"keep": 0, "every_steps": 1}).train()
+    assert not (output(new_run) / "checkpoints").exists()
+    with pytest.raises(CheckpointError, match="has no checkpoint from which"):
+        new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))}, resume="auto").train()
+    assert new_run(resume="auto").train().steps == 2
+
+
+def test_minutes_are_counted_by_a_clock_that_nobody_sets(new_run, monkeypatch):
+    monkeypatch.setattr(time, "time", iter(range(0, 10**9, 10**5)).__next__)  # jumps by a day at every look
+    calls = raise_at(run := new_run(), 9)
+    run.train()
+    assert calls.count("save_checkpoint") == 1  # the last step's: half an hour has not passed
+    now = iter(range(0, 10**6, 1801))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    calls = raise_at(run := new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))}, resume="auto"), 9)
+    run.train()
+    assert calls.count("save_checkpoint") == 1
+
+
+def send_in(run, role, method, call, *numbers):
+    """Send this process signals in the n-th call of a method of an engine."""
+    start, calls = run.executor.start, []
+
+    def started(name, *args):
+        group = start(name, *args)
+        for kind in ("call", "scatter"):
+            original = getattr(group, kind)
+
+            def wrapped(called, *arguments, original=original, **options):
+                if name == role and called == method:
+                    calls.append(called)
+                    if len(calls) == call:
+                        for number in numbers:
+                            os.kill(os.getpid(), number)
+                            time.sleep(0.01)
+                return original(called, *arguments, **options)
+
+            setattr(group, kind, wrapped)
+        return group
+
+    run.executor.start = started
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("role", "method", "done"),
+    [("rollout", "generate", 1), ("trainer", "export_weights", 1), ("trainer", "update", 2)],
+    ids=["rollout", "sync", "update"],
+)
+def test_a_signal_saves_and_ends_the_run_which_can_be_resumed(new_run, undisturbed, role, method, done, number):
+    trainer = {"total_steps": 3, "output_dir": str(output(new_run))}
+    run = new_run(trainer=trainer)
+    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)]
+    send_in(run, role, method, 2, number)
+    summary = run.train()
+    # Generation is given up; a step whose updates have begun is finished.
+    assert (summary.steps, summary.stopped_by) == (done, number.name)
+    assert steps(output(new_run)) == [done]
+    assert len(lines(output(new_run) / "metrics.jsonl")) == done
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)] == handlers
+    if number is signal.SIGTERM:
+        new_run(trainer=trainer, resume="auto").train()
+        assert_equal(output(new_run), undisturbed(3))
+
+
+def test_a_signal_at_a_step_that_is_saved_writes_nothing_more(new_run):
+    run = new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))}, checkpoint=EVERY_STEP)
+    calls = raise_at(run, 9)
+    send_in(run, "rollout", "generate", 3, signal.SIGTERM)
+    run.train()
+    assert calls.count("save_checkpoint") == 2
+    assert steps(output(new_run)) == [1, 2]
+
+
+def test_a_signal_while_the_model_is_saved_leaves_that_to_the_next_start(new_run, undisturbed):
+    run = new_run()
+    send_in(run, "trainer", "save_hf", 1, signal.SIGTERM)
+    assert run.train().stopped_by == "SIGTERM"
+    assert not (output(new_run) / "hf").exists()
+    new_run(resume="auto").train()
+    assert_equal(output(new_run), undisturbed(2))
+
+
+def test_a_second_signal_ends_the_process_at_once(new_run):
+    run = new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))})
+    send_in(run, "trainer", "update", 2, signal.SIGTERM, signal.SIGTERM)
+    with pytest.raises(SystemExit) as raised:
+        run.train()
+    assert raised.value.code == 143
+    assert steps(output(new_run)) == []
+
+
+def test_signals_are_left_alone_if_so_wished(new_run):
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+    try:
+        run = new_run(checkpoint={"on_signal": False})
+        send_in(run, "rollout", "generate", 1, signal.SIGUSR1)
+        assert run.train().stopped_by is None
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [1]
+
+
+def test_an_ignored_hangup_stays_ignored(new_run):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = new_run()
+        send_in(run, "rollout", "generate", 1, signal.SIGHUP)
+        assert run.train().steps == 2
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_may_be_continued_in_the_same_process(new_run, undisturbed):
+    """What a supervisor of restarts does."""
+    trainer = {"total_steps": 4, "output_dir": str(output(new_run))}
+    whole = undisturbed(4)
+    for attempt, resume in enumerate(["never", "auto", "auto"]):
+        run = new_run(trainer=trainer, checkpoint={**EVERY_STEP, "async": False}, resume=resume)
+        if attempt < 2:
+            raise_at(run, 2, WorkerError("lost"))
+            with pytest.raises(WorkerError):
+                run.train()
+        else:
+            run.train()
+    assert_equal(output(new_run), whole)
