@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron_megatron.lora.names import matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,6 +57,7 @@ def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
         return
     if experts := _number_of_experts(subject, run, options):
         yield from _sizes(subject, run, experts)
+        yield from _adapters(run)
         yield from balancing_diagnostics(_coefficients(options), run.engine.sequence_format)
     elif run.parallel.expert_model_parallel_size > 1:
         yield Diagnostic("error", _EXPERT, "the model has no experts to split over ranks", "leave it out")
@@ -99,6 +101,18 @@ def _number_of_experts(subject: Subject, run: RunConfig, options: MegatronOption
 
     complete = load_hf_config(run.model).get_text_config()
     return int(next((getattr(complete, name) for name in EXPERTS if getattr(complete, name, None)), 0))
+
+
+def _adapters(run: RunConfig) -> Iterator[Diagnostic]:
+    ranks, lora = run.parallel.sizes().expert_tensor, run.model.lora
+    paths = ("mlp.experts.linear_fc1", "mlp.experts.linear_fc2")
+    if ranks > 1 and lora is not None and any(matches(path, target) for path in paths for target in lora.targets):
+        yield Diagnostic(
+            "error",
+            _EXPERT_TENSOR,
+            f"mcore-bridge cannot split adapters of experts over {ranks} tensor-parallel ranks",
+            f"set {_EXPERT_TENSOR}=1 and share the experts out ({_EXPERT}), or leave them out of model.lora.targets",
+        )
 
 
 def _sizes(subject: Subject, run: RunConfig, experts: int) -> Iterator[Diagnostic]:

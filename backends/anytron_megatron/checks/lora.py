@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.errors import did_you_mean
+from anytron.data.model_files import faults, flag, number, read_object, whole
+from anytron.errors import ConfigError, did_you_mean
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE, scaling
+from anytron_megatron.models.weight_files import INDEX, DamagedFileError, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import LoraSection, RunConfig
+    from anytron.data.model_files import Kind
     from anytron_megatron.options import MegatronOptions
 
 
@@ -30,6 +33,9 @@ _PLAIN: Mapping[str, Any] = {
     "trainable_token_indices": None,
 }
 """Settings of PEFT that must have these values (or be absent): adapters here are plain ones, all of one rank."""
+
+_FIELDS: Mapping[str, Kind] = {"r": partial(whole, low=1, high=2**16), "lora_alpha": number, "use_rslora": flag}
+"""What the fields of an adapter's configuration must be that are computed with."""
 
 
 def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
@@ -67,10 +73,23 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
         why = f"{directory} has no {' and no '.join(missing)}"
         yield Diagnostic("error", key, why, "give a directory that PEFT's save_pretrained has written")
         return
+    if (directory / INDEX).exists():
+        # mcore_bridge/utils/safetensors.py, _load_index: it would read the index's files instead of the checked one.
+        why = f"{directory} has {INDEX}, which belongs to a whole model and leads to other files than {WEIGHTS_FILE}"
+        yield Diagnostic("error", key, why, "remove it")
+        return
     try:
-        found = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        yield Diagnostic("error", key, f"{directory / CONFIG_FILE} is not JSON: {error}", "copy the directory again")
+        found = read_object(directory / CONFIG_FILE)
+        read_header(directory / WEIGHTS_FILE)
+    except ConfigError as error:
+        yield Diagnostic("error", key, f"{error.where}: {error.why}", error.fix)
+        return
+    except DamagedFileError as error:
+        yield Diagnostic("error", key, f"{directory / WEIGHTS_FILE}: {error}", "copy the directory again")
+        return
+    if found_faults := [f"{field}: {fault}" for field, fault in faults(found, _FIELDS)]:
+        why = f"{directory / CONFIG_FILE}: {'; '.join(found_faults)}"
+        yield Diagnostic("error", key, why, "copy the directory again")
         return
     if found.get("peft_type") != "LORA":
         why = f"{directory} holds an adapter of type {found.get('peft_type')}"

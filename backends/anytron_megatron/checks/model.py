@@ -52,6 +52,15 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             did_you_mean(family, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}",
         )
         return
+    if row.runs_model_code:
+        yield Diagnostic(
+            "error",
+            key,
+            f"mcore-bridge builds {family} with Python files of the model directory, and no model directory runs code "
+            "(SECURITY.md)",
+            "train a family whose code is in transformers; docs/reference/families.md lists them",
+        )
+        return
     if row.sparse_attention or options.transformer.get("experimental_attention_variant") == "dsa":
         yield Diagnostic(
             "error",

@@ -29,7 +29,8 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     options, policy, critic = MegatronOptions.of(run), Subject.policy(run), Subject.critic(run)
     yield from optimizer_diagnostics(run)
     yield from transformer_diagnostics(policy, options)
-    yield from _of_any_model(policy, run, options)
+    of_policy = list(_of_any_model(policy, run, options))
+    yield from of_policy
     yield from prediction_diagnostics(policy, options)
     yield from freeze_diagnostics(policy, run)
     yield from routing_replay_diagnostics(policy, run, options)
@@ -38,7 +39,8 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
         yield from critic_diagnostics(critic or policy, policy, run)
     if critic is not None:
         for found in _of_any_model(critic, run, options):
-            yield replace(found, message=f"the critic's model: {found.message}")
+            if found not in of_policy:  # facts of the layout concern no model
+                yield replace(found, message=f"the critic's model: {found.message}")
 
 
 def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from anytron.data.model_files import faults, read_config
+from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +21,8 @@ class Subject:
 
     Attributes:
         key: The configuration key that chose the model: ``model.path``, ``model.config`` or ``critic.path``.
-        config: Its Hugging Face config, whole; empty if its directory has none, which the core reports.
+        config: Its Hugging Face config, whole; empty if its directory has none or a malformed one, which the core
+            reports.
         path: Directory of its weights; None = they are random.
     """
 
@@ -30,14 +33,14 @@ class Subject:
     @property
     def text(self) -> Mapping[str, Any]:
         """The config of the language model in it."""
-        text: Mapping[str, Any] = self.config.get("text_config", self.config)
-        return text
+        return self.config.get("text_config") or self.config
 
     @classmethod
     def policy(cls, run: RunConfig) -> Subject:
         """The model that the run trains."""
         if run.model.path is None:
-            return cls("model.config", run.model.config or {}, None)
+            fields = run.model.config or {}
+            return cls("model.config", {} if any(faults(fields)) else fields, None)
         return cls._in_directory("model.path", run.model.path)
 
     @classmethod
@@ -49,5 +52,7 @@ class Subject:
 
     @classmethod
     def _in_directory(cls, key: str, directory: str) -> Subject:
-        file = Path(directory) / "config.json"
-        return cls(key, json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}, Path(directory))
+        try:
+            return cls(key, read_config(Path(directory)), Path(directory))
+        except ConfigError:
+            return cls(key, {}, Path(directory))

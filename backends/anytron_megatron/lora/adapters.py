@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from anytron.errors import ConfigError, did_you_mean
 from anytron.seeds import derive_seed
-from anytron_megatron.lora.names import ALL_LINEAR
+from anytron_megatron.lora.names import ALL_LINEAR, matches
 from anytron_megatron.lora.peft_directory import require_same_tensors, write_adapter
 from anytron_megatron.models.source import text_model
 
@@ -53,36 +53,28 @@ def find_targets(chunks: Sequence[nn.Module], targets: Sequence[str]) -> list[li
         Full names of modules, for each chunk.
 
     Raises:
-        ConfigError: A target matches nothing on any rank, or experts are split over tensor-parallel ranks.
+        ConfigError: A target matches nothing on any rank.
     """
     found = [_linear_layers(chunk) for chunk in chunks]
-    gathered: list[dict[str, bool]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, {path: expert for layers in found for path, expert in layers.values()})
-    present = {path: expert for one in gathered for path, expert in one.items()}
+    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, [path for layers in found for path in layers.values()])
+    present = {path for paths in gathered for path in paths}
     names = [path.rpartition(".")[2] for path in present]
     for target in targets:
-        if not any(_matches(path, target) for path in present):
+        if not any(matches(path, target) for path in present):
             raise ConfigError(
                 f"No layer of this model is called {target!r}.",
                 where="model.lora.targets",
                 why=f"it has {', '.join(sorted(present))}",
                 fix=did_you_mean(target, names) or f"choose among these, or {ALL_LINEAR}",
             )
-    chosen = {path for path in present if any(_matches(path, target) for target in targets)}
-    split = sorted(path for path in chosen if present[path])
-    if split and parallel_state.get_expert_tensor_parallel_world_size() > 1:
-        raise ConfigError(
-            "Adapters of experts cannot be split over tensor-parallel ranks.",
-            where="parallel.expert_tensor_parallel_size",
-            why=f"mcore-bridge refuses it for {', '.join(split)}",
-            fix="set parallel.expert_tensor_parallel_size=1 and share the experts out "
-            "(parallel.expert_model_parallel_size), or leave them out of model.lora.targets",
-        )
-    return [[name for name, (path, _) in layers.items() if path in chosen] for layers in found]
+    return [
+        [name for name, path in layers.items() if any(matches(path, target) for target in targets)] for layers in found
+    ]
 
 
-def _linear_layers(chunk: nn.Module) -> dict[str, tuple[str, bool]]:
-    """Map each linear layer's full name to its name within its transformer layer, and whether it is the experts'.
+def _linear_layers(chunk: nn.Module) -> dict[str, str]:
+    """Map each linear layer's full name to its name within its transformer layer.
 
     Routers are not linear layers to Megatron. The indexer of sparse attention only chooses positions: no
     gradient of the loss reaches it.
@@ -91,12 +83,8 @@ def _linear_layers(chunk: nn.Module) -> dict[str, tuple[str, bool]]:
     for name, module in chunk.named_modules():
         place = _IN_A_LAYER.fullmatch(name)
         if place is not None and isinstance(module, _LINEAR) and "indexer" not in place["path"].split("."):
-            layers[name] = (place["path"], isinstance(module, TEGroupedLinear))
+            layers[name] = place["path"]
     return layers
-
-
-def _matches(path: str, target: str) -> bool:
-    return target == ALL_LINEAR or path == target or path.endswith(f".{target}")
 
 
 class Adapters:

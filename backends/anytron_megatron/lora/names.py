@@ -34,6 +34,11 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """The two files of PEFT's format."""
 
 
+def matches(path: str, target: str) -> bool:
+    """Whether a target names the layer of this path within a transformer layer (``mlp.experts.linear_fc1``)."""
+    return target == ALL_LINEAR or path == target or path.endswith(f".{target}")
+
+
 def scaling(section: LoraSection) -> float:
     """Return the factor of an adapter's output: ``alpha / rank``, or ``alpha / sqrt(rank)`` (rsLoRA)."""
     return section.alpha / (math.sqrt(section.rank) if section.rank_stabilized else section.rank)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron.data.pretrained import read_hf_config
 from anytron.errors import EngineError
 from anytron.masks import MaskKind
 from anytron.traits import AttentionHeads, ModelTraits
@@ -60,7 +61,6 @@ class BridgeSource:
         transformer: Fields of Megatron's transformer config to override.
 
     Raises:
-        EngineError: mcore-bridge does not know the model type.
         ConfigError: ``transformer`` names a number format that the device lacks.
     """
 
@@ -78,18 +78,11 @@ class BridgeSource:
     ) -> None:
         from mcore_bridge import MLAModelConfig, hf_to_mcore_config
         from mcore_bridge.model import get_mcore_model_type, get_model_meta
-        from transformers import AutoConfig
 
         self.model_dir = model_dir
-        self.hf_config = AutoConfig.from_pretrained(model_dir)
+        self.hf_config = read_hf_config(model_dir)
         family = get_mcore_model_type(self.hf_config.model_type)
-        if family is None:
-            raise EngineError(
-                "This model family cannot be trained.",
-                where=str(model_dir / "config.json"),
-                why=f"mcore-bridge does not know model_type '{self.hf_config.model_type}'",
-                fix="use a model of a family that mcore-bridge has, for example qwen3 or llama",
-            )
+        assert family is not None  # checks/model.py
         text_config = self.hf_config.get_text_config()
         modules = getattr(text_config, "num_nextn_predict_layers", None) if predicts_ahead else None
         converted = hf_to_mcore_config(self.hf_config)

@@ -32,6 +32,7 @@ class Family:
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
         sparse_attention: It has DeepSeek sparse attention, which does not run here.
+        runs_model_code: mcore-bridge imports Python files of the model directory to build it.
         layer: Gives the tensors of one layer in published files; None if only the training ranks can tell.
         rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
         takes_images: Image positions and inputs are made as this family wants them
@@ -43,6 +44,7 @@ class Family:
     proof: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     sparse_attention: bool = False
+    runs_model_code: bool = False
     layer: LayerTensors | None = None
     rotates_whole_heads: bool = False
     takes_images: bool = False
@@ -79,14 +81,19 @@ _ROWS = (
     *(Family(model_type, takes_images=True) for model_type in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")),
     Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
     Family("glm_moe_dsa", "GLM-5", refused=_FORMATS, sparse_attention=True),
+    Family("kimi_k25", "Kimi-K2.5", refused=_FORMATS, runs_model_code=True),
+    Family("kimi_vl", "Kimi-VL", refused=_FORMATS, runs_model_code=True),
+    Family("internvl_chat", "InternVL (internvl_chat)", refused=_FORMATS, runs_model_code=True),
+    Family("ovis2_5", "Ovis2.5", refused=_FORMATS, runs_model_code=True),
+    Family("llava_onevision1_5", "LLaVA-OneVision-1.5", refused=_FORMATS, runs_model_code=True),
     *(
         Family(model_type)
         for model_type in (
             "bailing_hybrid", "bailing_moe", "deepseek", "deepseek_v2", "deepseek_v4", "dots1", "ernie4_5",
             "ernie4_5_moe", "gemma4", "gemma4_unified", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe",
-            "glm5_next", "gpt_oss", "hy_v3", "internlm3", "internvl", "internvl_chat", "kimi_k2", "kimi_k25",
-            "kimi_vl", "llama4", "llava_onevision1_5", "mimo", "minicpmv4_6", "minimax_m2", "muse_glimmer", "olmoe",
-            "ovis2_5", "qwen2_5_omni", "qwen2_moe", "qwen3_asr", "qwen3_omni_moe", "qwen4_exp",
+            "glm5_next", "gpt_oss", "hy_v3", "internlm3", "internvl", "kimi_k2", "llama4", "mimo", "minicpmv4_6",
+            "minimax_m2", "muse_glimmer", "olmoe", "qwen2_5_omni", "qwen2_moe", "qwen3_asr", "qwen3_omni_moe",
+            "qwen4_exp",
         )
     ),
 )  # fmt: skip

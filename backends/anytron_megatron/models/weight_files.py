@@ -6,16 +6,18 @@ header and the data (https://github.com/huggingface/safetensors#format), and the
 
 from __future__ import annotations
 
-import json
+from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.data.model_files import parse_object, read_object
+from anytron.errors import ConfigError
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What mcore-bridge looks for (mcore_bridge/utils/safetensors.py); the index wins."""
@@ -95,15 +97,26 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
                 raise DamagedFileError(
                     f"{size} bytes, and a header of {length} at its start: cut short or no safetensors"
                 )
-            header = json.loads(file.read(length))
+            header = parse_object(file.read(length))
         header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        end = max((_sizes(entry["data_offsets"])[1] for entry in header.values()), default=0)
+        shapes = {name: _sizes(entry["shape"]) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedFileError(f"its header cannot be read: {type(error).__name__}: {error}") from error
     if (whole := _LENGTH_BYTES + length + end) != size:
         raise DamagedFileError(f"{size} bytes, and its header speaks of {whole}")
     return shapes
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    """A list of whole numbers, none below zero.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        raise TypeError(f"{value!r:.60} are no sizes")
+    return tuple(value)
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
@@ -117,17 +130,32 @@ def _files(directory: Path) -> tuple[dict[str, set[str]], list[tuple[str, str]]]
     if not (directory / INDEX).is_file():
         return ({SINGLE: set()} if (directory / SINGLE).is_file() else {}), []
     try:
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        files: dict[str, set[str]] = {name: set() for name in sorted(set(index.values()))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return {}, [(f"{INDEX} cannot be read: {type(error).__name__}: {error}", _DOWNLOAD)]
-    for tensor, name in index.items():
-        files[name].add(tensor)
+        index = _weight_map(directory)
+    except ConfigError as error:
+        return {}, [(f"{INDEX} cannot be read: {error.why}", error.fix)]
+    files: dict[str, set[str]] = {}
+    for tensor, name in sorted(index.items(), key=itemgetter(1)):
+        files.setdefault(name, set()).add(tensor)
     absent = [name for name in files if not (directory / name).is_file()]
     if not absent:
         return files, []
     fault = (f"{len(absent)} of {len(files)} files in {INDEX} are missing: {listed(absent)}", _DOWNLOAD)
     return {name: tensors for name, tensors in files.items() if name not in absent}, [fault]
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    """Tensors with their files, which lie in the directory itself.
+
+    Raises:
+        ConfigError: The index is malformed, or names something else than a file of the directory.
+    """
+    index = read_object(directory / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise ConfigError("The index is malformed.", why="its weight_map names no file for each tensor", fix=_DOWNLOAD)
+    if outside := sorted(name for name in set(index.values()) if Path(name).name != name or "\0" in name):
+        why = f"{outside[0]!r:.60} is no plain file name, and weights lie in the model directory itself"
+        raise ConfigError("The index leads elsewhere.", why=why, fix="remove what is not a file name from it")
+    return index
 
 
 def _allowed(name: str, config: Mapping[str, Any]) -> bool:

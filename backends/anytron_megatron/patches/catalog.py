@@ -85,6 +85,19 @@ ONE_RANK_GROUPS = Patch(
     remove_when="Megatron makes no groups of one rank, or torch starts no threads for them",
     replacement=f"{_HERE}.one_rank_groups:share_groups_of_one_rank",
 )
+MODEL_CODE = Patch(
+    id="megatron.model-code",
+    target="transformers.dynamic_module_utils:get_cached_module_file",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package="transformers",
+    reason="mcore-bridge runs Python files of model directories of some families without asking for trust",
+    upstream=(
+        "mcore_bridge/model/mm_gpts/kimi_vl.py, lines 27 and 79, and internvl.py, llava.py, qwen.py: "
+        "get_class_from_dynamic_module has no gate of its own"
+    ),
+    remove_when="neither mcore-bridge nor transformers can run a file of a model directory",
+    replacement=f"{_HERE}.model_code:refuse_model_code",
+)
 BRIDGE_IMPORT = Patch(
     id="megatron.mcore-bridge-import",
     target="mcore_bridge",

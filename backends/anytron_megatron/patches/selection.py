@@ -35,6 +35,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         # Last of its phase: the modules may import what the patches before it prepare.
         catalog.PORTABLE_TRANSFORMER_ENGINE: portable,
         catalog.ONE_RANK_GROUPS: True,
+        catalog.MODEL_CODE: context.engine != OWN_TRAINER,  # whom a trainer of its own trusts is its own affair
         catalog.BRIDGE_IMPORT: bridge,
         catalog.ROPE_TABLE: bridge,
         catalog.DEEPSTACK: bridge,

@@ -12,7 +12,6 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from anytron.engines.protocol import Topology
-from anytron.errors import EngineError
 from anytron.sequences import ContextShard
 
 if TYPE_CHECKING:
@@ -26,18 +25,9 @@ def initialize(
     """Join the process group, where ``init_method`` says, and split it as ``sizes`` says.
 
     Reads ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. A collective that takes longer than ``timeout_s`` is an error.
-
-    Raises:
-        EngineError: The sizes do not fit the world size.
     """
     world_size = int(os.environ["WORLD_SIZE"])
-    if sizes.model * sizes.data != world_size:
-        raise EngineError(
-            "The parallel sizes do not fit the number of training ranks.",
-            where="parallel",
-            why=f"tensor {sizes.tensor} x pipeline {sizes.pipeline} x context {sizes.context} x data {sizes.data} "
-            f"is not {world_size}",
-        )
+    assert sizes.model * sizes.data == world_size  # the executor starts RunConfig.parallel.world_size ranks
     runtime.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
         runtime.communication_backend,

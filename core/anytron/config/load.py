@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from anytron.config.anchor import anchor
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
+from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.schema import EngineSection, RolloutSection, RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anytron.components import EngineInfo
@@ -72,6 +73,13 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
             option of, wants. All these mistakes are in one error, each with file and line, or the override it
             came from.
     """
+    try:
+        return _read_config(path, overrides)
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def _read_config(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, Places]:
     text = _read(path)
     tree = _parse(path, text)
     by_key = _lines(path, text)
@@ -91,7 +99,9 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
             why=str(error.msg or error).splitlines()[0],
             fix="give the key a value, or refer to one that exists: ${section.key}",
         ) from error
-    mistakes = _option_mistakes(values)
+    if is_too_deep(values):
+        raise _too_deep(path)
+    mistakes = [*_text_mistakes(values), *_option_mistakes(values)]
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -99,6 +109,18 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
         mistakes = [*in_words(error, RunConfig, place_of=place_of), *mistakes]
     refuse(places.locate(mistakes))
     return anchor(config, path.parent), places
+
+
+def _too_deep(path: Path) -> ConfigError:
+    why = f"lists and mappings lie in each other more than {DEEPEST} levels deep"
+    return ConfigError("The configuration is nested too deeply.", where=str(path), why=why)
+
+
+def _text_mistakes(values: Any) -> Iterator[Diagnostic]:
+    """Text that no file can hold: YAML writes it with escapes, a shell takes it from names that are not UTF-8."""
+    for key, text in strings(values):
+        if not is_writable(text) or "\0" in text:
+            yield Diagnostic("error", key, f"{text!a} cannot be written as UTF-8, or has a NUL character")
 
 
 def _read(path: Path) -> str:
@@ -123,7 +145,7 @@ def _parse(path: Path, text: str) -> Any:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise ConfigError("The configuration is not valid YAML.", where=where, why=str(error.problem)) from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError("The configuration is not valid YAML.", where=str(path), why=str(error)) from error
     if not OmegaConf.is_dict(tree):
         raise ConfigError(

@@ -6,22 +6,24 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.diagnostics import Diagnostic
+from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.imports import resolve
+from anytron.data.model_files import PROCESSOR_FILES, end_tokens, file_diagnostics, read_config, read_object
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import ModelSection
 
+_DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+"""For whatever transformers loads: from the directory, and never a class in a file of it. There is no prompt then."""
+
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
 
 
 def directory_diagnostics(key: str, directory: Path, without_weights: str) -> Iterator[Diagnostic]:
-    """Check that a directory holds a model with weights.
+    """Check that a directory holds a model with weights, whose JSON files are sound.
 
     Args:
         key: The configuration key that names it.
@@ -40,6 +42,7 @@ def directory_diagnostics(key: str, directory: Path, without_weights: str) -> It
     if not (directory / "config.json").is_file():
         fix = "give the directory of a Hugging Face model"
         yield Diagnostic("error", key, f"{directory} has no config.json", fix)
+    yield from file_diagnostics(key, directory)
     if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
         message = f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})"
         yield Diagnostic("error", key, message, without_weights)
@@ -51,19 +54,40 @@ def load_hf_config(model: ModelSection) -> Any:
     Raises:
         ConfigError: The directory has no config, or transformers does not know the model or refuses its config.
     """
+    if model.path is not None:
+        return read_hf_config(Path(model.path))
     from transformers import AutoConfig
 
     try:
-        if model.path is not None:
-            return AutoConfig.from_pretrained(Path(model.path), local_files_only=True)
         fields = dict(model.config or {})
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
     except Exception as error:
-        raise ConfigError(
-            "The model's config is not usable.",
-            where="model.config" if model.path is None else str(Path(model.path) / "config.json"),
-            why=f"{type(error).__name__}: {error}",
-        ) from error
+        raise _unusable("model.config", error) from error
+
+
+def read_hf_config(directory: Path) -> Any:
+    """Build the ``transformers.PretrainedConfig`` of a model directory.
+
+    What the directory says of code is dropped: classes in its own files (``auto_map``), and which implementation
+    computes attention or experts, which may name a kernel on the network. Both are for a run to say.
+
+    Raises:
+        ConfigError: As :func:`load_hf_config`, or ``config.json`` is malformed.
+    """
+    from transformers import AutoConfig
+
+    read_config(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory, **_DATA_ONLY)
+        config._attn_implementation = config._experts_implementation = None
+    except Exception as error:
+        raise _unusable(str(directory / "config.json"), error) from error
+    vars(config).pop("auto_map", None)
+    return config
+
+
+def _unusable(where: str, error: Exception) -> ConfigError:
+    return ConfigError("The model's config is not usable.", where=where, why=f"{type(error).__name__}: {error}")
 
 
 def model_class(hf_config: Any) -> Any:
@@ -118,8 +142,9 @@ def load_image_processor(model: ModelSection) -> Any:
 
 
 def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
+    refuse(file_diagnostics(key, directory))
     try:
-        return auto_class.from_pretrained(directory, local_files_only=True)
+        return auto_class.from_pretrained(directory, **_DATA_ONLY)
     except Exception as error:
         raise ConfigError(
             f"The {what} cannot be loaded.",
@@ -145,6 +170,7 @@ def save_processor(model: ModelSection, directory: Path) -> None:
         load_image_processor(model).save_pretrained(directory)
     elif origin := model.processor or model.path:
         for file in processor_files(Path(origin)):
+            read_object(file)  # a link to anything else is not passed on
             shutil.copyfile(file, directory / file.name)
 
 
@@ -166,17 +192,22 @@ def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> 
     return Path(directory)
 
 
-def end_token_ids(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
+def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
     """Collect the tokens that end a response: the tokenizer's, and those of ``generation_config.json``.
 
     Instruction-tuned checkpoints often name several (end of turn, end of text) there only.
-    """
-    from transformers import GenerationConfig
 
+    Raises:
+        ConfigError: One is not in the model's vocabulary, or ``generation_config.json`` is malformed.
+    """
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if model.path is not None:
-        directory = Path(model.path)
-        if (directory / "generation_config.json").is_file():
-            named = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
-            ends.update([named] if isinstance(named, int) else named or [])
+        ends.update(end_tokens(Path(model.path)))
+    if ends and max(ends) >= vocab_size:
+        raise ConfigError(
+            "A token that ends responses is not in the model's vocabulary.",
+            where=model.path or "model.tokenizer",
+            why=f"eos_token_id {max(ends)}, and the vocabulary has {vocab_size}",
+            fix="correct eos_token_id in generation_config.json, or use the tokenizer that belongs to the model",
+        )
     return tuple(sorted(ends))

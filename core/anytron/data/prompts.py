@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.plain import is_writable
+from anytron.data.processor_time import processor_time
 from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 
     from anytron.data.images import ImagePatches
     from anytron.data.vision import Picture, VisionProcessor
+
+TEMPLATE_SECONDS = 10.0
+"""Processor time of a chat template for one prompt; it takes milliseconds unless it loops."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,8 @@ def tokenize(
     if not prompts:
         raise DataError("There are no prompts.", where="data.source", fix="check the source and data.options")
     texts = [_render(prompt, tokenizer) if prompt.messages is not None else prompt.text for prompt in prompts]
+    for prompt, text in zip(prompts, texts, strict=True):
+        _check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
     encoded = _encode(prompts, texts, tokenizer)
     tokenized = []
     for prompt, given, tokens in zip(prompts, texts, encoded, strict=True):
@@ -111,8 +118,6 @@ def tokenize(
 
 
 def _render(prompt: Prompt, tokenizer: Any) -> str:
-    from jinja2 import TemplateError
-
     if not tokenizer.chat_template:
         raise ConfigError(
             "A prompt has messages, and the tokenizer has no chat template.",
@@ -121,8 +126,9 @@ def _render(prompt: Prompt, tokenizer: Any) -> str:
             fix="use the tokenizer of an instruction-tuned model, or give the prompt as text",
         )
     try:
-        text: str = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, tokenize=False)
-    except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        with processor_time(TEMPLATE_SECONDS):
+            text: str = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # the template is a program of the model directory
         raise DataError(
             "The chat template refuses a prompt's messages.",
             where=f"prompt {prompt.id}",
@@ -142,7 +148,15 @@ def _encode(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: A
             if texts[index] is not None and (prompt.messages is not None) == rendered
         ]
         if chosen:
-            tokens = tokenizer([texts[index] for index in chosen], add_special_tokens=not rendered)["input_ids"]
+            try:
+                tokens = tokenizer([texts[index] for index in chosen], add_special_tokens=not rendered)["input_ids"]
+            except Exception as error:
+                raise DataError(
+                    "The tokenizer fails on the prompts.",
+                    where=f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}",
+                    why=f"{type(error).__name__}: {error}",
+                    fix="use the tokenizer that belongs to the model (model.tokenizer)",
+                ) from error
             for index, ids in zip(chosen, tokens, strict=True):
                 encoded[index] = tuple(ids)
     return encoded
@@ -159,6 +173,16 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
             fix="use a vision-language model, or data without images",
         )
     return tokens
+
+
+def _check_text(where: str, *written: str) -> None:
+    if not all(map(is_writable, written)):
+        raise DataError(
+            "A prompt has text that is none.",
+            where=where,
+            why="half of a surrogate pair (\\ud800 to \\udfff) is no letter, and cannot be written",
+            fix="write the whole pair, or remove it",
+        )
 
 
 def _check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:

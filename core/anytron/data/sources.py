@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.imports import resolve
+from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.data.prompts import Prompt
 from anytron.errors import DataError
 
@@ -23,7 +24,8 @@ def jsonl(path: str, prompt_key: str = "prompt", id_key: str = "id", images_key:
     """Read prompts from a file with one JSON object per line.
 
     Args:
-        path: The file, UTF-8; in a configuration relative to the YAML file. Empty lines are skipped.
+        path: The file, UTF-8, with or without a mark at its beginning; in a configuration relative to the YAML file.
+            Empty lines are skipped. Nothing but a line feed ends a line: JSON has other separators inside of strings.
         prompt_key: The entry that holds the prompt: a string, a list of messages (objects with ``role``
             and ``content``), or a list of token ids.
         id_key: The entry that names the prompt; without it the name is ``line N``.
@@ -37,7 +39,7 @@ def jsonl(path: str, prompt_key: str = "prompt", id_key: str = "id", images_key:
     """
     file = Path(path)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             "The prompts cannot be read.", where=str(file), why=str(error), fix="check data.options.path"
@@ -53,8 +55,13 @@ def _from_line(line: str, where: str, name: str, directory: Path, keys: tuple[st
     prompt_key, id_key, images_key = keys
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError("A line of the prompts is not JSON.", where=where, why=str(error)) from error
+    if is_too_deep(record):
+        raise DataError("A line of the prompts is nested too deeply.", where=where, why=f"more than {DEEPEST} levels")
+    if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
+        why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is no letter"
+        raise DataError("A line of the prompts has text that is none.", where=where, why=why)
     if not isinstance(record, dict) or prompt_key not in record:
         raise DataError(
             f"A line of the prompts has no entry {prompt_key!r}.",

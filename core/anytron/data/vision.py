@@ -7,7 +7,10 @@ adds to them, one image token for each merged patch, is done here.
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from anytron.data.images import ImagePatches
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from anytron.config.schema import ModelSection
+
+MOST_PIXELS = 2**26
+"""Pixels of a picture, 8192 x 8192: decoding and resizing take 20 bytes for each of them, however small the file is."""
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
 
 Picture = Union["Image", "os.PathLike[str]", str]
 """A picture in memory, or the path of a file that Pillow can read."""
@@ -44,7 +53,6 @@ class VisionProcessor:
         self._video_token_id = getattr(hf_config, "video_token_id", None)
         self._image_token = image_token
         self._merge = int(hf_config.vision_config.spatial_merge_size)
-        self._tokens_by_size: dict[tuple[int, int], int] = {}
         _check_token(self._image_token_id, hf_config)
         if image_processor is not None:
             _check_processor(image_processor, hf_config.vision_config)
@@ -116,27 +124,22 @@ class VisionProcessor:
                 why="neither model.path nor model.processor has one",
                 fix="set model.processor to a directory with preprocessor_config.json, or to 'file.py:function'",
             )
-        if size not in self._tokens_by_size:
-            self._tokens_by_size[size] = self._count_blank(size, where)
-        return self._tokens_by_size[size]
-
-    def _count_blank(self, size: tuple[int, int], where: str) -> int:
-        from PIL import Image
-
-        try:
-            prepared = self._processor(images=[Image.new("RGB", size)], return_tensors="pt")
-        except ValueError as error:
-            raise DataError(
-                "The image processor refuses a picture.", where=where, why=f"{size[0]}x{size[1]} pixels: {error}"
-            ) from error
-        if "image_grid_thw" not in prepared:
+        given = self._processor.model_input_names
+        if "image_grid_thw" not in given:
             raise ConfigError(
                 "This kind of image processor is not supported.",
                 where=f"model.processor ({type(self._processor).__name__})",
-                why=f"it gives {', '.join(prepared)} and no image_grid_thw",
+                why=f"it gives {', '.join(given)} and no image_grid_thw",
                 fix="use a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
             )
-        return int(prepared["image_grid_thw"].prod()) // self._merge**2
+        width, height = size
+        try:
+            patches = self._processor.get_number_of_image_patches(height, width)
+        except ValueError as error:
+            raise DataError(
+                "The image processor refuses a picture.", where=where, why=f"{width}x{height} pixels: {error}"
+            ) from error
+        return int(patches) // self._merge**2
 
 
 def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionProcessor | None:
@@ -167,14 +170,20 @@ def read_picture(picture: Picture, where: str) -> Image:
         where: Names the prompt in errors.
 
     Raises:
-        DataError: It is no picture, or the file is missing or damaged.
+        DataError: It is no picture of a kind in :data:`FORMATS`, has more than :data:`MOST_PIXELS` pixels, or the
+            file is missing or damaged.
     """
     from PIL import Image
 
     try:
         if isinstance(picture, Image.Image):
             return _upright(picture)
-        with Image.open(picture) as opened:
+        if not Path(picture).is_file():  # a pipe would be waited for
+            raise FileNotFoundError("No such file, or it is none")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
+            opened = Image.open(picture, formats=FORMATS)
+        with opened:
             return _upright(opened)
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
         raise DataError(
@@ -190,6 +199,8 @@ def _upright(picture: Image) -> Image:
 
     if 0 in picture.size:
         raise ValueError("it has no pixels")
+    if (pixels := math.prod(picture.size)) > MOST_PIXELS:
+        raise ValueError(f"it has {pixels} pixels, the limit is {MOST_PIXELS}; make it smaller")
     return ImageOps.exif_transpose(picture).convert("RGB")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from anytron.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import missing
+from anytron.data.model_files import faults
 from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
 
@@ -70,6 +71,14 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
             "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
+    if config.algorithm.advantage == "grpo" and config.rollout.samples_per_prompt == 1:
+        yield Diagnostic(
+            "error",
+            "rollout.samples_per_prompt",
+            "GRPO compares the responses to one prompt with each other: with one, every advantage is 0 and nothing "
+            "is learnt",
+            "set it to 2 or more; 8 to 16 is usual",
+        )
     if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
         yield Diagnostic(
             "error",
@@ -93,6 +102,8 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
 
 def _model(model: ModelSection) -> Iterator[Diagnostic]:
     if model.path is None:
+        for field, fault in faults(model.config or {}):
+            yield Diagnostic("error", f"model.config.{field}", fault)
         return
     directory = Path(model.path)
     fix = "complete the download, or set model.config instead of model.path to start from random weights"

@@ -12,7 +12,6 @@ from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.protocol import SamplingParams
-from anytron.errors import ConfigError
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ def prepare(config: RunConfig) -> PreparedRun:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
-    _check_algorithm(config)
+    load_advantage(config.algorithm)
+    load_loss(config.algorithm)
     rewards = RewardSum.from_config(config.rewards)
     prompts = load_prompts(config.data)
     hf_config = load_hf_config(config.model)
@@ -72,7 +72,7 @@ def prepare(config: RunConfig) -> PreparedRun:
         vocab_size=text_config.vocab_size,
         max_new_tokens=config.rollout.max_new_tokens,
     )
-    ends = end_token_ids(config.model, tokenizer)
+    ends = end_token_ids(config.model, tokenizer, text_config.vocab_size)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     if vision is not None:
         vision.check_padding(padding)
@@ -93,15 +93,3 @@ def prepare(config: RunConfig) -> PreparedRun:
             pad_token_id=padding,
         ),
     )
-
-
-def _check_algorithm(config: RunConfig) -> None:
-    load_advantage(config.algorithm)
-    load_loss(config.algorithm)
-    if config.algorithm.advantage == "grpo" and config.rollout.samples_per_prompt < 2:
-        raise ConfigError(
-            "GRPO compares the responses to one prompt with each other: it needs at least two.",
-            where="rollout.samples_per_prompt",
-            why="with one, every advantage is 0 and nothing is learnt",
-            fix="set rollout.samples_per_prompt to 2 or more; 8 to 16 is usual",
-        )

@@ -122,6 +122,12 @@ def test_a_model_that_cannot_be_a_critic_is_refused_by_name(model, critic, key, 
     assert all(says in message for _, message in found)
 
 
+def test_a_fact_of_the_layout_is_said_once_although_two_models_have_it(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    run = config(critic={"path": str(tmp_path)}, parallel={"pipeline_model_parallel_size": 4}, **PPO)
+    assert keys(run) == [("error", "parallel.pipeline_model_parallel_size")]
+
+
 def test_what_concerns_the_policy_alone_is_not_asked_of_the_critic(tmp_path):
     mixture = {**MODEL, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(MODEL))

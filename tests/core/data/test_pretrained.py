@@ -81,8 +81,14 @@ def test_a_tokenizer_that_is_none(tmp_path):
 
 def test_end_tokens_are_the_tokenizer_s_and_the_checkpoint_s(tmp_path, tokenizer):
     random = ModelSection(config={"model_type": "qwen3"}, tokenizer="t")
-    assert end_token_ids(random, tokenizer) == (tokenizer.eos_token_id,)
+    assert end_token_ids(random, tokenizer, 16) == (tokenizer.eos_token_id,)
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [14, 13]}')
-    assert end_token_ids(ModelSection(path=str(tmp_path), tokenizer="t"), tokenizer) == (tokenizer.eos_token_id, 13, 14)
+    assert end_token_ids(ModelSection(path=str(tmp_path), tokenizer="t"), tokenizer, 16) == (
+        tokenizer.eos_token_id,
+        13,
+        14,
+    )
+    with pytest.raises(ConfigError, match="eos_token_id 14, and the vocabulary has 14"):
+        end_token_ids(ModelSection(path=str(tmp_path), tokenizer="t"), tokenizer, 14)

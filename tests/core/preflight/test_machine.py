@@ -73,14 +73,20 @@ def test_a_sound_configuration_passes_without_a_word(check):
         (
             {
                 "data": {"prompts_per_step": 1},
-                "rollout": {"samples_per_prompt": 1},
-                "parallel": {"data_parallel_size": 2},
+                "rollout": {"samples_per_prompt": 2},
+                "parallel": {"data_parallel_size": 3},
             },
             "parallel.data_parallel_size",
-            "1 sequences for 2 data-parallel replicas",
+            "2 sequences for 3 data-parallel replicas",
         ),
         ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "no ranks to split"),
         ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
+        ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt", "every advantage is 0"),
+        (
+            {"model": {"config": {"model_type": "qwen3", "num_hidden_layers": 10**9}}},
+            "model.config.num_hidden_layers",
+            "a whole number from 1 to 4096, and is 1000000000",
+        ),
         ({"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}, "optimizer.min_lr", "0.0001 is more than"),
         ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),
         ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
@@ -138,7 +144,7 @@ def test_a_model_directory_is_looked_into(check, tmp_path):
         assert missing in str(caught.value)
 
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (directory / name).touch()
+        (directory / name).write_text("{}")
     assert check(model={"path": "model", "config": None, "tokenizer": None}) == []
 
 
@@ -153,7 +159,7 @@ def test_overwriting_the_model_that_a_run_starts_from_is_refused(check, tmp_path
     directory = tmp_path / "run" / "hf"
     directory.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (directory / name).touch()
+        (directory / name).write_text("{}")
 
     assert check(model={"path": "run/hf", "config": None, "tokenizer": None}) == []
     with pytest.raises(ConfigError, match=r"would delete model\.path"):

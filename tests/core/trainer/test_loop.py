@@ -215,9 +215,8 @@ def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):
         ({"data": {"options": {"count": 4, "digits": 29}}}, DataError, "too little room"),
         ({"algorithm": {"advantage": "grop"}}, ConfigError, "did you mean grpo"),
         ({"algorithm": {"advantage": "gaee"}}, ConfigError, "did you mean gae"),
-        ({"rollout": {"samples_per_prompt": 1}}, ConfigError, "at least two"),
         ({"rewards": [{"function": "exact_mach"}]}, ConfigError, "did you mean exact_match"),
-        ({"model": {"path": "nowhere", "config": None}}, ConfigError, "config is not usable"),
+        ({"model": {"path": "nowhere", "config": None}}, ConfigError, "nowhere/config.json"),
     ],
 )
 def test_what_can_be_wrong_is_found_before_a_worker_starts(new_run, sections, error, message):

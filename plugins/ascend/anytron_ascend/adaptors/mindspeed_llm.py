@@ -66,13 +66,12 @@ class MindSpeedLlmAdaptor(Adaptor):
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """Install the run's arguments, and let MindSpeed-LLM patch for them."""
-        from transformers import AutoConfig
-
+        from anytron.data.pretrained import read_hf_config
         from anytron.trainer.initial_model import model_directory
         from anytron_ascend.mindspeed_llm.process_state import install_arguments
 
         options = MindSpeedLlmOptions.model_validate(config.engine.options)
-        model = AutoConfig.from_pretrained(model_directory(config), local_files_only=True)
+        model = read_hf_config(model_directory(config))
         install_arguments(translate(config, model, options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
+from anytron.data.pretrained import read_hf_config
 from anytron.errors import EngineError
 from anytron_megatron.models.weight_files import listed
 
@@ -40,9 +41,8 @@ class HuggingFaceWeights:
 
     def __init__(self, directory: Path, *, dtype: torch.dtype, padded_vocab_size: int) -> None:
         from mbridge import AutoBridge
-        from transformers import AutoConfig
 
-        self.hf_config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        self.hf_config = read_hf_config(directory)
         self._directory = directory
         try:
             self._bridge: Any = AutoBridge.from_config(self.hf_config, dtype=dtype, make_vocab_size_divisible_by=1)

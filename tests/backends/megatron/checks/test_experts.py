@@ -15,9 +15,9 @@ REPLAY = {"router_replay": "old-log-probs"}
 BALANCING = "engine.options.transformer.moe_router_load_balancing_type"
 
 
-def remarks(model=MIXTURE, engine=None, **parallel):
+def remarks(model=MIXTURE, engine=None, lora=None, **parallel):
     values = {
-        "model": {"config": model, "tokenizer": "t"},
+        "model": {"config": model, "tokenizer": "t", "lora": lora},
         "data": {"source": "s"},
         "rewards": [{"function": "f"}],
         "rollout": {"max_new_tokens": 8},
@@ -128,3 +128,18 @@ def test_a_load_balancing_loss_without_a_coefficient_is_nobodys_business():
 def test_a_dense_model_has_no_routing_to_replay():
     (remark,) = remarks(DENSE, engine={"options": REPLAY})
     assert (remark.severity, remark.key) == ("error", "engine.options.router_replay")
+
+
+@pytest.mark.parametrize(
+    ("targets", "refused"),
+    [
+        (["all-linear"], True),
+        (["linear_qkv", "linear_fc2"], True),
+        (["mlp.experts.linear_fc1"], True),
+        (["linear_qkv"], False),
+        (["mlp.shared_experts.linear_fc1"], False),
+    ],
+)
+def test_adapters_of_experts_are_not_split_over_tensor_parallel_ranks(targets, refused):
+    found = remarks(tensor_model_parallel_size=2, lora={"rank": 4, "alpha": 8, "targets": targets})
+    assert [one.key for one in found] == [EXPERT_TENSOR] * refused

@@ -97,4 +97,22 @@ def test_a_directory_without_adapter_is_named(tmp_path, random_adapter):
     shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_config.json").write_text("{")
     ((_, message, _),) = complaints(**LORA, path=str(tmp_path / "adapter"))
-    assert "is not JSON" in message
+    assert "it is not JSON" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("adapter_config.json", "[]", "holds list"),
+        ("adapter_config.json", '{"peft_type": "LORA", "r": "8"}', "r: it must be a whole number"),
+        ("adapter_config.json", '{"peft_type": "LORA", "lora_alpha": "big"}', "lora_alpha: it must be a finite number"),
+        ("adapter_model.safetensors", "", "0 bytes"),
+        # mcore-bridge would follow the index, whose tensors nobody has compared with the model's.
+        ("model.safetensors.index.json", '{"weight_map": {}}', "leads to other files than adapter_model.safetensors"),
+    ],
+)
+def test_a_malformed_adapter_is_refused(file, content, says, tmp_path, random_adapter):
+    shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
+    (tmp_path / "adapter" / file).write_text(content)
+    ((_, message, _),) = complaints(**LORA, path=str(tmp_path / "adapter"))
+    assert says in message

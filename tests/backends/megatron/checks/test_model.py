@@ -134,6 +134,31 @@ def test_sparse_attention_is_refused_with_the_reason(family):
     assert "fused_qk_topk_naive" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
 
 
+def test_families_whose_bridge_imports_files_of_the_model_directory_are_those_that_are_refused():
+    import ast
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    (root,) = find_spec("mcore_bridge").submodule_search_locations
+    importing = set()
+    for path in Path(root).rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        classes = {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            and any(word in ast.unparse(node) for word in ("get_class_from_dynamic_module", "trust_remote_code"))
+        }
+        for node in ast.walk(tree):
+            names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ModelMeta" and names & classes:
+                importing |= set(ast.literal_eval(node.args[1]))
+
+    assert importing == {row.model_type for row in FAMILIES.values() if row.runs_model_code}
+    for family in importing:
+        assert "no model directory runs code" in refusal({**CONFIGS["qwen3"], "model_type": family}).message
+
+
 def test_the_reason_for_refusing_sparse_attention_still_holds():
     from importlib.util import find_spec
     from pathlib import Path

@@ -98,14 +98,6 @@ def test_a_layer_that_this_model_lacks_is_named_with_those_that_it_has(start_lor
         pass
 
 
-def test_experts_split_over_tensor_parallel_ranks_are_refused(start_lora):
-    with (
-        pytest.raises(AnytronError, match=r"(?s)Adapters of experts.*expert_tensor_parallel_size=1"),
-        start_lora("qwen3_moe", parallel={"tensor_model_parallel_size": 2}),
-    ):
-        pass
-
-
 def test_an_adapter_with_factors_that_megatron_cannot_share_is_refused(start_lora, random_adapter, tmp_path):
     shutil.copytree(random_adapter("qwen3"), tmp_path / "adapter")
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
