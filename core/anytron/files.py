@@ -58,6 +58,11 @@ def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
         file.write(text)
 
 
+def open_to_append(path: Path) -> int:
+    """Open a file, or make one, to write at its end; a link is an error. Returns its descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
     """Write a directory under another name and rename it when it is complete and on disk.
 

@@ -25,7 +25,7 @@ from anytron.plugins import check_requirements, open_session, survey_plugins
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VARIABLES = ("ANYTRON_", "HF_", "MASTER_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
+VARIABLES = ("ANYTRON_", "GLOO_", "HF_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
 """Prefixes of environment variables that change how a run behaves, besides those of the platform."""
 
 Findings = dict[str, Any]

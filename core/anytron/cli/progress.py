@@ -49,10 +49,11 @@ class BarProgress(Progress):
             MofNCompleteColumn(),
             BarColumn(),
             TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[part]}"),
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task("train", total=None, facts="starting the workers")
+        self._task = self._bar.add_task("train", total=None, facts="starting the workers", part="")
         self._began = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -65,6 +66,10 @@ class BarProgress(Progress):
         self._bar.update(
             self._task, total=total_steps, completed=done, facts=f"started in {time.monotonic() - self._began:.0f} s"
         )
+
+    def part(self, name: str) -> None:
+        """Say since when the run has waited for this part of the step."""
+        self._bar.update(self._task, part=f"{name} since {time.strftime('%H:%M:%S')}")
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Move the bar."""

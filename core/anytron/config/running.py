@@ -51,6 +51,10 @@ class TrainerSection(Section):
     """Delete what an earlier run wrote into ``output_dir``; otherwise that is an error. Files of others stay."""
     log_samples: int = Field(4, ge=0)
     """Samples written to ``samples.jsonl`` at each step."""
+    max_restarts: int = Field(3, ge=0)
+    """Processes that may be lost in a row, without a further step done in between. After each the run goes on: from
+    its last checkpoint in new processes, or, if it was a rollout process, in the same step. What is lost to a fault of
+    the machine seldom is twice; three attempts tell a fault that stays from one that passes. 0 = the run ends."""
     save_hf: bool = True
     """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
     there is one, as ``critic/``."""

@@ -226,13 +226,13 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 time.sleep(STACKS_S)
             tail = rank.log_tail()
             return ProcessLost(
-                f"{rank.name} {doing}: {fate}",
+                _sentence(f"{rank.name} {doing}: {fate}"),
                 where=rank.where,
                 why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
                 fix=_remedy(fate),
             )
         fix = "raise the limit of open files: ulimit -n 65536" if TOO_MANY_FILES in failure.traceback else ""
-        error = WorkerError(f"{rank.name} {doing}", where=rank.where, why=failure.traceback + also, fix=fix)
+        error = WorkerError(_sentence(f"{rank.name} {doing}"), where=rank.where, why=failure.traceback + also, fix=fix)
         if failure.error is None:
             return error
         failure.error.__cause__ = error
@@ -250,11 +250,15 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         )
         tails = "\n".join(f"{rank.name}:\n{rank.log_tail()}" for rank in ranks)
         return kind(
-            f"{', '.join(rank.name for rank in ranks)} {doing} within {timeout_s:g} s",
+            _sentence(f"{', '.join(rank.name for rank in ranks)} {doing} within {timeout_s:g} s"),
             where=", ".join(rank.where for rank in ranks),
             why=f"where its threads stand, at the end of the log:\n{tails}",
             fix=f"if it is only slow, raise {key}" if key else "",
         )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _remedy(fate: str) -> str:

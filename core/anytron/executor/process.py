@@ -20,6 +20,7 @@ from anytron.errors import WorkerError
 from anytron.executor.channel import encode_json
 from anytron.executor.heartbeat import BEAT_S, Heartbeat, shared_memory
 from anytron.executor.worker import STACK_SIGNAL
+from anytron.files import exhausted, open_to_append
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ SECOND_LOOK_S = 2 * BEAT_S
 """How long a worker that seems silent is watched: if the whole machine stood still, it beats again."""
 # ``python -m`` and ``-c`` put the current directory first on sys.path: a logging.py that lies there would be imported.
 # Not ``-P``, which Python 3.10 lacks, and not PYTHONSAFEPATH, which processes that the engine starts would inherit.
-START_WORKER = "import sys; sys.path.remove(''); from anytron.executor.worker import run; run()"
+START_WORKER = "import sys; sys.path[:] = filter(None, sys.path); from anytron.executor.worker import run; run()"
 
 
 class WorkerProcess:
@@ -58,6 +59,7 @@ class WorkerProcess:
         log: As given.
 
     Raises:
+        ResourceError: There are no descriptors, or there is no room, for it.
         WorkerError: It cannot be started, or its log cannot be written.
     """
 
@@ -70,8 +72,12 @@ class WorkerProcess:
             with contextlib.ExitStack() as opened:
                 self._start(opened, env)
         except OSError as error:
-            raise WorkerError(
-                f"{self.name} could not be started.", where=str(log), why=str(error), fix=_REMEDIES.get(error.errno, "")
+            fix = "remove the link that lies there: logs are not written through links"
+            raise exhausted(error, f"start of {self.name}") or WorkerError(
+                f"{self.name.capitalize()} could not be started.",
+                where=str(log),
+                why=str(error),
+                fix=fix if error.errno == errno.ELOOP else "",
             ) from error
         self.send(encode_json(asdict(bootstrap)))
 
@@ -183,23 +189,13 @@ class WorkerProcess:
         return tail(self.log, self._log_start)
 
 
-_FILES = "raise the limit of open files: ulimit -n 65536"
-_REMEDIES = {
-    errno.EMFILE: _FILES,
-    errno.ENFILE: _FILES,
-    errno.ELOOP: "remove the link that lies there: logs are not written through links",
-    errno.ENOSPC: "make room on that disk",
-}
-
-
 def _open_log(log: Path, name: str) -> tuple[int, int]:
     """Open a log to append to it: an earlier process may have written there why it ended.
 
     Returns:
         A descriptor, and the length of what is there.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(log, flags, 0o666)
+    descriptor = open_to_append(log)
     os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
     return descriptor, os.lseek(descriptor, 0, os.SEEK_END)
 

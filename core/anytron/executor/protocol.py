@@ -32,6 +32,10 @@ class WorkerGroup(Protocol):
     def size(self) -> int:
         """Ranks."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended: a call failed, or the executor was closed."""
+
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of the engine on all ranks, with the same arguments.
 
@@ -80,7 +84,7 @@ class Executor(Protocol):
     """Starts the processes of engines and ends all of them. A context manager: leaving closes.
 
     Attributes:
-        on_this_machine: Whether ranks use this machine alone, so that a configuration is held against its devices
+        on_this_machine: Whether ranks use this machine alone, so that a configuration is checked against its devices
             before any executor is made. One that has others checks what they have as it is constructed.
     """
 

@@ -1,6 +1,6 @@
 """A worker process, started by :class:`anytron.executor.process.WorkerProcess`.
 
-The order is the point. Plain JSON comes first; from it follow the environment, the plugins, and the
+The order matters. Plain JSON comes first; from it follow the environment, the plugins, and the
 patches that must be in place before an engine is imported; then the engine; and only then does this
 process unpickle anything, because unpickling imports whatever the message names.
 """
@@ -35,7 +35,7 @@ STACK_SIGNAL = signal.SIGUSR1
 
 
 def run() -> NoReturn:
-    """Be a worker. The command line has two descriptors: of the channel, and of the heartbeat's memory."""
+    """Run as a worker. The command line has two descriptors: of the channel, and of the heartbeat's memory."""
     status = main(*map(int, sys.argv[1:]))
     logging.shutdown()
     sys.stdout.flush()

@@ -35,7 +35,9 @@ CONTENTS = (
     RECORD,  # the last to go: without it nothing here is ours
 )
 """What a run writes, besides its logs; ``trainer.overwrite`` deletes these and the logs, and nothing else."""
-_LOGS = re.compile(r"logs(-\d+)?")
+LOSSES = "losses.jsonl"
+"""What became of each process that was lost; it goes with the logs, not with what a run is begun again for."""
+_LOGS = re.compile(rf"logs(-\d+)?|{re.escape(LOSSES)}")
 _UNFINISHED = (".part", ".old")
 """Endings of directories that :func:`anytron.files.publish_directory` was writing when its process died."""
 

@@ -7,23 +7,28 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Clock:
     """A step's times. Starts when it is made.
 
+    Args:
+        begins: Is told the name of each part that begins.
+
     Attributes:
         seconds: Wall-clock seconds of each part measured so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begins: Callable[[str], None]) -> None:
         self.seconds: dict[str, float] = {}
+        self._begins = begins
         self._began = time.perf_counter()
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
         """Add the time of the ``with`` block to ``part``."""
+        self._begins(part)
         began = time.perf_counter()
         try:
             yield

@@ -23,6 +23,9 @@ class Progress:
             done: Steps that an earlier process has done.
         """
 
+    def part(self, name: str) -> None:
+        """A part of a step begins: ``rollout``, ``update`` and so on."""
+
     def step(self, metrics: Mapping[str, float]) -> None:
         """A step is done; ``metrics`` are those of ``metrics.jsonl``."""
 

@@ -41,6 +41,7 @@ class RunDirectory:
     ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format
     ``critic/``         with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
     ``initial_model/``  the random model that the run started from (``model.config`` only)
+    ``losses.jsonl``    processes that were lost, and what followed
     ``logs/``           what each worker process wrote; ``logs-1/`` ... are those of earlier processes
     ==================  ====================================================================
 

@@ -156,7 +156,7 @@ class Checkpointing:
 
     def _save_before(self, error: Exception) -> None:
         """Keep what was trained before an error, if the error has left the training engine as it was."""
-        if self._boundary is None:
+        if self._boundary is None or self._trainer.group.ended:
             return
         try:
             self._save_boundary()

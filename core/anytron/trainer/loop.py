@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.algorithms.registered import load_loss, with_advantages
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.engines.protocol import PromptInputs
-from anytron.errors import DataError
+from anytron.errors import DataError, ProcessLost
 from anytron.preflight.prepare import prepare
 from anytron.seeds import derive_seed
 from anytron.tracking.claim import ClaimedDirectory
@@ -18,6 +19,7 @@ from anytron.trainer.checkpointing import Checkpointing
 from anytron.trainer.exchange import WeightExchange
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
+from anytron.trainer.restarts import Restarts
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
@@ -25,7 +27,6 @@ from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
@@ -58,8 +59,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     """Train a policy by reinforcement learning, from the beginning or from a checkpoint, as ``resume`` says.
 
     Everything that can be wrong with configuration and data is found before a worker starts.
-    Metrics and samples are on disk as soon as they are known. It may be called again in this process, with a new
-    executor and ``resume=auto``, to continue a run that an error has ended.
+    Metrics and samples are on disk as soon as they are known. When a training rank is lost, all processes start again
+    and the run goes on from its last checkpoint; a rollout process alone is replaced.
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and checked
@@ -73,8 +74,19 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         EngineError: An engine cannot do what was asked, or the two engines disagree.
         CheckpointError: There is no usable checkpoint where one is needed.
         ResourceError: The disk is full.
-        WorkerError: A worker process failed.
+        WorkerError: A worker process failed, or too many were lost in a row (``trainer.max_restarts``).
     """
+    restarts = Restarts(config.trainer.max_restarts, Path(config.trainer.output_dir), progress.note)
+    while True:
+        try:
+            return _attempt(config, executor, progress, restarts)
+        except ProcessLost as error:
+            executor.end()
+            restarts.lost(error, "all processes start again, from the last checkpoint")
+        config = config.model_copy(update={"resume": "auto"})
+
+
+def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
     prepared = prepare(config)
     with ClaimedDirectory(config, progress.note) as claimed:
         start = choose_start(config, claimed, progress.note)
@@ -82,7 +94,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
             progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
             return RunSummary(claimed.path, start.finished, {}, 0.0)
         with start.open(config, claimed) as run, WeightExchange() as exchange:
-            return _train(config, prepared, start, run, exchange.file, executor, progress)
+            return _train(config, prepared, start, run, exchange.file, executor, progress, restarts)
 
 
 def _train(
@@ -93,6 +105,7 @@ def _train(
     exchange: Path,
     executor: Executor,
     progress: Progress,
+    restarts: Restarts,
 ) -> RunSummary:
     loss = load_loss(config.algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
@@ -100,7 +113,7 @@ def _train(
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     write_random_model(config, prepared.tokenizer)
-    trainer, rollout = start_workers(executor, config)
+    trainer, rollout = start_workers(executor, config, restarts)
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     facts = trainer.describe()
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
@@ -111,7 +124,7 @@ def _train(
 
     with checkpoints:
         for step in range(start.step + 1, steps + 1):
-            clock = Clock()
+            clock = Clock(progress.part)
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, version)
 
@@ -153,6 +166,7 @@ def _train(
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             run.write_metrics(metrics)
+            restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)
             if step > warm_up:  # before, no log-probs are computed

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
+from anytron.errors import ProcessLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from anytron.algorithms.contract import LossFunction
     from anytron.checkpoint.manifest import FileRecord
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from anytron.engines.protocol import Conformance, PromptInputs, Response, SamplingParams, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
     from anytron.executor.protocol import Executor, WorkerGroup
+    from anytron.trainer.restarts import Restarts
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
 RANK_VALUES = ("grad_norm", "lr")
@@ -172,29 +174,52 @@ def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {kernel: plugins for rank in facts for kernel, plugins in sorted(rank.get("kernels", {}).items())}
 
 
-@dataclass(frozen=True)
 class RolloutWorkers:
-    """The rollout engine."""
+    """The rollout engine. A process of it that is lost is replaced: all that it holds are weights that lie in a file.
 
-    group: WorkerGroup
+    Args:
+        start: Starts its process; returns without waiting for the engine.
+        restarts: Counts losses; None = the first one is an error.
+    """
+
+    def __init__(self, start: Callable[[], WorkerGroup], restarts: Restarts | None) -> None:
+        self._start, self._restarts = start, restarts
+        self._group: WorkerGroup | None = start()
+        self._weights: WeightManifest | None = None
 
     def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
-        """Sample responses for each prompt."""
-        responses: list[list[Response]] = self.group.call("generate", prompts, sampling, seed)[0]
+        """Sample responses for each prompt; the same again, if the process is lost on the way."""
+        responses: list[list[Response]] = self._call("generate", prompts, sampling, seed)[0]
         return responses
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
-        logits: list[Tensor] = self.group.call("logits", sequences)[0]
+        logits: list[Tensor] = self._call("logits", sequences)[0]
         return logits
 
     def load_weights(self, manifest: WeightManifest) -> None:
         """Take new weights; every checksum is verified by the engine."""
-        self.group.call("load_weights", manifest)
+        self._weights = None  # a process that is lost now gets the new ones, not those that their file has replaced
+        self._call("load_weights", manifest)
+        self._weights = manifest
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each process, for the run's records."""
-        return self.group.call("describe")
+        return self._call("describe")
+
+    def _call(self, method: str, *arguments: object) -> list[Any]:
+        replaced = self._group is None
+        group = self._group = self._group or self._start()
+        try:
+            if replaced and self._weights is not None:
+                group.call("load_weights", self._weights)
+            return group.call(method, *arguments)
+        except ProcessLost as error:
+            self._group = None
+            if self._restarts is None:
+                raise
+            self._restarts.lost(error, "another process takes its place")
+        return self._call(method, *arguments)
 
 
 def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
@@ -202,11 +227,24 @@ def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
     return TrainingWorkers.of(_start_ranks(executor, config))
 
 
-def start_workers(executor: Executor, config: RunConfig) -> tuple[TrainingWorkers, RolloutWorkers]:
-    """Start both engines at the same time and wait for them."""
+def start_workers(
+    executor: Executor, config: RunConfig, restarts: Restarts | None = None
+) -> tuple[TrainingWorkers, RolloutWorkers]:
+    """Start both engines at the same time and wait for them.
+
+    Args:
+        executor: Starts the processes.
+        config: The run.
+        restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
+    """
+
+    def start_rollout() -> WorkerGroup:
+        settings = config.rollout
+        return executor.start("rollout", "anytron.rollout_engines", settings.engine, 1, settings.num_threads)
+
     training = _start_ranks(executor, config)
-    rollout = executor.start("rollout", "anytron.rollout_engines", config.rollout.engine, 1, config.rollout.num_threads)
-    return TrainingWorkers.of(training), RolloutWorkers(rollout)
+    rollout = RolloutWorkers(start_rollout, restarts)
+    return TrainingWorkers.of(training), rollout
 
 
 def _start_ranks(executor: Executor, config: RunConfig) -> WorkerGroup:

@@ -10,11 +10,10 @@ from tests.core.executor.conftest import small_config
 
 
 @pytest.fixture(scope="session")
-def ray():
-    """Ray, connected to the cluster."""
+def cluster():
+    """The cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a token would be left in the home directory
-    import ray
     from ray.cluster_utils import Cluster
 
     memory = 100 << 20
@@ -29,10 +28,18 @@ def ray():
         },
     )
     cluster.add_node(num_cpus=1, num_gpus=0, resources={"APART": 1}, object_store_memory=memory)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray(cluster):
+    """Ray, connected to the cluster."""
+    import ray
+
     ray.init(address=cluster.address, log_to_driver=False)
     yield ray
     ray.shutdown()
-    cluster.shutdown()
 
 
 @pytest.fixture

@@ -1,29 +1,18 @@
 """Ranks in a Ray cluster behave as ranks on this machine do, and Ray accounts for their devices."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
-from anytron.errors import ConfigError, DataError, WorkerError
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pids, seconds=10):
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))
+from anytron.errors import ConfigError, DataError, ProcessLost, WorkerError
+from anytron_cpu import CpuPlatform
+from anytron_ray.executor import passed_on
+from tests.core.executor.processes import LOOPBACK, is_alive, listening, offspring, wait_until_gone
 
 
 def free(ray, resource, count):
@@ -45,8 +34,11 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     assert second["env"]["TESTCHIP_RANK"] == "trainer:1/2"
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
     assert [second["env"][name] for name in names] == ["1", "1", "2", "2", "1"]
-    assert first["env"]["MASTER_ADDR"] == second["env"]["MASTER_ADDR"] == ray.util.get_node_ip_address()
     assert "RAY_RAYLET_PID" not in first["env"]
+    assert first["env"]["GLOO_SOCKET_IFNAME"] == "lo", "both are on one machine"
+    assert group.call("meet") == [1, 1]
+    for facts in (first, second):
+        assert listening(facts["pid"]) <= LOOPBACK
     assert free(ray, "CHIP", 0)
 
     with pytest.raises(WorkerError, match=r"did not place 1 training ranks within 1 s") as caught:
@@ -59,9 +51,8 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     assert group.scatter("echo", [("a",), ("b",)]) == [(0, ("a",), {}), (1, ("b",), {})]
 
     group.rebuild(executor._config)
-    rebuilt = group.call("describe")[0]
-    assert rebuilt["pid"] == first["pid"]
-    assert rebuilt["env"]["MASTER_PORT"] != first["env"]["MASTER_PORT"]
+    assert group.call("describe")[0]["pid"] == first["pid"]
+    assert group.call("meet") == [1, 1], "the old store would be in the way"
 
     executor.close()
     assert [(tmp_path / f"closed.{rank}").read_text() for rank in (0, 1)] == ["closed", "closed"]
@@ -112,6 +103,7 @@ def test_ranks_of_two_machines_are_counted_on_each(make_executor):
     assert first.node != second.node
     assert rollout._agents.places[0].node == first.node
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert group.call("meet") == [1, 1]
     told = [[facts["env"][name] for name in names] for facts in group.call("describe")]
     assert told == [["0", "0", "2", "1"], ["1", "0", "2", "1"]]
     assert {facts["threads"] for facts in group.call("describe")} == {len(os.sched_getaffinity(0))}
@@ -121,7 +113,7 @@ def test_a_rank_that_is_killed_ends_the_group(ray, start):
     group = start(ranks=2)
     pids = [facts["pid"] for facts in group.call("describe")]
 
-    with pytest.raises(WorkerError, match=r"rank 0 failed in kill\(\): it was killed by SIGKILL") as caught:
+    with pytest.raises(ProcessLost, match=r"rank 0 failed in kill\(\): it was killed by SIGKILL") as caught:
         group.call("kill", 0)
 
     assert "memory" in caught.value.fix
@@ -147,12 +139,78 @@ def test_an_agent_that_is_gone_is_reported(ray, make_executor):
     (facts,) = group.call("describe")
     ray.kill(group._agents.actors[0])
 
-    with pytest.raises(WorkerError, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
+    with pytest.raises(ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
         group.call("echo")
 
     assert wait_until_gone([facts["pid"]])
-    with pytest.raises(WorkerError, match="gives no port"):
+    with pytest.raises(ProcessLost, match="makes no store"):
         group.rebuild(executor._config)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_is_reported_and_others_take_its_place(ray, cluster, make_executor):
+    node = cluster.add_node(num_cpus=1, num_gpus=0, resources={"SPARE": 1}, object_store_memory=100 << 20)
+    executor = make_executor()
+    executor._resource = "SPARE"
+    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    (facts,) = group.call("describe")
+    cluster.remove_node(node)
+
+    with pytest.raises(ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
+        group.call("echo")
+    with pytest.raises(ProcessLost, match=r"machine of rank 0 is gone"):
+        executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+
+    executor.end()
+    assert wait_until_gone([facts["pid"]])
+    cluster.add_node(num_cpus=1, num_gpus=0, resources={"SPARE": 1}, object_store_memory=100 << 20)
+    again = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    assert again.call("echo") == [(0, (), {})]
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_found_by_its_agent(start):
+    group = start(ranks=1, heartbeat_timeout_s=2.0)
+    (facts,) = group.call("describe")
+    os.kill(facts["pid"], signal.SIGSTOP)
+
+    with pytest.raises(ProcessLost, match=r"no sign of life for \d+ s \(it is stopped\)") as caught:
+        group.call("echo")
+
+    assert "_serve" in caught.value.why
+    assert wait_until_gone([facts["pid"]])
+
+
+def test_other_machines_get_a_list_of_the_drivers_variables():
+    class Chip(CpuPlatform):
+        environment_prefixes = ("CHIP_",)
+
+    names = ("CHIP_DEBUG", "HF_HOME", "HF_TOKEN", "MY_SECRET", "MY_WISH", "PYTHONPATH", "WANDB_API_KEY")
+
+    passed = passed_on(dict.fromkeys(names, "x"), Chip(), ["MY_WISH"])
+
+    assert list(passed) == ["CHIP_DEBUG", "HF_HOME", "MY_WISH", "PYTHONPATH"]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_a_run_starts_listens_on_the_loopback_interface_alone(tmp_path):
+    code = """
+import ray
+from anytron_ray.cluster import connect
+connect()
+print(ray.get_runtime_context().get_node_id(), flush=True)
+input()
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    variables |= {"RAY_TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, env=variables, **pipes) as driver:
+        assert driver.stdout.readline().strip()
+        addresses = {address for pid in offspring(driver.pid) for address in listening(pid)}
+        driver.communicate("\n")
+
+    assert addresses
+    assert addresses <= LOOPBACK
 
 
 def test_an_error_for_people_arrives_as_itself(start):
@@ -168,7 +226,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stack(start):
     group = start(ranks=1, call_timeout_s=2.0)
     pids = [facts["pid"] for facts in group.call("describe")]
 
-    with pytest.raises(WorkerError, match=r"trainer rank 0 did not answer .* within 2 s") as caught:
+    with pytest.raises(WorkerError, match=r"Trainer rank 0 did not answer .* within 2 s") as caught:
         group.call("hang_in_this_function", 0)
 
     assert "in hang_in_this_function" in caught.value.why

@@ -101,7 +101,7 @@ def test_an_error_in_a_worker_names_the_process_and_its_log(testchip, tmp_path):
     done = anytron("train", EXAMPLE, "engine.name=refusing", f"trainer.output_dir={tmp_path / 'run'}")
 
     assert done.returncode == 1
-    assert "error: this engine refuses\n  fix: take another\n  process: trainer rank 0 could not start" in done.stderr
+    assert "error: this engine refuses\n  fix: take another\n  process: Trainer rank 0 could not start" in done.stderr
     assert str(tmp_path / "run/logs/trainer-0.log") in done.stderr
     assert "Traceback" not in done.stderr
     assert "DerivedError: this engine refuses" in (tmp_path / "run/logs/trainer-0.log").read_text()

@@ -19,6 +19,7 @@ def show(*, terminal, shown=True):
     with make_progress(Console(file=output, force_terminal=terminal, width=120), shown=shown) as progress:
         progress.start(10, ["Chip", "Chip"], KERNELS)
         progress.step(METRICS)
+        progress.part("rollout")
         progress.finish()
     return output.getvalue()
 
@@ -38,6 +39,7 @@ def test_on_a_terminal_it_is_a_bar_with_reward_and_throughput():
     assert "log_prob from acme" in drawn
     assert "3/10" in drawn
     assert "reward 0.512  12,346 tokens/s" in drawn
+    assert "rollout since " in drawn, "what a run waits for that does not get on"
 
 
 def test_it_can_be_silent():

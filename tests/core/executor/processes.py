@@ -21,6 +21,14 @@ def wait_until_gone(pids, seconds=10):
     return not any(map(is_alive, pids))
 
 
+def offspring(pid):
+    """The children of a process, theirs, and so on."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [*children, *(grandchild for child in children for grandchild in offspring(child))]
+
+
 def listening(pid):
     """The addresses on which a process accepts TCP connections, as the kernel writes them: hex, in its byte order."""
     sockets = set()

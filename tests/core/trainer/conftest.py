@@ -141,6 +141,7 @@ class TorchEngine:
 class InProcessGroup:
     engine: object
     size: int = 1
+    ended: bool = False
 
     def call(self, method, *args, **kwargs):
         return [getattr(self.engine, method)(*args, **kwargs)]
@@ -178,7 +179,11 @@ class InProcessExecutor:
 
     config: RunConfig
     started: list = field(default_factory=list)
+    ended: int = 0
     lose_every: int | None = None
+
+    def end(self):
+        self.ended += 1
 
     def start(self, role, engine_group, engine_name, world_size, num_threads=None):
         assert world_size == 1
@@ -201,6 +206,9 @@ class RecordedProgress:
 
     def start(self, total_steps, devices, kernels, done=0):
         self.total, self.devices, self.kernels = total_steps, devices, kernels
+
+    def part(self, name):
+        pass
 
     def note(self, text):
         self.notes.append(text)

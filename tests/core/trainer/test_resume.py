@@ -39,6 +39,7 @@ def raise_at(run, call, error=KeyboardInterrupt, method="update"):
 
     class Group:
         size = 1
+        ended = False
 
         def __init__(self, group):
             self.group = group
