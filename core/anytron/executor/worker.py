@@ -37,9 +37,10 @@ STACK_SIGNAL = signal.SIGUSR1
 def run() -> NoReturn:
     """Run as a worker. The command line has two descriptors: of the channel, and of the heartbeat's memory."""
     status = main(*map(int, sys.argv[1:]))
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Not sys.exit: process groups that modules still refer to (mcore-bridge keeps one in a global) take
     # their gloo threads into the interpreter's end, which is std::terminate.
     os._exit(status)
@@ -151,7 +152,8 @@ def _close(engine: Any) -> None:
 
 def _failure(error: Exception) -> Failure:
     text = traceback.format_exc()
-    sys.stderr.write(text)
+    with contextlib.suppress(OSError):  # a full disk, mostly: the driver must hear of the error all the same
+        sys.stderr.write(text)
     return Failure.of(error, text)
 
 
