@@ -22,7 +22,7 @@ from anytron_megatron.checkpoint.random_state import random_file, random_states,
 from anytron_megatron.checkpoint.reader import TABLE, load_tensors
 from anytron_megatron.checkpoint.tensors import trained_tensors
 from anytron_megatron.checkpoint.unpickling import refusal
-from anytron_megatron.checkpoint.writer import PartWriter, copied, sync_directory, write_file
+from anytron_megatron.checkpoint.writer import HostCopies, PartWriter, sync_directory, write_file
 from anytron_megatron.training import parallel
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Checkpoints:
         self._runtime = runtime
         self._layout = {**asdict(sizes), "device": runtime.device_type}
         self._seed = seed
+        self._copies = HostCopies(runtime)
         self._writing: tuple[Path, PartWriter, Metadata | None] | None = None
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
@@ -84,7 +85,7 @@ class Checkpoints:
         if rank == 0:
             files[PROGRESS] = progress.to_json()
             files[FORMAT] = json.dumps(asdict(CheckpointingConfig("torch_dist"))).encode()
-        tensors = copied(plan.tensors, self._runtime) if asynchronous else plan.tensors
+        tensors = self._copies.of(plan.tensors) if asynchronous else plan.tensors
         writer = PartWriter(directory, f"__{rank}_0.distcp", tensors, files)
         self._writing = directory, writer, plan.table if rank == 0 else None
         if asynchronous:

@@ -1,11 +1,11 @@
 """Write one rank's part of a checkpoint, on disk before it counts, beside the training that goes on.
 
-An asynchronous save copies what this rank writes, on the device's terms (pinned memory, streams) where it has any, and
-hands the copy to a thread. A thread and not a process: forking copies neither the threads of gloo and of the device
-nor the locks that they hold, so that a forked child hangs now and then; a spawned one would have to import torch and
-get the state through shared memory, a second copy. The thread spends its time in ``write``, ``fsync`` and SHA-256,
-which all release Python's lock. Collectives belong to the training thread alone: the thread makes none, and whether
-every rank is done is asked in :meth:`anytron_megatron.checkpoint.checkpoints.Checkpoints.written_files`.
+An asynchronous save copies what this rank writes to host memory and hands the copy to a thread. A thread and not a
+process: forking copies neither the threads of gloo and of the device nor the locks that they hold, so that a forked
+child hangs now and then; a spawned one would have to import torch and get the state through shared memory, a second
+copy. The thread spends its time in ``write``, ``fsync`` and SHA-256, which all release Python's lock. Collectives
+belong to the training thread alone: the thread makes none, and whether every rank is done is asked in
+:meth:`anytron_megatron.checkpoint.checkpoints.Checkpoints.written_files`.
 """
 
 from __future__ import annotations
@@ -108,17 +108,31 @@ def write_file(path: Path, content: bytes) -> FileRecord:
         return file.finish()
 
 
-def copied(
-    tensors: Iterable[tuple[MetadataIndex, Tensor]], runtime: DeviceRuntime
-) -> list[tuple[MetadataIndex, Tensor]]:
-    """Copy tensors to host memory, so that training may go on and change them."""
-    pinned = runtime.can_pin_memory()
-    copies = []
-    for index, tensor in tensors:
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
-        copies.append((index, copy.copy_(tensor, non_blocking=pinned)))
-    runtime.synchronize()
-    return copies
+class HostCopies:
+    """Copies of tensors in host memory, so that training may go on and change the tensors.
+
+    The memory is kept from save to save: touching fresh pages costs more than the copy, pinning them much more.
+
+    Args:
+        runtime: The device.
+    """
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        self._kept: dict[MetadataIndex, Tensor] = {}
+
+    def of(self, tensors: Iterable[tuple[MetadataIndex, Tensor]]) -> list[tuple[MetadataIndex, Tensor]]:
+        """Copy tensors. The copies are valid until the next call."""
+        pinned = self._runtime.can_pin_memory()
+        copies = {}
+        for index, tensor in tensors:
+            copy = self._kept.get(index)
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+            copies[index] = copy.copy_(tensor, non_blocking=pinned)
+        self._runtime.synchronize()
+        self._kept = copies
+        return list(copies.items())
 
 
 class PartWriter:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
+
 TP2 = {"parallel": {"tensor_model_parallel_size": 2}}
 PP2 = {"parallel": {"pipeline_model_parallel_size": 2}}
 CP2 = {"parallel": {"context_parallel_size": 2}}
@@ -21,6 +23,11 @@ DENSE = {
 }
 
 
+def chosen(changes, *quick):
+    """All changes of layout; those that the normal suite can do without are slow."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in changes]
+
+
 def assert_continues(saved, continued, tolerance=2e-5):
     """The weights come back bit for bit, and the updates after them within the tolerance of other layouts."""
     expected = saved.continued
@@ -34,8 +41,63 @@ def assert_continues(saved, continued, tolerance=2e-5):
     assert max(moved) > 100 * tolerance
 
 
-@pytest.mark.parametrize("change", DENSE)
+@pytest.mark.parametrize("change", chosen(DENSE, "tp1-tp2", "pp2-dp2"))
 def test_a_dense_model(change, save, resume):
     before, after = DENSE[change]
     saved = save(**before)
     assert_continues(saved, resume(saved.path, **after))
+
+
+def experts(**sections):
+    """Adds what models of several experts need; their load moves the bias of sigmoid routers, which must come back."""
+    engine = {"max_tokens_per_micro_batch": 1, **sections.get("engine", {})}
+    return {**sections, "engine": engine}
+
+
+EP2 = {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}}
+EP2_DISTRIBUTED = {**EP2, "engine": {"distributed_optimizer": True}}
+FAMILIES = {
+    "qwen3_moe": (EP2, ONE),
+    "deepseek_v3": (EP2_DISTRIBUTED, TP2),
+    "qwen3_next": (ONE, TP2),
+    "qwen3_5": (TP2, PP2),
+}
+
+
+@pytest.mark.parametrize("family", chosen(FAMILIES, "qwen3_moe"))
+def test_another_family(family, save, resume, tiny_family):
+    before, after = FAMILIES[family]
+    model = {"path": str(tiny_family(family))}
+    saved = save(**experts(**before, model=model))
+    assert_continues(saved, resume(saved.path, **experts(**after, model=model)))
+
+
+LORA = {"rank": 4, "alpha": 8.0}
+ADAPTED = {
+    "qwen3": (ONE, TP2),
+    "qwen3_moe": (EP2, ONE),
+}
+
+
+@pytest.mark.parametrize("family", chosen(ADAPTED, "qwen3"))
+def test_adapters(family, save, resume, tiny_family):
+    before, after = ADAPTED[family]
+    model = {"path": str(tiny_family(family)), "lora": LORA}
+    saved = save(**experts(**before, model=model))
+    assert_continues(saved, resume(saved.path, **experts(**after, model=model)))
+
+
+@pytest.mark.slow
+def test_multi_token_prediction(save, resume, tmp_path):
+    model = {"path": str(write_tiny_model("deepseek_v3", tmp_path, num_hidden_layers=4, hidden_size=32))}
+    turn_last_layers_into_prediction_modules(tmp_path, 2)
+    engine = {"options": {"mtp_loss_coefficient": 0.1}}
+    saved = save(**experts(**PP2, model=model, engine=engine))
+    assert any("eh_proj" in name for name in saved.continued.weights)
+    assert_continues(saved, resume(saved.path, **experts(**TP2, model=model, engine=engine)))
+
+
+def test_a_critic(save, resume):
+    critic = {"optimizer": {"lr": 1e-2}}
+    saved = save(**TP2, critic=critic)
+    assert_continues(saved, resume(saved.path, **PP2, critic=critic))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 LAYOUTS = {
-    "one-rank": {},
     "dp2-distributed-bfloat16": {
         "parallel": {"data_parallel_size": 2},
         "engine": {"distributed_optimizer": True},
