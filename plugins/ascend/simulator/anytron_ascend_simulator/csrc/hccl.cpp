@@ -5,12 +5,9 @@
 // named after ANYTRON_ASCEND_SIMULATOR_HCCL_TIMEOUT seconds (default 120). Sums are made in rank order, so that all
 // ranks get the same bits. Everything is synchronous; a send is buffered.
 //
-// The directory's name holds the process that made it: what crashed processes left is removed by the next
-// HcclGetRootInfo.
+// Every rank holds the directory (directories.h): what crashed processes left is removed by the next HcclGetRootInfo.
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +23,8 @@
 #include <vector>
 
 #include <third_party/hccl/inc/hccl/hccl.h>
+
+#include "directories.h"
 
 namespace {
 
@@ -50,6 +49,7 @@ struct Header {
 
 struct Communicator {
   std::string directory;
+  int lock = -1;  // on the directory, held until the communicator is destroyed or the process ends
   uint32_t size = 0;
   uint32_t rank = 0;
   uint64_t sequence = 0;                      // collectives so far
@@ -215,28 +215,10 @@ HcclResult reduce(void* output, const std::vector<Bytes>& parts, size_t offset, 
 
 Communicator& open_communicator(HcclComm handle) { return *static_cast<Communicator*>(handle); }
 
-void remove_directory(const std::string& path) {
-  if (DIR* directory = opendir(path.c_str())) {
-    while (const dirent* entry = readdir(directory)) {
-      if (entry->d_name[0] != '.') unlink((path + "/" + entry->d_name).c_str());
-    }
-    closedir(directory);
-  }
-  rmdir(path.c_str());
-}
-
-// Directories whose maker is no more.
-void remove_leftovers() {
-  DIR* root = opendir(kRoot);
-  if (root == nullptr) return;
-  std::vector<std::string> names;
-  while (const dirent* entry = readdir(root)) names.emplace_back(entry->d_name);
-  closedir(root);
-  for (const std::string& name : names) {
-    if (name.rfind(kPrefix, 0) != 0) continue;
-    const pid_t maker = std::atoi(name.c_str() + std::strlen(kPrefix));
-    if (maker > 0 && kill(maker, 0) != 0 && errno == ESRCH) remove_directory(std::string(kRoot) + "/" + name);
-  }
+// Directories that this process has made and no communicator of it uses yet, with the locks on them.
+std::map<std::string, int>& made_here() {
+  static std::map<std::string, int> directories;
+  return directories;
 }
 
 #define EXCHANGE(header, data, size)                                                           \
@@ -249,13 +231,13 @@ void remove_leftovers() {
 extern "C" {
 
 HcclResult HcclGetRootInfo(HcclRootInfo* info) {
-  static int made = 0;
-  remove_leftovers();
+  directories::remove_leftovers(kRoot, kPrefix);
+  std::string path;
+  const int lock = directories::make(kRoot, kPrefix, &path);
+  if (lock < 0) return refuse(HCCL_E_INTERNAL, std::string("cannot make a directory in ") + kRoot + ": " + std::strerror(errno));
+  made_here()[path] = lock;
   std::memset(info, 0, sizeof *info);
-  std::snprintf(info->internal, sizeof info->internal, "%s/%s%d-%d", kRoot, kPrefix, getpid(), made++);
-  if (mkdir(info->internal, 0700) != 0) {
-    return refuse(HCCL_E_INTERNAL, std::string("cannot make ") + info->internal + ": " + std::strerror(errno));
-  }
+  std::snprintf(info->internal, sizeof info->internal, "%s", path.c_str());
   return HCCL_SUCCESS;
 }
 
@@ -264,6 +246,10 @@ HcclResult HcclCommInitRootInfo(uint32_t size, const HcclRootInfo* info, uint32_
   created->directory = info->internal;
   created->size = size;
   created->rank = rank;
+  const auto own = made_here().find(created->directory);
+  created->lock = own != made_here().end() ? own->second : directories::hold(created->directory);
+  if (own != made_here().end()) made_here().erase(own);
+  if (created->lock < 0) return refuse(HCCL_E_INTERNAL, "cannot open " + created->directory + ": " + std::strerror(errno));
   HcclComm handle = *made = created;
   EXCHANGE((Header{kInit, 0, 0, 0, size}), nullptr, 0);
   return HCCL_SUCCESS;
@@ -280,6 +266,7 @@ HcclResult HcclCommDestroy(HcclComm handle) {
     unlink(collective_file(*communicator, communicator->sequence - 1, communicator->rank).c_str());
   }
   rmdir(communicator->directory.c_str());  // the last rank's succeeds
+  close(communicator->lock);
   delete communicator;
   return HCCL_SUCCESS;
 }
