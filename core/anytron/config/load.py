@@ -76,7 +76,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
     try:
         return _read_config(path, overrides)
     except RecursionError:
-        raise _too_deep(path) from None
+        raise _too_deep(str(path)) from None
 
 
 def _read_config(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, Places]:
@@ -100,7 +100,7 @@ def _read_config(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, Place
             fix="give the key a value, or refer to one that exists: ${section.key}",
         ) from error
     if is_too_deep(values):
-        raise _too_deep(path)
+        raise _too_deep(str(path))
     mistakes = [*_text_mistakes(values), *_option_mistakes(values)]
     try:
         config = RunConfig.model_validate(values)
@@ -111,9 +111,9 @@ def _read_config(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, Place
     return anchor(config, path.parent), places
 
 
-def _too_deep(path: Path) -> ConfigError:
+def _too_deep(where: str) -> ConfigError:
     why = f"lists and mappings lie in each other more than {DEEPEST} levels deep"
-    return ConfigError("The configuration is nested too deeply.", where=str(path), why=why)
+    return ConfigError("The configuration is nested too deeply.", where=where, why=why)
 
 
 def _text_mistakes(values: Any) -> Iterator[Diagnostic]:
@@ -138,14 +138,30 @@ def _read(path: Path) -> str:
         raise ConfigError(f"The configuration {path} cannot be read.", where=str(path), why=str(error)) from error
 
 
+def _yaml_is_too_deep(text: str) -> bool:
+    """Ask the parser that does not recurse: libyaml's, which builds the values, ends the process instead."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent))
+            depth -= isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent))
+            if depth > DEEPEST:
+                return True
+    except yaml.YAMLError:  # whoever builds the values says it better
+        pass
+    return False
+
+
 def _parse(path: Path, text: str) -> Any:
+    if _yaml_is_too_deep(text):
+        raise _too_deep(str(path))
     try:
         tree = OmegaConf.create(text)  # YAML in which 1e-5 is a number and a key may stand only once
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise ConfigError("The configuration is not valid YAML.", where=where, why=str(error.problem)) from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         raise ConfigError("The configuration is not valid YAML.", where=str(path), why=str(error)) from error
     if not OmegaConf.is_dict(tree):
         raise ConfigError(
@@ -165,6 +181,8 @@ def _apply(tree: Any, override: str) -> str:
             where="command line",
             fix="for example: trainer.total_steps=10",
         )
+    if _yaml_is_too_deep(value):
+        raise _too_deep(f"command line: {key}")
     try:
         parsed = OmegaConf.from_dotlist([f"value={value}"])
         OmegaConf.update(tree, key, OmegaConf.to_container(parsed, resolve=False)["value"], merge=False)  # type: ignore[index, call-overload]

@@ -175,8 +175,8 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
     return tokens
 
 
-def _check_text(where: str, *written: str) -> None:
-    if not all(map(is_writable, written)):
+def _check_text(where: str, *written: object) -> None:
+    if not all(is_writable(one) for one in written if isinstance(one, str)):
         raise DataError(
             "A prompt has text that is none.",
             where=where,

@@ -1,5 +1,7 @@
 """Reading a configuration: what is written is what is used, and every mistake is shown with its place."""
 
+import re
+
 import pytest
 import yaml
 from hypothesis import example, given
@@ -248,3 +250,60 @@ def test_known_keys_walk_through_sections_and_lists():
     assert "total_steps" in known_keys(RunConfig, ["trainer"])
     assert known_keys(RunConfig, ["rewards", "0"]) == ["function", "weight", "options"]
     assert known_keys(RunConfig, []) == list(RunConfig.model_fields)
+
+
+DEEP = "[" * 50 + "]" * 50
+HOSTILE = {
+    "lists in lists": (f"model: {DEEP}", "nested too deeply"),
+    "100 000 lists": (f"model: {'[' * 100_000}", "nested too deeply"),
+    "100 000 mappings": (f"{'{a: ' * 100_000}", "nested too deeply"),
+    "5000 blocks": ("".join(f"{' ' * depth}a:\n" for depth in range(5000)), "nested too deeply"),
+    "an alias of itself": ("model: &a [*a]", "nested too deeply|not valid"),
+    "a billion laughs": (
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"{n}: &{n} [{','.join(['*' + p] * 9)}]\n" for p, n in zip("abcdefgh", "bcdefghi", strict=True)),
+        "not valid YAML",
+    ),
+    "a Python object": ("model: !!python/object/apply:os.system [id]", "not valid YAML"),
+    "a Python name": ("model: !!python/name:os.system", "not valid YAML"),
+    "an unknown tag": ("model: !evil x", "not valid YAML"),
+    "a number that is none": ("model: !!int x", "not valid YAML"),
+    "a float that is none": ("model: !!float x", "not valid YAML"),
+    "5000 digits": (f"trainer: {{seed: {'9' * 5000}}}", "trainer|not valid YAML"),
+    "a date that is none": ("model: !!timestamp 2026-99-99", "not valid YAML"),
+    "bytes": ("model: !!binary '===='", "not valid YAML|model"),
+    "a NUL": ("model: \0", "not valid YAML"),
+    "a NUL by escape": (GOOD.replace("tokenizer.py:make", '"a\\0b"'), "model.tokenizer.*NUL"),
+    "half of a pair": (GOOD.replace("tokenizer.py:make", '"a\\ud800"'), "model.tokenizer"),
+    "a NUL in a key": (GOOD + 'data2: {"a\\0": 1}\n', "data2"),
+    "nothing": ("", "not a mapping|required|model"),
+    "a list": ("- 1", "not a mapping"),
+    "a number": ("5", "not a mapping|not valid YAML"),
+    "two documents": ("a: 1\n---\nb: 2", "not valid YAML"),
+    "a key twice": ("model: 1\nmodel: 2", "not valid YAML"),
+    "keys that are lists": ("? [a]\n: 1", "not valid YAML"),
+    "keys that are numbers": (GOOD + "5: 1\n", "5"),
+    "keys that are null": (GOOD + "~: 1\n", ""),
+    "tabs": ("model:\n\tpath: m", "not valid YAML"),
+    "an interpolation of itself": ("model: ${model}", ""),
+    "an interpolation of nothing": ("model: ${nothing}", "cannot be resolved"),
+    "an interpolation cut short": ("model: ${", ""),
+    "an unknown resolver": ("model: ${exec:id}", "cannot be resolved"),
+    "sections that are lists": (GOOD.replace("trainer:", "trainer: []\nx:"), "trainer"),
+    "sections that are null": ("model:\ndata:\nrewards:\n", "model"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("text", "says"), HOSTILE.values(), ids=HOSTILE)
+def test_whatever_stands_in_the_file_is_refused_in_words(write, text, says):
+    error = refusal(write(text))
+    assert error.what
+    assert re.search(f"(?s){says}", str(error)), error
+
+
+@pytest.mark.parametrize(
+    "override", [f"model.path={DEEP}", f"data.options={'{a: ' * 5000}", 'model.path="a\\0b"', "model.path=\udcff"]
+)
+def test_so_is_whatever_stands_in_an_override(good, override):
+    assert refusal(good, override).what

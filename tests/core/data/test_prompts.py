@@ -46,6 +46,12 @@ def test_a_file_of_lines(tmp_path):
         ("[1]", "(?s)no entry 'prompt'.*list"),
         ('{"prompt": 5}', "(?s)neither a string nor a list.*int"),
         ('{"prompt": [1, true]}', "neither a string nor a list"),
+        ('{"prompt": "a", "n": ' + "9" * 5000 + "}", r"not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"prompt": "a", "x": ' + "[" * 50 + "]" * 50 + "}", "(?s)nested too deeply.*32 levels"),
+        (r'{"prompt": "a\ud800"}', r"(?s)text that is none.*p\.jsonl:1.*prompt has half of a surrogate pair"),
+        (r'{"prompt": "a", "id": "\uD800"}', "(?s)text that is none.*id has half"),
+        (r'{"prompt": [{"role": "user", "content": "\udfff"}]}', r"prompt\.0\.content has half"),
     ],
 )
 def test_a_file_that_is_not_usable(tmp_path, content, message):
@@ -108,3 +114,46 @@ def test_no_prompts_at_all(tokenizer):
 def test_a_prompt_is_text_messages_or_tokens(given):
     with pytest.raises(DataError, match="one of text, messages and tokens"):
         Prompt("p", **given)
+
+
+def test_lines_end_at_line_feeds_only_and_a_byte_order_mark_is_none_of_them(tmp_path):
+    records = [{"prompt": "1>\u2028\x85", "answer": "\u2029"}, {"prompt": "2> \U0001f600"}]
+    text = "\r\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    (tmp_path / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    first, second = load_prompts(DataSection(source="jsonl", options={"path": str(tmp_path / "p.jsonl")}))
+    assert (first.text, first.data["answer"]) == ("1>\u2028\x85", "\u2029")
+    assert second.text == "2> \U0001f600"
+
+
+@pytest.mark.parametrize("prompt", [Prompt("p7", text="1\ud800"), Prompt("p7\ud800", text="1>")])
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer, prompt):
+    with pytest.raises(DataError, match=r"(?s)text that is none.*p7"):
+        tokenize([prompt], tokenizer, **LIMITS)
+
+
+def test_what_the_tokenizer_cannot_take_is_said(tokenizer):
+    with pytest.raises(DataError, match=r"(?s)tokenizer fails.*prompts p7 to p8"):
+        tokenize([Prompt("p7", text=5), Prompt("p8", text="1>")], tokenizer, **LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 10.0 ** 1000 }}", "OverflowError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError|UndefinedError"),
+        ("{% include 'x' %}", "TypeError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ 'x' * 2 ** 62 }}", "MemoryError|OverflowError"),
+        ("{{ raise_exception('no system turns') }}", "no system turns"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "TimeoutError: it did not end within 0.2 seconds",
+        ),
+    ],
+)
+def test_whatever_a_chat_template_does_is_an_error_of_its_prompt(tokenizer, template, why, monkeypatch):
+    monkeypatch.setattr("anytron.data.prompts.TEMPLATE_SECONDS", 0.2)
+    tokenizer.chat_template = template
+    with pytest.raises(DataError, match=f"(?s)chat template refuses.*p7.*({why})"):
+        tokenize([Prompt("p7", messages=[{"role": "user", "content": "1>"}])], tokenizer, **LIMITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,23 @@ def test_a_file_of_lines_names_pictures_relative_to_itself(tmp_path):
         load_prompts(DataSection(source="jsonl", options=options))
     (prompt,) = load_prompts(DataSection(source="jsonl", options=options | {"images_key": "pictures"}))
     assert (prompt.messages, prompt.images) == (tuple(messages), (tmp_path / "data" / "c.png",))
+
+
+def test_a_picture_has_so_many_pixels_before_it_is_decoded(vision, tokenizer, tmp_path, monkeypatch):
+    path = tmp_path / "bomb.png"
+    Image.new("1", (13300, 13300)).save(path)  # a few kilobytes, below Pillow's own limit
+    with pytest.raises(DataError, match=r"(?s)cannot be read.*p7.*176890000 pixels, the limit is 67108864"):
+        tokenize([Prompt("p7", text=f"{PLACE}?", images=[path])], tokenizer, vision, **LIMITS)
+
+    # Its tokens follow from its size: no blank picture of that size goes through the processor.
+    monkeypatch.setattr(type(vision._processor), "__call__", lambda *_, **__: pytest.fail("it was prepared"))
+    (prompt,) = tokenize([Prompt("p", text=f"{PLACE}?", images=[picture(48, 32)])], tokenizer, vision, **LIMITS)
+    assert prompt.tokens.count(IMAGE) == 6
+
+
+def test_decoders_that_start_programs_and_files_that_are_none_are_refused(vision, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\nshowpage\n")
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, why in (("a.png", "cannot identify"), ("pipe.png", "No such file, or it is none")):
+        with pytest.raises(DataError, match=f"(?s)cannot be read.*{why}"):
+            vision.patches([tmp_path / name], "p7")
