@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
     from anytron.checkpoint.manifest import FileRecord
     from anytron.platform import DeviceRuntime
@@ -104,7 +105,9 @@ class Checkpoints:
             return None
         self._writing = None
         _require_written(directory, writer.error)
-        parts = [None] * dist.get_world_size() if table is not None else None
+        parts: list[dict[MetadataIndex, _StorageInfo]] | None = (
+            [{} for _ in range(dist.get_world_size())] if table is not None else None
+        )
         dist.gather_object(writer.stored, parts)
         records, error = writer.records, None
         if table is not None and parts is not None:

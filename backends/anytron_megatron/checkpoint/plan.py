@@ -64,7 +64,7 @@ def plan_writing(shards: Iterable[Shard]) -> WritePlan:
     ranks: list[dict[_Description, torch.dtype]] = [described] * dist.get_world_size()
     dist.all_gather_object(ranks, described)
     writers = _share_out(ranks)
-    table = Metadata(_list(ranks), storage_data={})
+    table = Metadata({**_list(ranks)}, storage_data={})
     rank = dist.get_rank()
     return WritePlan([(one.index, data) for one, data in own.items() if writers[one] == rank], table)
 

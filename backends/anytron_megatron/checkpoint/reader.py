@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from anytron.errors import EngineError
 from anytron_megatron.checkpoint.rectangles import overlap
@@ -65,7 +65,7 @@ def _sources(
     """Find what a shard consists of: part of it, where that is stored, and which part of what is stored there."""
     found, covered = [], 0
     size = tuple(shard.data.shape)
-    for chunk in table.state_dict_metadata[shard.key].chunks:
+    for chunk in _entry(table, shard.key).chunks:
         shared = overlap(shard.offset, size, chunk.offsets, chunk.sizes)
         if shared is not None:
             part = shard.data[shared[0]]
@@ -83,9 +83,15 @@ def _sources(
     return found
 
 
+def _entry(table: Metadata, key: str) -> TensorStorageMetadata:
+    entry = table.state_dict_metadata[key]
+    assert isinstance(entry, TensorStorageMetadata), "the table was checked when it was read"
+    return entry
+
+
 def _require_fit(shards: Sequence[Shard], table: Metadata, directory: Path) -> None:
     """Refuse the checkpoint of another model, saying what differs."""
-    found = {key: tuple(entry.size) for key, entry in table.state_dict_metadata.items()}
+    found = {key: tuple(_entry(table, key).size) for key in table.state_dict_metadata}
     missing = sorted({shard.key for shard in shards} - found.keys())
     other = sorted(
         {

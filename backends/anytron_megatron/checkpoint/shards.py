@@ -113,7 +113,7 @@ def _flat_shards(cut: SavedTensor, parameter: Tensor, tensor: Tensor, start: int
                 why="the layer keeps the parameter in another order than the checkpoint does",
                 fix="set engine.distributed_optimizer=false",
             )
-        first = shard.data.storage_offset() - parameter.storage_offset()
+        first = int(shard.data.storage_offset() - parameter.storage_offset())
         begin, end = max(start - first, 0), min(start + tensor.numel() - first, shard.data.numel())
         for offset, size, position in rectangles(tuple(shard.data.shape), begin, end):
             data = tensor[first + position - start :][: math.prod(size)].view(size)

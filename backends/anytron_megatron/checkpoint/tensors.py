@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from torch import nn
@@ -46,7 +46,8 @@ def _places(modules: Sequence[nn.Module]) -> Iterator[Place]:
     """
     for module in modules:
         # Each layer and each expert has a name of its own: layers differ, and experts move between ranks.
-        state = module.sharded_state_dict(metadata={"non_homogeneous_layers": True, "singleton_local_shards": True})
+        metadata = {"non_homogeneous_layers": True, "singleton_local_shards": True}
+        state = cast("Any", module).sharded_state_dict(metadata=metadata)
         for place in state.values():
             if isinstance(place, ShardedObject):
                 continue

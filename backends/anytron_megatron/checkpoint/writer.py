@@ -192,7 +192,7 @@ class PartWriter:
         with RecordedFile(self._directory / self._name) as file:
             for index, tensor in self._tensors:
                 offset = file.tell()
-                torch.save(_alone(tensor), file)
+                torch.save(_alone(tensor), file)  # type: ignore[arg-type]  # it writes, tells and flushes, no more
                 file.check()
                 self.stored[index] = _StorageInfo(self._name, offset, file.tell() - offset)
             self.records[self._name] = file.finish()

@@ -115,11 +115,11 @@ class CheckpointDirectory:
             except CheckpointError as error:
                 damaged.append((checkpoint, error))
                 continue
-            for worse, error in damaged:
+            for worse, reason in damaged:
                 aside = worse.path.with_name(f"unusable-{worse.path.name}")
                 remove(aside)
                 worse.path.rename(aside)
-                tell(f"not used: {error.what} {error.why}; it is now {aside}")
+                tell(f"not used: {reason.what} {reason.why}; it is now {aside}")
             return checkpoint
         if not found:
             return None

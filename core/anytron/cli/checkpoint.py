@@ -99,7 +99,7 @@ def _directory(path: Path) -> CheckpointDirectory:
 def _rows(directory: CheckpointDirectory) -> list[dict[str, Any]]:
     from anytron.errors import CheckpointError
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"path": str(path), "step": None, "complete": False, "bytes": None, "weights_version": None}
         for path in directory.interrupted()
     ]
@@ -107,7 +107,7 @@ def _rows(directory: CheckpointDirectory) -> list[dict[str, Any]]:
         try:
             size, version = checkpoint.manifest().size, checkpoint.state().weights_version
         except CheckpointError:
-            size = version = None
+            size, version = None, None
         rows.append(
             {
                 "path": str(checkpoint.path),
