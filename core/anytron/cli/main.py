@@ -19,7 +19,7 @@ from anytron.files import exhausted
 from anytron.plugins import disable_device_autoload
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells give it: 128 + SIGINT."""
+"""Exit status after Ctrl-C."""
 
 app = typer.Typer(
     name="anytron",

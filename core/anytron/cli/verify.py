@@ -13,6 +13,7 @@ from rich.console import Console
 from anytron.cli.tables import kernels_line, print_table
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
+from anytron.files import remove
 from anytron.preflight.capabilities import verification_diagnostics
 from anytron.preflight.open_run import open_run
 
@@ -29,7 +30,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
 
     The standard output has the table and the suppliers of the kernels, or the JSON list; progress and the
     platform go to the error output. Nothing is written into ``trainer.output_dir``: the files of the
-    checks, mainly logs of worker processes, lie in a temporary directory, which is kept if a check fails.
+    checks, mainly logs of worker processes, lie in a temporary directory; the logs are kept if a check fails.
 
     Returns:
         Whether no check failed.
@@ -50,8 +51,15 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     directory = Path(tempfile.mkdtemp(prefix="anytron-verify-"))
     trainer = config.trainer.model_copy(update={"output_dir": str(directory)})
     config = config.model_copy(update={"trainer": trainer})
-    with notes.status("") as status:
-        report = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
+    try:
+        with notes.status("") as status:
+            report = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
+    except Exception:
+        _keep_logs(directory, notes)
+        raise
+    except BaseException:  # Ctrl-C, SIGTERM
+        shutil.rmtree(directory)
+        raise
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
@@ -60,8 +68,19 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     if report.passed:
         shutil.rmtree(directory)
     else:
-        notes.print(f"logs of the processes: {directory / 'logs'}", markup=False)
+        _keep_logs(directory, notes)
     return report.passed
+
+
+def _keep_logs(directory: Path, notes: Console) -> None:
+    """Delete the weights that the checks have written, and say where the logs are, if there are any."""
+    for path in directory.iterdir():
+        if path.name != "logs":
+            remove(path)
+    if (directory / "logs").is_dir():
+        notes.print(f"logs of the processes: {directory / 'logs'}", markup=False)
+    else:
+        directory.rmdir()
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anytron.errors
 from anytron.errors import AnytronError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -73,10 +74,11 @@ class Failure:
     @classmethod
     def of(cls, raised: BaseException, traceback: str) -> Failure:
         """Reduce an exception to what may travel."""
-        if not isinstance(raised, AnytronError):
+        known = raised if isinstance(raised, AnytronError) else exhausted(raised)
+        if known is None:
             return cls(traceback, None)
-        core = next(kind for kind in type(raised).__mro__ if kind.__module__ == anytron.errors.__name__)
-        error = cast("type[AnytronError]", core)(raised.what, where=raised.where, why=raised.why, fix=raised.fix)
+        core = next(kind for kind in type(known).__mro__ if kind.__module__ == anytron.errors.__name__)
+        error = cast("type[AnytronError]", core)(known.what, where=known.where, why=known.why, fix=known.fix)
         return cls(traceback, error)
 
 

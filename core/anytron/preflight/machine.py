@@ -30,8 +30,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
 
     Yields:
         Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
-        without config or weights, files and modules that do not exist, an output directory that cannot be
-        written. Warnings: more ranks than processors.
+        without config or weights, files and modules that do not exist. Warnings: more ranks than processors.
     """
     yield from _components(config)
     yield from _sizes(config)
@@ -39,7 +38,6 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _model(config.model)
     yield from _critic(config)
     yield from _references(config)
-    yield from _output(config)
 
 
 def _components(config: RunConfig) -> Iterator[Diagnostic]:
@@ -170,28 +168,3 @@ def _references(config: RunConfig) -> Iterator[Diagnostic]:
             )
     for key, reference in named.items():
         yield from missing(reference, key)
-
-
-def _output(config: RunConfig) -> Iterator[Diagnostic]:
-    path = Path(config.trainer.output_dir).absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir():
-        yield Diagnostic("error", "trainer.output_dir", f"{existing} is not a directory", "choose another directory")
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Diagnostic("error", "trainer.output_dir", f"{existing} may not be written to", "choose another directory")
-    lora = config.model.lora
-    needed = {
-        "model.path": config.model.path,
-        "model.tokenizer": config.model.tokenizer,
-        "model.processor": config.model.processor,
-        "model.lora.path": None if lora is None else lora.path,
-        "critic.path": None if config.critic is None else config.critic.path,
-    }
-    for key, value in needed.items():
-        if config.trainer.overwrite and value is not None and path.resolve() in Path(value).parents:
-            yield Diagnostic(
-                "error",
-                "trainer.overwrite",
-                f"it would delete {key}, {value}, which lies in trainer.output_dir",
-                "choose another trainer.output_dir",
-            )

@@ -11,6 +11,7 @@ from anytron.hooks.edits import apply_edits
 from anytron.plugins import Session, check_requirements, open_session
 from anytron.preflight.capabilities import training_diagnostics
 from anytron.preflight.machine import machine_diagnostics
+from anytron.preflight.output import output_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     config = _with_rollout_options(config, session)
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
     found += machine_diagnostics(config, session.platform, session.probe)
+    found += output_diagnostics(config, path)
     found += engine_option_diagnostics(config)  # plugins may have set some
     found += training_diagnostics(config)
     return OpenRun(config, session, remarks, places.locate(found))

@@ -147,7 +147,8 @@ def test_doctor_survives_a_platform_that_cannot_be_used(clean):
 
 
 @pytest.mark.parametrize(
-    ("sent", "status", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("sent", "status", "says"),
+    [(signal.SIGINT, 130, "resume=auto"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")],
 )
 def test_a_signal_ends_all_processes_and_leaves_nothing_but_the_run(testchip, tmp_path, sent, status, says):
     marker = f"ANYTRON_TEST_MARKER={tmp_path.name}-{os.getpid()}"
@@ -177,3 +178,58 @@ def test_a_signal_ends_all_processes_and_leaves_nothing_but_the_run(testchip, tm
     assert running(marker) == []
     assert list(temporary.glob("anytron-weights-*")) == []
     assert (tmp_path / "run/config.yaml").exists()
+
+
+def test_a_reader_that_has_gone_does_not_end_the_run(testchip, tmp_path):
+    run = subprocess.Popen(
+        [*COMMAND, "train", EXAMPLE, "engine.name=refusing", f"trainer.output_dir={tmp_path / 'run'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run.stdout.close()
+
+    _, errors = run.communicate(timeout=60)
+
+    assert "the output of the run is lost from here on (Broken pipe); the run goes on" in errors
+    assert "error: this engine refuses" in errors  # so far it came
+    assert run.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"), [("RLIMIT_NOFILE", "no file descriptors left"), ("RLIMIT_FSIZE", "allowed size")]
+)
+def test_what_the_machine_has_run_out_of_is_said_in_four_parts(testchip, tmp_path, limit, says):
+    low = {"RLIMIT_NOFILE": 12, "RLIMIT_FSIZE": 1000}[limit]
+    code = (
+        f"import resource, anytron.cli.main as main, anytron.cli.train, anytron.trainer.loop, testchip;"
+        f"resource.setrlimit(resource.{limit}, ({low}, {low})); main.run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", EXAMPLE, "engine.name=small", f"trainer.output_dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "\n  fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_modules_are_imported_gives_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    run = subprocess.Popen(
+        [sys.executable, "-c", "from anytron.__main__ import main; main()", "train"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout.readline() == "importing\n"
+
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=20)
+
+    assert (run.returncode, errors) == (130, "interrupted\n")

@@ -148,24 +148,6 @@ def test_a_model_directory_is_looked_into(check, tmp_path):
     assert check(model={"path": "model", "config": None, "tokenizer": None}) == []
 
 
-def test_an_output_directory_below_a_file_is_refused(check, tmp_path):
-    (tmp_path / "file").touch()
-
-    with pytest.raises(ConfigError, match="is not a directory"):
-        check(trainer={"output_dir": str(tmp_path / "file" / "run")})
-
-
-def test_overwriting_the_model_that_a_run_starts_from_is_refused(check, tmp_path):
-    directory = tmp_path / "run" / "hf"
-    directory.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (directory / name).write_text("{}")
-
-    assert check(model={"path": "run/hf", "config": None, "tokenizer": None}) == []
-    with pytest.raises(ConfigError, match=r"would delete model\.path"):
-        check(model={"path": "run/hf", "config": None, "tokenizer": None}, trainer={"overwrite": True})
-
-
 def test_all_mistakes_come_at_once(check):
     with pytest.raises(ConfigError, match="2 mistakes"):
         check(executor={"kind": "none"}, data={"source": "gone.py:f"})

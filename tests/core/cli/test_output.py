@@ -1,0 +1,47 @@
+"""A run goes on when nobody can read its output any more."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from anytron.cli.output import Expendable, run_console
+
+
+@pytest.fixture
+def broken():
+    """A stream whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stream:
+        yield stream
+
+
+def test_a_broken_pipe_is_said_once_on_the_error_output_and_ends_nothing(broken, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", broken)
+    console = run_console()
+    for number in range(3):
+        console.print(number)
+    with Progress(console=console) as bar:
+        bar.update(bar.add_task("train"), completed=1)
+    assert capsys.readouterr().err == "the output of the run is lost from here on (Broken pipe); the run goes on\n"
+    broken.flush()  # as Python does at its end
+
+
+def test_a_full_disk_below_the_output_ends_nothing_either(capsys):
+    with Path("/dev/full").open("w") as full:
+        stream = Expendable(full)
+        stream.write("x" * 100_000)
+        stream.flush()
+        stream.write("more")
+        stream.flush()
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_output_that_was_closed_from_the_start_is_none():
+    stream = Expendable(None)
+    assert stream.write("text") == 4
+    stream.flush()
+    assert not stream.isatty()

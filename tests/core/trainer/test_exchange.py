@@ -1,0 +1,62 @@
+"""The copy of the weights that a run gives to its rollout engine, and what becomes of it when the run is killed."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from anytron.trainer.exchange import WeightExchange
+
+RUN = """
+import time
+from anytron.trainer.exchange import WeightExchange
+with WeightExchange() as exchange:
+    exchange.file.write_bytes(bytes(100))
+    print(exchange.file.parent, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_it_is_private_and_goes_with_its_run(temporary):
+    with WeightExchange() as exchange:
+        directory = exchange.file.parent
+        assert directory.parent == temporary
+        assert directory.stat().st_mode & 0o077 == 0
+        exchange.file.touch()
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_deleted_by_the_next_and_a_living_one_keeps_its_own(temporary):
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as living:
+        with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as killed:
+            theirs, left = (Path(run.stdout.readline().strip()) for run in (living, killed))
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
+        assert (left / "policy.safetensors").is_file()
+        with WeightExchange():
+            assert not left.exists()
+            assert (theirs / "policy.safetensors").is_file()
+        living.kill()
+
+
+def test_nothing_else_is_taken_for_one(temporary):
+    """Other directories of the name, without a lock; and links to where somebody wants files deleted."""
+    (temporary / "anytron-weights-mine").mkdir()
+    precious = temporary / "precious"
+    precious.mkdir()
+    (precious / "lock").touch()
+    (temporary / "anytron-weights-link").symlink_to(precious)
+    with WeightExchange():
+        pass
+    assert (temporary / "anytron-weights-mine").is_dir()
+    assert (precious / "lock").exists()
