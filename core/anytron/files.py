@@ -70,7 +70,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
         path: Its final name; what is there is replaced.
         write: Fills the empty directory that it is given.
     """
-    part, old = (path.with_name(f"{path.name}.{suffix}") for suffix in ("part", "old"))
+    part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
     remove(part)
     part.mkdir(parents=True)
     write(part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,10 +35,9 @@ CONTENTS = (
 )
 """What a run writes, besides its logs; ``trainer.overwrite`` deletes these and the logs, and nothing else."""
 LOSSES = "losses.jsonl"
-"""What became of each process that was lost; it goes with the logs, not with what a run is begun again for."""
-_LOGS = re.compile(rf"logs(-\d+)?|{re.escape(LOSSES)}")
-_UNFINISHED = (".part", ".old")
-"""Endings of directories that :func:`anytron.files.publish_directory` was writing when its process died."""
+"""What became of each process that was lost."""
+LOGS = ("logs", LOSSES)
+"""What is kept when a run begins again: what worker processes wrote, and what became of them."""
 
 
 class ClaimedDirectory:
@@ -79,23 +77,14 @@ class ClaimedDirectory:
         return []
 
     def clear(self, *, logs: bool) -> None:
-        """Delete what the earlier run has written, with or without its logs."""
-        names = [path.name for path in self.path.iterdir() if logs and _LOGS.fullmatch(path.name)]
-        for name in [*names, *CONTENTS]:
-            for ending in ("", *_UNFINISHED):
-                remove(self.path / f"{name}{ending}")
+        """Delete what the earlier run has written, with or without its logs, which the next one continues."""
+        for name in [*CONTENTS, *(LOGS if logs else ())]:
+            for path in (name, f".{name}.part", f".{name}.old"):  # of a process that was killed while it wrote them
+                remove(self.path / path)
         self.record = None
 
-    def keep_logs(self) -> None:
-        """Rename ``logs/`` of earlier processes to ``logs-1/`` and so on, so that new ones do not overwrite them."""
-        logs = self.path / "logs"
-        if os.path.lexists(logs):
-            taken = [int(path.name[5:]) for path in self.path.glob("logs-*") if _LOGS.fullmatch(path.name)]
-            logs.rename(self.path / f"logs-{max(taken, default=0) + 1}")
-        logs.mkdir()
-
     def _refuse_foreign_files(self) -> None:
-        present = [name for name in (*CONTENTS, "logs") if os.path.lexists(self.path / name)]
+        present = [name for name in CONTENTS if os.path.lexists(self.path / name)]
         if present and self.record is None:
             raise ConfigError(
                 "The output directory holds files that this run would write, and they are not of an earlier run.",
@@ -143,4 +132,4 @@ def overwritten(output_dir: Path, file: Path) -> bool:
         name = file.relative_to(output_dir).parts[:1]
     except ValueError:
         return False
-    return not name or name[0] in CONTENTS or _LOGS.fullmatch(name[0]) is not None
+    return not name or name[0] in (*CONTENTS, *LOGS)

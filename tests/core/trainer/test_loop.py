@@ -58,7 +58,7 @@ def test_a_policy_learns_what_it_is_rewarded_for(new_run):
 
     assert {path.name for path in summary.output_dir.iterdir()} == {
         ".lock", "run.json", "config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf",
-        "initial_model", "checkpoints", "logs",
+        "initial_model", "checkpoints",
     }  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(summary.output_dir / "hf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(summary.output_dir / "hf")

@@ -299,7 +299,7 @@ def test_a_model_that_could_not_be_saved_is_saved_by_resuming(new_run, undisturb
     assert run.train().steps == 2
     assert run.progress.steps == []
     assert_equal(output(new_run), whole)
-    assert not (output(new_run) / "hf.part").exists()
+    assert not (output(new_run) / ".hf.part").exists()
 
 
 def test_none_are_kept_if_none_are_wanted(new_run):
