@@ -35,6 +35,7 @@ PHASES = {
 SAVED_ONCE = 3
 """Steps in ``metrics.jsonl`` when the second checkpoint is begun, at the earliest."""
 DRIVER, RANK, ROLLOUT, REWARD = "driver", "trainer-0", "rollout-0", "reward-0"
+CALLED = {DRIVER: "driver", RANK: "rank", ROLLOUT: "rollout", REWARD: "reward"}
 MANY_RESTARTS = ("trainer.max_restarts=100",)
 QUICK_PULSE = ("executor.heartbeat_timeout_s=5",)
 TWO_RANKS = ("parallel.data_parallel_size=2",)
@@ -45,7 +46,7 @@ def _kill(victim: str, phase: str) -> Blow:
 
 
 def _killed(*victims_and_phases: tuple[str, str], ends: str = "goes on", short: bool = False) -> Fault:
-    names = tuple(f"{victim.partition('-')[0]} killed, {phase}" for victim, phase in victims_and_phases)
+    names = tuple(f"{CALLED[victim]} killed, {phase}" for victim, phase in victims_and_phases)
     blows = tuple(_kill(victim, phase) for victim, phase in victims_and_phases)
     return Fault(names, blows, ends, settings=MANY_RESTARTS, short=short)
 
@@ -63,7 +64,7 @@ def _damaged(how: str, damage: Callable[[Run], None]) -> Fault:
 FAULTS = (
     _killed(*((DRIVER, phase) for phase in PHASES), ends="killed"),
     _struck("driver killed, first saving", Blow(PHASES["saving"], "kill", DRIVER, 1), "killed", short=True),
-    _killed(*((RANK, phase) for phase in PHASES)),
+    _killed(*((RANK, phase) for phase in PHASES if phase != "update")),
     _killed(*((ROLLOUT, phase) for phase in PHASES if phase != "resuming")),
     _killed((RANK, "update"), (ROLLOUT, "resuming"), short=True),
     _killed(*((REWARD, phase) for phase in ("rollout", "reward", "update"))),

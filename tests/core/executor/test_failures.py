@@ -45,6 +45,16 @@ def test_an_error_for_people_arrives_as_itself_even_if_its_class_is_the_workers_
     assert "testchip_engine" not in sys.modules
 
 
+def test_an_error_arrives_although_the_disk_is_too_full_for_the_log(start):
+    group = start()
+    (pid,) = pids_of(group)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+
+    with pytest.raises(DataError, match="bad data"):
+        group.call("fail", 0, derived=True)
+
+
 def test_a_rank_that_exits_is_reported_with_its_status_and_last_words(start):
     with pytest.raises(ProcessLost, match=r"rank 0 .* exited with status 3") as caught:
         start().call("exit", 0, 3)
