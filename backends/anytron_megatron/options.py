@@ -101,5 +101,6 @@ MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
     capabilities=frozenset({"critic", "adapters", "checkpoints", "observation"}),
+    platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     place_of=_place_of,
 )

@@ -42,18 +42,30 @@ class EngineInfo:
         options_model: A pydantic model of ``engine.options`` or ``rollout.options`` (``extra="forbid"``, every field
             with a docstring or description); None = no options.
         capabilities: The optional protocols that the class implements.
+        platform_check: Function that finds what of a run the engine cannot do on a platform, ``module:function`` that
+            imports no engine: (:class:`anytron.config.schema.RunConfig`, :class:`anytron.platform.Platform`) ->
+            diagnostics; empty = nothing can be said before the engine is built.
         place_of: Where below the options a name belongs that is none of them; for error messages.
     """
 
     engine: str
     options_model: type[BaseModel] | None = None
     capabilities: frozenset[Capability] = frozenset()
+    platform_check: str = ""
     place_of: PlaceOf = nowhere
 
     def load(self) -> Any:
         """Import the engine's class."""
-        module, _, name = self.engine.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _import(self.engine)
+
+    def load_platform_check(self) -> Any:
+        """Import the function that compares a run with a platform; None if there is none."""
+        return _import(self.platform_check) if self.platform_check else None
+
+
+def _import(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def component_names(group: str, distribution: str | None = None) -> list[str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from anytron.components import Capability
     from anytron.config.schema import RunConfig
+    from anytron.platform import Platform
 
 
 def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -26,6 +27,14 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     elif config.checkpoint.keep > 0:
         fix = "a run that dies begins again; checkpoint.keep=0 says that this is known"
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def platform_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Find what the training engine cannot do on the active platform, as far as that is known before it is built."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+    check = None if info is None else info.load_platform_check()
+    if check is not None:
+        yield from check(config, platform)
 
 
 def saves_checkpoints(config: RunConfig) -> bool:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,15 +10,25 @@ from anytron.components import EngineInfo
 from anytron.config.diagnostics import refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
-from anytron.preflight.capabilities import saves_checkpoints, training_diagnostics, verification_diagnostics
+from anytron.preflight.capabilities import (
+    platform_diagnostics,
+    saves_checkpoints,
+    training_diagnostics,
+    verification_diagnostics,
+)
 from anytron.preflight.open_run import open_run
 from anytron_megatron.options import MEGATRON
 from anytron_rollout.options import TRANSFORMERS
 
 
-def run_of(engine="small", **sections) -> RunConfig:
+def run_of(engine="small", options=None, **sections) -> RunConfig:
     model = {"config": {"model_type": "qwen3"}, "tokenizer": "t", **sections.pop("model", {})}
-    values = {"model": model, "data": {"source": "s"}, "rewards": [{"function": "f"}], "engine": {"name": engine}}
+    values = {
+        "model": model,
+        "data": {"source": "s"},
+        "rewards": [{"function": "f"}],
+        "engine": {"name": engine, "options": options or {}},
+    }
     values["checkpoint"] = {"keep": 0}
     return RunConfig.model_validate(values | sections)
 
@@ -51,6 +62,22 @@ def test_a_run_is_not_resumed_by_an_engine_that_cannot_and_saving_nothing_is_rem
     assert not saves_checkpoints(run_of(checkpoint={}))
     assert saves_checkpoints(run_of("megatron", checkpoint={}))
     assert not saves_checkpoints(run_of("megatron"))
+
+
+def test_a_number_format_that_the_platforms_modules_lack_is_refused_before_a_process_starts():
+    def found(portable, **transformer):
+        run = run_of(engine="megatron", options={"transformer": transformer})
+        platform = SimpleNamespace(name="chip", portable_modules=portable)
+        return [(one.severity, one.key) for one in platform_diagnostics(run, platform)]
+
+    assert found(portable=True, fp8="hybrid") == [("error", "engine.options.transformer.fp8")]
+    assert found(portable=True, fp4="e2m1") == [("error", "engine.options.transformer.fp4")]
+    assert found(portable=True, fp8=None) == []
+    assert found(portable=False, fp8="hybrid") == []  # the device is asked by Transformer Engine, in the training ranks
+
+
+def test_an_engine_that_says_nothing_of_platforms_is_not_asked(testchip):
+    assert list(platform_diagnostics(run_of(), SimpleNamespace(portable_modules=True))) == []
 
 
 def test_verification_needs_engines_that_can_be_observed(testchip):
