@@ -46,13 +46,7 @@ def adapter_places(adapters: Adapters) -> Iterator[Place]:
 
 def _factor(key: str, parameter: Tensor, *, expert: bool) -> ShardedTensor:
     """Place one factor. Experts are whole on their rank: adapters of split ones are refused."""
-    if expert:
-        return ShardedTensor.from_rank_offsets(
-            key, parameter, replica_id=(0, 0, parallel_state.get_expert_data_parallel_rank())
-        )
+    if expert or not getattr(parameter, "tensor_model_parallel", False):
+        return ShardedTensor.from_rank_offsets(key, parameter)
     rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
-    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    if not getattr(parameter, "tensor_model_parallel", False):
-        return ShardedTensor.from_rank_offsets(key, parameter, replica_id=(0, rank, replica))
-    offset = (parameter.partition_dim, rank, size)  # type: ignore[attr-defined]
-    return ShardedTensor.from_rank_offsets(key, parameter, offset, replica_id=(0, 0, replica))
+    return ShardedTensor.from_rank_offsets(key, parameter, (parameter.partition_dim, rank, size))  # type: ignore[attr-defined]
