@@ -179,9 +179,11 @@ def _attach(chunk: nn.Module, name: str, section: LoraSection) -> None:
     mcore-bridge 1.6.5 ignores, so that dropout, rsLoRA and the kind of initialisation are lost silently
     (``mcore_bridge/tuners/lora.py``, ``LoraParallelLinear.__init__``, ``**kwargs``).
     """
+    from mcore_bridge.model.modules.gated_delta_net import GatedDeltaNet
     from mcore_bridge.tuners import LoraParallelLinear
 
     parent, _, leaf = name.rpartition(".")
+    owner = chunk.get_submodule(parent)
     layer = LoraParallelLinear(
         chunk.get_submodule(name),
         ADAPTER,
@@ -191,7 +193,12 @@ def _attach(chunk: nn.Module, name: str, section: LoraSection) -> None:
         use_rslora=section.rank_stabilized,
         init_lora_weights=False,
     )
-    setattr(chunk.get_submodule(parent), leaf, layer)
+    if isinstance(owner, GatedDeltaNet):
+        # It gathers whole sequences before its linear layers, so that gradients of factors that all ranks hold are
+        # complete. mcore-bridge marks them as partial, and Megatron would sum them over tensor-parallel ranks.
+        for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters()):
+            parameter.sequence_parallel = False
+    setattr(owner, leaf, layer)
 
 
 def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:

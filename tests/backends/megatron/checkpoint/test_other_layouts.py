@@ -76,6 +76,7 @@ LORA = {"rank": 4, "alpha": 8.0}
 ADAPTED = {
     "qwen3": (ONE, TP2),
     "qwen3_moe": (EP2, ONE),
+    "qwen3_5": (TP2, PP2),
 }
 
 
