@@ -33,7 +33,8 @@ class Subject:
     @property
     def text(self) -> Mapping[str, Any]:
         """The config of the language model in it."""
-        return self.config.get("text_config") or self.config
+        text: Mapping[str, Any] = self.config.get("text_config") or self.config
+        return text
 
     @classmethod
     def policy(cls, run: RunConfig) -> Subject:

@@ -17,9 +17,11 @@ import pytest
 
 from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
+from anytron.data.model_files import faults
 from anytron.errors import AnytronError
 from anytron.preflight.open_run import open_run
 from anytron.preflight.prepare import prepare
+from anytron_megatron.models.families import FAMILIES
 from tests.tiny_models import write_tiny_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -275,3 +277,13 @@ def test_a_malformed_directory_is_refused_in_words_or_trains(folder, change, say
         assert error.what
         assert error.where or error.why.count("\n") > 1  # several mistakes, each with its own place
         assert re.search(f"(?s){says}", str(error)), error
+
+
+def test_no_family_has_a_default_config_that_would_be_refused():
+    from transformers import CONFIG_MAPPING
+
+    known = [family for family in FAMILIES if family in CONFIG_MAPPING]
+    assert len(known) > 30
+    for family in known:
+        fields = json.loads(CONFIG_MAPPING[family]().to_json_string(use_diff=False))
+        assert list(faults(fields)) == [], family
