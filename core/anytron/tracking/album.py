@@ -1,4 +1,4 @@
-"""Small copies of the pictures that logged samples were asked about."""
+"""Save small copies of the pictures in logged samples' prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_SIDE = 512
 
 
 class Album:
-    """The pictures of one step, in ``images/`` of a run's directory; each once, whoever refers to it.
+    """The pictures of one step, in ``images/`` of a run's directory. A picture of several samples is saved once.
 
     Args:
         directory: Of the run.

@@ -1,4 +1,4 @@
-"""Who is told how a run goes while it goes."""
+"""The interface through which a run reports its progress."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def step_metrics(
     outcomes: Sequence[Mapping[str, float]],
     clock: Clock,
 ) -> dict[str, float]:
-    """Collect what ``metrics.jsonl`` says of a step.
+    """Compute the metrics of a step: one line of ``metrics.jsonl``.
 
     Args:
         step: Counted from 1.
@@ -67,7 +67,7 @@ def step_metrics(
 
 
 def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> None:
-    """Stop when the rollout engine and the training engine have different opinions of one model.
+    """Stop if rollout and training compute different log-probs with the same weights.
 
     Raises:
         EngineError: Their log-probs differ by more than ``tolerance`` nats on average.

@@ -26,7 +26,7 @@ def make_samples(
     Args:
         prompts: P prompts.
         responses: G responses for each.
-        group_size: G; groups are told apart by it from here on.
+        group_size: G; later steps find the groups by it.
         tokenizer: A Hugging Face tokenizer.
 
     Returns:

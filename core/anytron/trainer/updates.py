@@ -39,7 +39,7 @@ class UpdatePlan:
         epochs: Passes over the samples.
         count: Mini-batches, hence updates, in each pass.
         group_size: Consecutive sequences that stay together (samples of one prompt).
-        aggregation: How tokens are weighed in the loss.
+        aggregation: How the losses of tokens are averaged.
         max_tokens: Tokens of a micro-batch at most.
         padded: Micro-batches are padded to their longest sequence, and padding counts.
         multiple: The number of micro-batches is a multiple of this.
@@ -77,7 +77,7 @@ class UpdatePlan:
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
         """Give the mini-batches of all passes, with the weights of their tokens.
 
-        Groups are dealt in a random order, new in each pass; with one mini-batch they keep theirs.
+        Groups go into mini-batches in a random order, another one in each pass; a single mini-batch keeps their order.
         """
         groups = batch.num_sequences // self.group_size
         generator = torch.Generator().manual_seed(seed)
