@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -52,9 +53,18 @@ def connect() -> bool:
                 fix="`ray status` shows whether it runs; its Ray and its Python must be of the driver's versions",
             ) from error
         logger.warning("no Ray cluster is named by RAY_ADDRESS or runs here: starting one on this machine alone")
-        # At this address Ray listens on the loopback interface only; it would on all of them.
-        ray.init(address="local", log_to_driver=False, include_dashboard=False, _node_ip_address=LOOPBACK)
+        start_here()
     return True
+
+
+def start_here() -> None:
+    """Start a cluster of this machine alone, and join it. It listens on the loopback interface only.
+
+    Ray replaces a loopback address by one that others reach, unless it knows that there will be no other machine.
+    """
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for Ray's own processes
+    ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable as it imported ray
+    ray.init(address="local", log_to_driver=False, include_dashboard=False, _node_ip_address=LOOPBACK)
 
 
 def require(ranks: int, resource: str | None) -> None:

@@ -1,9 +1,11 @@
 """Ranks in a Ray cluster behave as ranks on this machine do, and Ray accounts for their devices."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 
@@ -196,18 +198,20 @@ def test_other_machines_get_a_list_of_the_drivers_variables():
 def test_a_cluster_that_a_run_starts_listens_on_the_loopback_interface_alone(tmp_path):
     code = """
 import ray
-from anytron_ray.cluster import connect
-connect()
+from anytron_ray.cluster import start_here
+start_here()
 print(ray.get_runtime_context().get_node_id(), flush=True)
 input()
 """
+    short = tempfile.mkdtemp()  # the names of Ray's sockets would be too long below tmp_path
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    variables |= {"RAY_TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    variables |= {"RAY_TMPDIR": short, "HOME": str(tmp_path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, env=variables, **pipes) as driver:
         assert driver.stdout.readline().strip()
         addresses = {address for pid in offspring(driver.pid) for address in listening(pid)}
         driver.communicate("\n")
+    shutil.rmtree(short)
 
     assert addresses
     assert addresses <= LOOPBACK
