@@ -209,7 +209,7 @@ input()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, env=variables, **pipes) as driver:
         assert driver.stdout.readline().strip()
-        addresses = {address for pid in offspring(driver.pid) for address in listening(pid)}
+        addresses = {address for pid in [driver.pid, *offspring(driver.pid)] for address in listening(pid)}
         driver.communicate("\n")
     shutil.rmtree(short)
 
