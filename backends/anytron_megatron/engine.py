@@ -43,7 +43,14 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.checkpoint.manifest import FileRecord
-    from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole
+    from anytron.engines.protocol import (
+        Conformance,
+        EngineContext,
+        Inspection,
+        Topology,
+        TrainedRole,
+        UpdatedModel,
+    )
     from anytron.engines.weights import WeightManifest
     from anytron.sequences.layout import Format
     from anytron_megatron.lora.adapters import Adapters
@@ -185,6 +192,15 @@ class MegatronEngine:
         metrics = self._trained.update(micro_batches, loss_fn, *features)
         balance = self._experts.metrics()
         return None if metrics is None else {**balance, **metrics}
+
+    def inspect_update(
+        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, model: UpdatedModel
+    ) -> Inspection:
+        """Do an update's passes and say where a number stops being finite; nothing is updated."""
+        if model == "critic":
+            return self._the_critic("inspect_update").inspect(micro_batches, loss)
+        loss_fn = partial(self._prediction.add_loss, loss)
+        return self._trained.inspect(micro_batches, loss_fn, self._experts.replay_routing(), self._prediction.scope)
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
         """Ask the critic for its values, without gradients."""

@@ -16,6 +16,7 @@ TRAINING = {
     "adapters": protocol.AdapterEngine,
     "checkpoints": protocol.CheckpointEngine,
     "observation": protocol.ObservableEngine,
+    "inspection": protocol.InspectableEngine,
 }
 ROLLOUT = {"observation": protocol.ObservableRollout}
 

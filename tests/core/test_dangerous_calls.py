@@ -18,6 +18,10 @@ EVERYBODY = "0.0.0.0"
 
 ALLOWED = {
     ("core/anytron/executor/channel.py", "pickle.loads"): "between processes of one run, over unnamed socket pairs",
+    (
+        "core/anytron/rewards/worker.py",
+        "pickle.loads",
+    ): "what the driver sends, over an unnamed socket pair; answers are JSON",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "pickle.Unpickler"): "with a list of classes, of all others",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "torch.load"): "with weights_only=True",
     ("backends/anytron_megatron/redirect/factories.py", "torch.load"): "replaced by one that translates map_location",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
+    from anytron.engines.protocol import Inspection
     from anytron_megatron.experts.experts import Experts
     from anytron_megatron.training.micro_batch import BatchPreparer
 
@@ -63,7 +64,6 @@ class Critic:
             [ModelChunk(module, self._head if module.post_process else None) for module in modules],
             preparer,
             config.critic.optimizer,
-            key="critic.optimizer",
             dtype=getattr(torch, config.model.dtype),
             distributed_optimizer=config.engine.distributed_optimizer,
             steps=config.trainer.total_steps,
@@ -82,6 +82,11 @@ class Critic:
         metrics = self._trained.update(micro_batches, loss, *features)
         balance = {} if self._experts is None else self._experts.metrics()
         return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
+
+    def inspect(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Inspection:
+        """Look at an update's numbers (:meth:`anytron.engines.protocol.InspectableEngine.inspect_update`)."""
+        features = [] if self._experts is None else [self._experts.replay_routing()]
+        return self._trained.inspect(micro_batches, loss, *features)
 
     def save(self, directory: Path) -> None:
         """Write trunk and head (:meth:`anytron.engines.protocol.CriticEngine.save_critic`)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 if TYPE_CHECKING:
@@ -22,12 +24,32 @@ def wrap_for_training(chunks: list[MegatronModule], *, distributed_optimizer: bo
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=distributed_optimizer,
-        # Stops before the optimizer would spread a NaN over all weights.
-        check_for_nan_in_grad=True,
+        # It would raise on the rank that has the NaN, while the others wait for its gradients. step_if_finite() looks.
+        check_for_nan_in_grad=False,
     )
     return [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)
     ]
+
+
+@torch.no_grad()
+def step_if_finite(optimizer: MegatronOptimizer) -> float:
+    """Update the weights, unless a gradient of any rank is not finite: then weights and optimizer stay. A collective.
+
+    This is ``optimizer.step()`` in its parts (megatron/core/optimizer/optimizer.py), which has such a condition for
+    float16 only. The ranks need no word with each other beyond the norm, which they compute together.
+
+    Returns:
+        The global L2 norm of the gradients, the same on every rank; NaN or infinite if they are not finite.
+    """
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if math.isfinite(norm):
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            if parameters := part.get_parameters():
+                clip_grad_by_total_norm_fp32(parameters, part.config.clip_grad, norm)
+        optimizer.step_with_ready_grads()
+    return norm
 
 
 def build_optimizer(

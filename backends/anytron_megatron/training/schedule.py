@@ -93,7 +93,9 @@ def forward_backward(
 
     def compute_loss(outputs: TokenOutputs, prepared: PreparedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
         part = loss_fn(outputs, prepared.batch.to(preparer.device))
-        return part.loss * prepared.loss_scale, part.metrics
+        loss = part.loss * prepared.loss_scale
+        # Gradients tell every rank of a loss that is not finite; one that is infinite may have finite ones.
+        return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan), part.metrics
 
     for chunk in chunks:
         chunk.module.train()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.errors import EngineError
 from anytron_megatron.training import parallel
-from anytron_megatron.training.optimizer import build_optimizer, wrap_for_training
+from anytron_megatron.training.inspection import inspect_update
+from anytron_megatron.training.optimizer import build_optimizer, step_if_finite, wrap_for_training
 from anytron_megatron.training.schedule import ModelChunk, forward_backward
 
 if TYPE_CHECKING:
@@ -17,12 +18,9 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import OptimizerSection
+    from anytron.engines.protocol import Inspection
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import Feature
-
-NOT_FINITE = "in local grad norm"
-"""What Megatron says of a NaN in a gradient buffer (megatron/core/distributed/param_and_grad_buffer.py,
-``check_grads``), in a RuntimeError before the ranks exchange gradients."""
 
 
 class TrainedModel:
@@ -30,7 +28,6 @@ class TrainedModel:
 
     Args:
         chunks: The model on this rank, its modules as they were built, with what is not to be trained frozen.
-        key: Where the optimizer stands in the run's configuration, for errors.
         dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
         steps: Training steps of the whole run.
         updates_per_step: Updates in each.
@@ -47,17 +44,16 @@ class TrainedModel:
         preparer: BatchPreparer,
         optimizer: OptimizerSection,
         *,
-        key: str = "optimizer",
         dtype: torch.dtype,
         distributed_optimizer: bool,
         steps: int,
         updates_per_step: int,
     ) -> None:
-        wrapped = wrap_for_training([chunk.module for chunk in chunks], distributed_optimizer=distributed_optimizer)
+        self._modules = [chunk.module for chunk in chunks]
+        wrapped = wrap_for_training(self._modules, distributed_optimizer=distributed_optimizer)
         self.chunks = [ModelChunk(module, chunk.head) for module, chunk in zip(wrapped, chunks, strict=True)]
         self.updates = 0
         self._preparer = preparer
-        self._key = key
         self.optimizer, self._scheduler = build_optimizer(
             optimizer,
             wrapped,
@@ -86,35 +82,39 @@ class TrainedModel:
     ) -> Mapping[str, float] | None:
         """Do one optimizer update on this replica's micro-batches, as many as on every other. A collective.
 
-        Returns:
-            On reporting ranks: the parts' metrics, added up, ``grad_norm`` and ``lr``. None elsewhere.
+        If the loss or a gradient is not finite on any rank, nothing changes on all of them.
 
-        Raises:
-            EngineError: The gradients are not finite; the weights are as before.
+        Returns:
+            On reporting ranks: the parts' metrics, added up, ``grad_norm``, ``lr`` and ``update/skipped``. None
+            elsewhere.
         """
-        for chunk in self.chunks:
-            chunk.module.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        try:
-            parts = forward_backward(self.chunks, micro_batches, self._preparer, loss_fn, *features)
-        except RuntimeError as error:
-            if NOT_FINITE not in str(error):
-                raise
-            raise EngineError(
-                "The gradients are not finite.",
-                where=f"update {self.updates + 1}",
-                why=str(error),
-                fix=f"lower {self._key}.lr, set {self._key}.warmup_steps, or try model.dtype=float32; "
-                "metrics.jsonl shows what led to it",
-            ) from error
-        successful, grad_norm, _ = self.optimizer.step()
-        if not successful:
-            raise EngineError("The optimizer refused the gradients.", where="update", why="they are not finite")
+        # Some change in the passes themselves: the expert biases of a mixture of experts.
+        buffers = [(buffer, buffer.clone()) for module in self._modules for buffer in module.buffers()]
+        self.zero_grad()
+        parts = forward_backward(self.chunks, micro_batches, self._preparer, loss_fn, *features)
+        grad_norm = step_if_finite(self.optimizer)
+        skipped = not math.isfinite(grad_norm)
         lr = self._scheduler.get_lr(self.optimizer.param_groups[0])
-        self._scheduler.step(increment=1)
-        self.updates += 1
+        if skipped:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        else:
+            self._scheduler.step(increment=1)
+            self.updates += 1
         if not parallel.topology().reports:
             return None
         names = parts[0].keys()
         sums = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts]).sum(0)
-        return {**dict(zip(names, sums.tolist(), strict=True)), "grad_norm": float(grad_norm), "lr": float(lr)}
+        same = {"grad_norm": grad_norm, "lr": float(lr), "update/skipped": float(skipped)}
+        return {**dict(zip(names, sums.tolist(), strict=True)), **same}
+
+    def inspect(self, micro_batches: Sequence[RaggedBatch], loss_fn: LossFunction, *features: Feature) -> Inspection:
+        """Do the passes of an update and look at every number; nothing is updated."""
+        self.zero_grad()
+        return inspect_update(self.chunks, micro_batches, self._preparer, loss_fn, *features)
+
+    def zero_grad(self) -> None:
+        """Empty the gradient buffers."""
+        for chunk in self.chunks:
+            chunk.module.zero_grad_buffer()
+        self.optimizer.zero_grad()

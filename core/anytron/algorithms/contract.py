@@ -39,7 +39,8 @@ class AdvantageFunction(Protocol):
 
         Args:
             batch: B sequences, those of one prompt side by side; with ``values`` if there is a critic.
-            rewards: float32 ``[B]``.
+            rewards: float32 ``[B]``, finite: a function of the user's is given no prompt of which a sample was
+                dropped (``rewards[].on_error``).
             algorithm: Settings.
             group_size: Samples of one prompt.
         """

@@ -33,7 +33,7 @@ def gae(
     ``V_{t+1}`` is 0. Tokens inside of a response that were not generated are no states; they are passed over.
 
     Args:
-        rewards: float ``[B]``, of whole responses; that of an empty response is lost.
+        rewards: float ``[B]``, of whole responses; that of a response without a state is not looked at.
         values: float ``[T]``, entry t of the state before token t.
         lengths: int64 ``[B]``, tokens of each sequence, prompt included.
         response_mask: bool ``[T]``, True = the token was generated.

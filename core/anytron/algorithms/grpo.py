@@ -25,20 +25,23 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     one, has exactly zero advantages, never NaN.
 
     Args:
-        rewards: ``[P, G]``.
+        rewards: ``[P, G]``; NaN for a response that is not compared, whose group is the others.
         normalize_std: Divide by the standard deviation; off is Dr. GRPO (arXiv:2503.20783), which
             does not favour prompts whose rewards hardly vary.
 
     Returns:
-        ``[P, G]``, same dtype.
+        ``[P, G]``, same dtype; 0 where the reward is NaN.
     """
-    centred = rewards - rewards.mean(dim=1, keepdim=True)
-    varies = rewards.amax(dim=1, keepdim=True) > rewards.amin(dim=1, keepdim=True)
+    compared = ~rewards.isnan()
+    count = compared.sum(dim=1, keepdim=True)
+    centred = rewards - rewards.nansum(dim=1, keepdim=True) / count.clamp(min=1)
+    highest = rewards.nan_to_num(-torch.inf).amax(dim=1, keepdim=True)
+    lowest = rewards.nan_to_num(torch.inf).amin(dim=1, keepdim=True)
     # The mean of equal numbers can differ from them in the last bit.
-    centred = torch.where(varies, centred, torch.zeros_like(centred))
+    centred = torch.where(compared & (highest > lowest), centred, torch.zeros_like(centred))
     if not normalize_std:
         return centred
-    deviation = (centred.square().sum(dim=1, keepdim=True) / max(rewards.shape[1] - 1, 1)).sqrt()
+    deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return centred / (deviation + STD_EPSILON)
 
 

@@ -64,13 +64,41 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algori
 
     Args:
         batch: B sequences, groups side by side; with its ``values`` if there is a critic.
-        rewards: float32 ``[B]``.
+        rewards: float32 ``[B]``; NaN for a sample that is dropped. It leaves the response mask and its group; a
+            function of the user's, which knows groups of one size only, is spared the whole group.
         group_size: Samples of one prompt.
         algorithm: Names the estimator.
 
     Raises:
         DataError: The estimator returns something unusable.
     """
+    ours = algorithm.advantage in ADVANTAGES
+    dropped = rewards.isnan()
+    if not ours:
+        dropped = dropped.view(-1, group_size).any(dim=1).repeat_interleave(group_size)
+    kept = ~torch.repeat_interleave(dropped, batch.lengths)
+    batch = replace(batch, response_mask=batch.response_mask & kept)
+    if ours or not bool(dropped.any()):
+        found = _estimate(batch, rewards, group_size, algorithm)
+        return replace(batch, advantages=found.per_token, returns=found.returns)
+    rest = torch.nonzero(~dropped).flatten()
+    if not rest.numel():
+        raise DataError(
+            "Every prompt of the step has a sample that was dropped.",
+            where=f"{ADVANTAGE_KEY}: {algorithm.advantage}",
+            why="a function of your own is given complete groups only, and there is none",
+            fix="correct the rewards, or set rewards[].on_error=zero",
+        )
+    found = _estimate(batch.select(rest), rewards[rest], group_size, algorithm)
+
+    def whole(values: Tensor) -> Tensor:
+        return torch.zeros(batch.num_tokens, dtype=values.dtype).masked_scatter(kept, values)
+
+    returns = None if found.returns is None else whole(found.returns)
+    return replace(batch, advantages=whole(found.per_token), returns=returns)
+
+
+def _estimate(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> Advantages:
     found = load_advantage(algorithm)(batch, rewards, algorithm, group_size)
     if not isinstance(found, Advantages):
         raise _unusable(ADVANTAGE_KEY, algorithm.advantage, f"a {type(found).__name__}, not an Advantages")
@@ -83,7 +111,7 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algori
             raise _unusable(ADVANTAGE_KEY, algorithm.advantage, shapes)
         if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
             raise _unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are not finite")
-    return replace(batch, advantages=found.per_token, returns=found.returns)
+    return found
 
 
 @dataclass(frozen=True)
@@ -106,9 +134,7 @@ class NamedLoss:
             raise _unusable(LOSS_KEY, name, f"a {type(found).__name__}, not a LossOutputs")
         if found.loss.shape != ():
             raise _unusable(LOSS_KEY, name, f"a loss of shape {list(found.loss.shape)}, not a scalar")
-        if not bool(torch.isfinite(found.loss)):
-            raise _unusable(LOSS_KEY, name, f"a loss of {found.loss.item()}")
-        return found
+        return found  # the engine looks whether it is finite: raising on one rank would leave the others waiting
 
 
 def _loss_function(algorithm: AlgorithmSection) -> NamedLossFunction:

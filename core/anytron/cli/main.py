@@ -116,6 +116,31 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def replay(
+    batch: Annotated[Path, typer.Argument(metavar="BATCH", help="Directory below bad_batches/ in a run's directory.")],
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="PATH", help="Checkpoint to take the weights from.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Do an update that gave NaN or infinity again, and say where the first such number arises.
+
+    On one rank, with the run's configuration, from the weights that were saved with the mini-batch, those of a
+    checkpoint, or the initial model. It names the module (or the loss, or the saved data), the micro-batch, the
+    sequence and the token. The exit status is 1 if some number is not finite.
+
+    Example: anytron replay runs/default/bad_batches/step-000012-update-1
+    """
+    from anytron.cli.replay import run_replay
+
+    _handle_signals()
+    if not run_replay(batch, overrides or [], checkpoint=checkpoint, as_json=as_json):
+        raise typer.Exit(1)
+
+
 def _handle_signals() -> None:
     """Unwind at signals that would end the process, so that neither processes nor exchanged weights are left.
 

@@ -84,7 +84,7 @@ def missing(reference: str, key: str) -> Iterator[Diagnostic]:
 def _from_module(name: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"Module {name} fails to import.", where=key, why=f"{type(error).__name__}: {error}"
         ) from error
@@ -104,7 +104,7 @@ def _from_file(location: str, key: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{location} fails to run.", where=key, why=f"{type(error).__name__}: {error}") from error
     return module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -60,6 +60,11 @@ class TrainerSection(Section):
     there is one, as ``critic/``."""
     rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
     """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    """What becomes of an update whose loss or gradients are NaN or infinite; weights and optimizer are left as they
+    were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` goes on with the next."""
+    max_skipped_updates: int = Field(10, ge=1)
+    """``skip``: so many updates of a model in a row may be skipped; one more ends the run."""
 
 
 class CheckpointSection(Section):

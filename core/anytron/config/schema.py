@@ -88,6 +88,18 @@ class RewardSection(Section):
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
+    processes: int = Field(1, ge=1)
+    """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
+    timeout_s: float = Field(120.0, gt=0.0)
+    """Seconds from when the function takes a sample from its list until it takes the next one, or returns. One that
+    takes all of them first and then works, as one that asks a judge does, has this long for all of the work."""
+    memory_gib: float | None = Field(None, gt=0.0)
+    """Memory that a process may allocate, in GiB; null = no limit."""
+    on_error: Literal["drop", "zero", "stop"] = "drop"
+    """What becomes of a sample for which the function raises, hangs, ends its process or gives no finite number:
+    ``drop`` leaves it out of the update and out of its group's mean and deviation, ``zero`` gives it the reward 0
+    (which may be more than others get), ``stop`` ends the run. A function that fails for every sample of a step ends
+    the run always."""
 
 
 class RolloutSection(Section):

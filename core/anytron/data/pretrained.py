@@ -178,7 +178,16 @@ def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> 
     """Return what the function under a key makes, or the directory to load from (``model.path`` by default)."""
     reference = getattr(model, key)
     if reference is not None and ":" in reference:
-        made = resolve(reference, key=f"model.{key}")()
+        function = resolve(reference, key=f"model.{key}")
+        try:
+            made = function()
+        except SystemExit as error:
+            raise ConfigError(
+                f"The function of the {what} wanted to end the run.",
+                where=f"model.{key} = {reference}",
+                why=f"it called exit({error.code!r})",
+                fix=f"return a transformers {what}",
+            ) from error
         if not isinstance(made, kind):
             raise ConfigError(
                 f"The function returns no {what}.",

@@ -105,7 +105,7 @@ def load_prompts(data: DataSection) -> list[Prompt]:
         prompts = list(source(**data.options))
     except DataError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             "The source of prompts failed.",
             where=f"data.source = {data.source}",

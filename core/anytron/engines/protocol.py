@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from anytron.platform import Platform
 
 TrainedRole = Literal["policy", "reference"]
+UpdatedModel = Literal["policy", "critic"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ class TrainingEngine(Protocol):
 
         Returns:
             On reporting ranks: metrics of this rank's micro-batches (sums over their tokens, to be added
-            over replicas), and ``grad_norm``, ``lr`` (the same everywhere). None elsewhere.
+            over replicas), and ``grad_norm``, ``lr``, ``update/skipped`` (the same everywhere). None elsewhere.
+            Where the loss or a gradient is NaN or infinite on any rank, no rank changes anything - weights,
+            optimizer, schedule, routing biases - and ``update/skipped`` is 1; otherwise it is 0.
         """
 
     def export_weights(self, path: str) -> WeightManifest | None:
@@ -221,6 +224,61 @@ class ObservableEngine(TrainingEngine, Protocol):
 
         Returns:
             What was found on this rank; None if the engine has nothing to check.
+        """
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """A number that is NaN or infinite, and was the first to be so in a pass over a model.
+
+    Attributes:
+        place: Module or parameter, by its dotted name; or ``loss``.
+        what: What of it: its output, the loss, a gradient.
+        value: ``nan``, ``inf`` or ``-inf``.
+        count: Numbers of the same tensor that are not finite.
+        size: Numbers of that tensor.
+        micro_batch: Number of the micro-batch, from 0.
+        sequence: Position of the sequence in it; None if the tensor has no place for each token.
+        token: Position of the token in its sequence.
+    """
+
+    place: str
+    what: Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
+    value: str
+    count: int
+    size: int
+    micro_batch: int
+    sequence: int | None = None
+    token: int | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What :meth:`InspectableEngine.inspect_update` found.
+
+    Attributes:
+        weights: Names of parameters that hold numbers that are not finite, before the pass.
+        first: The first number in the pass that is not finite; None if all are.
+        metrics: The update's metrics.
+    """
+
+    weights: tuple[str, ...]
+    first: NonFinite | None
+    metrics: Mapping[str, float]
+
+
+class InspectableEngine(TrainingEngine, Protocol):
+    """A training engine that can say where a number stops being finite: capability ``inspection``.
+
+    ``anytron replay`` needs it; training does not.
+    """
+
+    def inspect_update(
+        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, model: UpdatedModel
+    ) -> Inspection:
+        """Do the passes of an update, forward and backward, and look at every number. Nothing is updated.
+
+        For an engine of one rank. Arguments as in :meth:`TrainingEngine.update`.
         """
 
 

@@ -49,6 +49,11 @@ def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, section, "observation", key, "show its logits", "train without anytron verify")
 
 
+def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find an engine that cannot say where a number stops being finite."""
+    yield from _lacking(config, "engine", "inspection", "engine.name", "look into an update", "read metrics.jsonl")
+
+
 def _lacking(
     config: RunConfig,
     section: str,

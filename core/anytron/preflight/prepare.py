@@ -26,7 +26,7 @@ class PreparedRun:
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
         sampler: Draws prompts.
-        rewards: Scores samples.
+        rewards: The reward functions, checked.
         sampling: How responses are sampled.
     """
 

@@ -30,6 +30,7 @@ CONTENTS = (
     "adapter",
     "critic",
     "initial_model",
+    "bad_batches",
     "checkpoints",
     RECORD,  # the last to go: without it nothing here is ours
 )

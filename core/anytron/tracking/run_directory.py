@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
     from anytron.config.schema import RunConfig
     from anytron.rewards.sample import Sample
+    from anytron.rewards.scoring import RewardScores
     from anytron.tracking.claim import ClaimedDirectory
     from anytron.tracking.record import Change
+
+
+LOGGED_FAILURES = 16
+"""Samples of a step that are written because a reward failed for them, at most."""
+ERROR_LENGTH = 2000
+"""Characters of a failure that are written."""
 
 
 class RunDirectory:
@@ -40,6 +46,7 @@ class RunDirectory:
     ``hf/``             the trained model with its tokenizer and image processor
     ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format
     ``critic/``         with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
+    ``bad_batches/``    mini-batches whose update gave NaN or infinity, for ``anytron replay``
     ``initial_model/``  the random model that the run started from (``model.config`` only)
     ``losses.jsonl``    processes that were lost, and what followed
     ``logs/``           what each worker process wrote, in all processes of the run
@@ -100,18 +107,25 @@ class RunDirectory:
         """Append a step's metrics."""
         self._metrics.write(metrics)
 
-    def write_samples(self, step: int, samples: Sequence[Sample], rewards: Tensor | None) -> None:
-        """Append ``trainer.log_samples`` samples, spread over the step's prompts.
+    def write_samples(self, step: int, samples: Sequence[Sample], rewards: RewardScores | None) -> None:
+        """Append ``trainer.log_samples`` samples, spread over the step's prompts, and some that a reward failed for.
 
         Args:
             step: The step.
             samples: All samples of the step.
-            rewards: float32 ``[len(samples)]``; None = they failed, and every sample is kept.
+            rewards: Theirs; None = the run ends because they failed, and every sample is kept.
         """
         count = len(samples) if rewards is None else min(self._log_samples, len(samples))
+        chosen = {position * len(samples) // count for position in range(count)}
+        errors: dict[int, dict[str, str]] = {}
+        for name, failures in ({} if rewards is None else rewards.failures).items():
+            for index, failure in failures.items():
+                errors.setdefault(index, {})[name] = f"{failure.what} {failure.why}"[:ERROR_LENGTH]
+        chosen.update(sorted(errors)[:LOGGED_FAILURES])
         album = Album(self.path, step)
-        for index in (position * len(samples) // count for position in range(count)):
+        for index in sorted(chosen):
             sample = samples[index]
+            reward = None if rewards is None else rewards.total[index].item()
             self._samples.write(
                 {
                     "step": step,
@@ -121,7 +135,8 @@ class RunDirectory:
                     "response": sample.response_text,
                     "response_tokens": sample.response_tokens,
                     "finished": sample.finished,
-                    "reward": None if rewards is None else rewards[index].item(),
+                    "reward": None if reward is None or math.isnan(reward) else reward,
+                    **({"reward_errors": errors[index]} if index in errors else {}),
                 }
             )
 

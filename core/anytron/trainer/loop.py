@@ -19,6 +19,7 @@ from anytron.trainer.checkpointing import Checkpointing
 from anytron.trainer.exchange import WeightExchange
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
+from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
     from anytron.preflight.prepare import PreparedRun
+    from anytron.rewards.scoring import RewardWorkers
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
 
@@ -93,13 +95,18 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
         if start.finished is not None:
             progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
             return RunSummary(claimed.path, start.finished, {}, 0.0)
-        with start.open(config, claimed) as run, WeightExchange() as exchange:
-            return _train(config, prepared, start, run, exchange.file, executor, progress, restarts)
+        with (
+            start.open(config, claimed) as run,
+            WeightExchange() as exchange,
+            prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
+        ):
+            return _train(config, prepared, score_rewards, start, run, exchange.file, executor, progress, restarts)
 
 
 def _train(
     config: RunConfig,
     prepared: PreparedRun,
+    score_rewards: RewardWorkers,
     start: Start,
     run: RunDirectory,
     exchange: Path,
@@ -115,6 +122,7 @@ def _train(
     write_random_model(config, prepared.tokenizer)
     trainer, rollout = start_workers(executor, config, restarts)
     updates = UpdatePlan.from_config(config, trainer.topology[0])
+    guarded = GuardedUpdates(trainer, updates, config, run.path)
     facts = trainer.describe()
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     checkpoints = Checkpointing(config, trainer, prepared.sampler, run, progress.note)
@@ -142,11 +150,11 @@ def _train(
 
                 with clock.measure("reward"):
                     try:
-                        rewards = prepared.rewards(samples)
+                        rewards = score_rewards(samples)
                     except DataError:
                         run.write_samples(step, samples, rewards=None)
                         raise
-                run.write_samples(step, samples, rewards.total)
+                run.write_samples(step, samples, rewards)
 
             with clock.measure("score"):
                 batch = assemble(samples, config.rollout.temperature)
@@ -158,10 +166,11 @@ def _train(
 
             with clock.measure("update"):
                 outcomes = []
-                for mini_batch in updates.mini_batches(batch, derive_seed(seed, "mini-batches", step)):
-                    outcome = {} if value_loss is None else trainer.update_critic(mini_batch, updates, value_loss)
+                mini_batches = updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
+                for place, mini_batch in enumerate(mini_batches, start=1):
+                    outcome = {} if value_loss is None else guarded.update_critic(mini_batch, value_loss, step, place)
                     if step > warm_up:
-                        outcome |= trainer.update(mini_batch, updates, loss)
+                        outcome |= guarded.update(mini_batch, loss, step, place)
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
@@ -169,7 +178,7 @@ def _train(
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)
-            if step > warm_up:  # before, no log-probs are computed
+            if step > warm_up and metrics["update/skipped"] < len(outcomes):  # otherwise there are no log-probs
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
         progress.finish()

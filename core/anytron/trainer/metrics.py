@@ -32,28 +32,31 @@ def step_metrics(
     Args:
         step: Counted from 1.
         samples: The step's samples, groups side by side.
-        rewards: Their rewards.
+        rewards: Their rewards; samples that were dropped are in none of the rewards' metrics.
         group_size: Samples of one prompt.
         batch: The samples as they were trained on.
-        outcomes: Results of the step's updates; the metrics are their averages.
+        outcomes: Results of the step's updates; the metrics are the averages of those that were not skipped.
         clock: The step's times, in seconds.
     """
-    total = rewards.total
-    groups = total.view(-1, group_size)
+    kept = rewards.total[~rewards.total.isnan()]
+    groups = rewards.total.view(-1, group_size)
+    groups = groups[~groups.isnan().all(dim=1)]
     lengths = torch.tensor([len(sample.response_tokens) for sample in samples], dtype=torch.float32)
     truncated = sum(not sample.finished for sample in samples) / len(samples)
     tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
     seconds = clock.elapsed()
     metrics: dict[str, float] = {
         "step": step,
-        "reward/mean": total.mean().item(),
-        "reward/std": total.std(unbiased=False).item(),
+        "reward/mean": kept.mean().item(),
+        "reward/std": kept.std(unbiased=False).item(),
     }
     if group_size > 1:
-        metrics["reward/group_std_zero_fraction"] = (groups.amax(1) == groups.amin(1)).float().mean().item()
+        alike = groups.nan_to_num(-torch.inf).amax(1) == groups.nan_to_num(torch.inf).amin(1)
+        metrics["reward/group_std_zero_fraction"] = alike.float().mean().item()
     if len(rewards.parts) > 1:
-        metrics |= {f"reward/{name}/mean": part.mean().item() for name, part in rewards.parts.items()}
-    metrics |= {name: sum(outcome[name] for outcome in outcomes) / len(outcomes) for name in outcomes[0]}
+        metrics |= {f"reward/{name}/mean": part[~part.isnan()].mean().item() for name, part in rewards.parts.items()}
+    metrics |= {f"reward/{name}/failed": len(failures) for name, failures in rewards.failures.items()}
+    metrics |= _averages(outcomes)
     if batch.values is not None and batch.returns is not None:
         metrics["critic/explained_variance"] = explained_variance(batch.values, batch.returns, batch.response_mask)
     metrics |= {
@@ -64,6 +67,17 @@ def step_metrics(
     }
     metrics |= {f"time/{name}_s": spent for name, spent in clock.seconds.items()}
     return metrics | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / seconds}
+
+
+def _averages(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average each model's metrics over its updates; those of skipped ones count if there is no other."""
+    averages = {}
+    for name in outcomes[0]:
+        skipped = "critic/update/skipped" if name.startswith("critic/") else "update/skipped"
+        done = [outcome for outcome in outcomes if not outcome[skipped]] or outcomes
+        averages[name] = sum(outcome[name] for outcome in done) / len(done)
+    skips = {name: sum(outcome[name] for outcome in outcomes) for name in averages if name.endswith("update/skipped")}
+    return averages | skips
 
 
 def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> None:

@@ -78,6 +78,7 @@ class UpdatePlan:
         """Give the mini-batches of all passes, with the weights of their tokens.
 
         Groups go into mini-batches in a random order, another one in each pass; a single mini-batch keeps their order.
+        One that has nothing to learn from, because all of its samples are dropped, is left out.
         """
         groups = batch.num_sequences // self.group_size
         generator = torch.Generator().manual_seed(seed)
@@ -86,6 +87,8 @@ class UpdatePlan:
             for chosen in torch.tensor_split(order, self.count):
                 sequences = (chosen[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
                 mini_batch = batch if self.count == 1 else batch.select(sequences)
+                if batch.response_mask.any() and not mini_batch.response_mask.any():
+                    continue
                 weights = loss_weights(mini_batch.lengths, mini_batch.response_mask, self.aggregation)
                 yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mini_batch.response_mask))
 

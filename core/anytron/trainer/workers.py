@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anytron.trainer.restarts import Restarts
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
-RANK_VALUES = ("grad_norm", "lr")
+RANK_VALUES = ("grad_norm", "lr", "update/skipped")
 """Results of an update that are the same on every rank; all others are sums, to be added over replicas."""
 
 

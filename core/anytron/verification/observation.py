@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.errors import EngineError
 from anytron.trainer.updates import UpdatePlan
 from anytron.verification.trajectories import SAMPLES
 
@@ -48,8 +49,14 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     if loss.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
     mini_batch = next(plan.mini_batches(batch, config.trainer.seed))
-    grad_norm = trainer.update(mini_batch, plan, loss)["grad_norm"]
-    return Observation(logits, scored.log_probs, grad_norm)
+    metrics = trainer.update(mini_batch, plan, loss)
+    if metrics["update/skipped"]:
+        raise EngineError(
+            "The loss or a gradient is not finite.",
+            where="update",
+            why=f"the loss is {metrics['loss/total']:.4g}, the norm of the gradient {metrics['grad_norm']:.4g}",
+        )
+    return Observation(logits, scored.log_probs, metrics["grad_norm"])
 
 
 def first_sequences(batch: RaggedBatch) -> RaggedBatch:

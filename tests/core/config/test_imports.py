@@ -28,6 +28,7 @@ number = 5
 def directory(tmp_path):
     (tmp_path / "task.py").write_text(CODE)
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "leaving.py").write_text("exit(0)\n")
     return tmp_path
 
 
@@ -57,6 +58,7 @@ def test_a_file_is_run_once(directory):
         ("PATH/task.py:mak", "(?s)has no 'mak'.*did you mean make"),
         ("PATH/task.py:number", "(?s)not a function.*int"),
         ("PATH/broken.py:f", "(?s)fails to run.*a_package_that_is_not_there"),
+        ("PATH/leaving.py:f", "(?s)fails to run.*SystemExit: 0"),
     ],
 )
 def test_what_cannot_be_found_is_explained(directory, reference, message):
@@ -68,3 +70,5 @@ def test_a_module_that_lacks_a_dependency_is_not_called_missing(directory, monke
     monkeypatch.syspath_prepend(directory)
     with pytest.raises(ConfigError, match=r"(?s)Module broken fails to import.*a_package_that_is_not_there"):
         resolve("broken:f", key="k")
+    with pytest.raises(ConfigError, match=r"(?s)Module leaving fails to import.*SystemExit: 0"):
+        resolve("leaving:f", key="k")

@@ -1,4 +1,4 @@
-"""Reward functions, good and bad."""
+"""Reward functions: what they may return, and how those of a run are found and added."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from anytron.config.schema import RewardSection
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample
+from anytron.rewards.answer import Answer, answer
 from anytron.rewards.registered import contains, exact_match
-from anytron.rewards.scoring import Reward, RewardSum
+from anytron.rewards.scoring import RewardSum
 
 
 def sample(response="13", prompt_id="p0", **data) -> Sample:
@@ -43,10 +44,12 @@ def test_rewards_are_added_with_their_weights_and_options(tmp_path):
         RewardSection(function="exact_match", weight=2.0),
         RewardSection(function=f"{tmp_path}/r.py:size", weight=-1.0, options={"per": 10}),
     ]
-    scores = RewardSum.from_config(sections)(SAMPLES)
+    with RewardSum.from_config(sections).start(tmp_path / "logs", start_timeout_s=60) as score:
+        scores = score(SAMPLES)
     torch.testing.assert_close(scores.total, torch.tensor([1.8, 1.6, -0.5]))
     assert scores.parts["exact_match"].tolist() == [1, 1, 0]
     torch.testing.assert_close(scores.parts["size"], torch.tensor([0.2, 0.4, 0.5]))
+    assert scores.failures == {"exact_match": {}, "size": {}}
 
 
 @pytest.mark.parametrize(("options", "says"), [({"per": 1, "limit": 3}, "'limit'"), ({}, "'per'")])
@@ -62,38 +65,40 @@ def test_two_rewards_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize(
-    "answer", [[1, 0, 0.5], (True, False, 0.5), torch.tensor([1, 0, 0.5]), torch.tensor([1, 0, 0.5]).numpy()]
+    "returned", [[1, 0, 0.5], (True, False, 0.5), torch.tensor([1, 0, 0.5]), torch.tensor([1, 0, 0.5]).numpy()]
 )
-def test_any_sequence_of_numbers_will_do(answer):
-    values = Reward("r", lambda samples: answer, 1.0)(SAMPLES)
-    assert values.dtype == torch.float32
-    assert values.tolist() == [1, 0, 0.5]
+def test_any_sequence_of_numbers_will_do(returned):
+    assert answer(lambda samples: returned, SAMPLES) == Answer([1.0, 0.0, 0.5], [])
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("returned", "values", "what", "why", "sample"),
     [
-        ([0.0, math.nan, 0.0], "(?s)A reward is nan.*reward judge, prompt p1, response ' 13 '.*finite"),
-        ([0.0, 0.0, -math.inf], "(?s)A reward is -inf.*prompt p2"),
-        ([0.0, 1e39, 0.0], "(?s)A reward is inf.*prompt p1.*finite in float32"),
-        ([1.0, 2.0], "(?s)wrong number of rewards.*reward judge.*2 rewards for 3 samples"),
-        ([1.0, None, 2.0], "(?s)not a number.*prompt p1.*None"),
-        (0.5, "(?s)returned no list.*float"),
-        (None, "(?s)returned no list.*NoneType"),
+        ([0.0, math.nan, 0.0], [0.0, None, 0.0], "A reward is nan.", "must be finite", 1),
+        ([0.0, 0.0, -math.inf], [0.0, 0.0, None], "A reward is -inf.", "must be finite", 2),
+        ([0.0, 1e39, 0.0], [0.0, None, 0.0], "A reward is inf.", "finite in float32", 1),
+        ([1.0, None, 2.0], [1.0, None, 2.0], "A reward is not a number.", "it is None", 1),
+        ([1.0, 2.0], [], "A reward function returned the wrong number of rewards.", "2 rewards for 3 samples", None),
+        (0.5, [], "A reward function returned no list.", "it returned float", None),
+        (None, [], "A reward function returned no list.", "it returned NoneType", None),
     ],
 )
-def test_an_unusable_answer_names_function_and_sample(answer, message):
-    with pytest.raises(DataError, match=message):
-        Reward("judge", lambda samples: answer, 1.0)(SAMPLES)
+def test_what_cannot_be_used_is_a_failure_of_its_sample_or_of_the_call(returned, values, what, why, sample):
+    found = answer(lambda samples: returned, SAMPLES)
+    (failure,) = found.failures
+    assert found.values == values
+    assert (failure.what, failure.sample, failure.ends) == (what, sample, False)
+    assert why in failure.why
+    assert Answer.from_json(found.as_json()) == found
 
 
 def test_a_function_that_raises_is_shown_with_the_sample_it_looked_at():
     def score(one):
         return 1 / (one.prompt_id != "p2")
 
-    with pytest.raises(DataError, match=r"(?s)reward judge, prompt p2.*ZeroDivisionError.*samples\.jsonl") as caught:
-        Reward("judge", lambda samples: [score(one) for one in samples], 1.0)(SAMPLES)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    (failure,) = answer(lambda samples: [score(one) for one in samples], SAMPLES).failures
+    assert (failure.what, failure.sample) == ("A reward function raised.", 2)
+    assert "ZeroDivisionError" in failure.why
 
 
 def test_a_generator_will_do_and_may_raise_late():
@@ -103,6 +108,7 @@ def test_a_generator_will_do_and_may_raise_late():
                 raise LookupError("no opinion")
             yield 1.0
 
-    assert Reward("judge", judge, 1.0)(SAMPLES[:2]).tolist() == [1, 1]
-    with pytest.raises(DataError, match=r"(?s)raised.*reward judge, prompt p2.*LookupError: no opinion"):
-        Reward("judge", judge, 1.0)(SAMPLES)
+    assert answer(judge, SAMPLES[:2]).values == [1, 1]
+    (failure,) = answer(judge, SAMPLES).failures
+    assert failure.sample == 2
+    assert "LookupError: no opinion" in failure.why

@@ -15,6 +15,8 @@ from PIL import Image
 
 from anytron.config.schema import RunConfig
 from anytron.rewards import Sample
+from anytron.rewards.answer import Failure
+from anytron.rewards.scoring import RewardScores
 from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.plot import plot_reward, smoothed
 from anytron.tracking.record import RunRecord
@@ -51,6 +53,10 @@ def sample(index: int) -> Sample:
     return Sample(f"p{index}", "31>", "1é", (3,), (1, 3), (-0.1, -0.2), finished=True, data={})
 
 
+def scores(total) -> RewardScores:
+    return RewardScores(total, {}, {})
+
+
 def test_the_configuration_as_resolved_can_be_run_again(tmp_path):
     original = config(tmp_path)
     with begun(original) as run:
@@ -66,17 +72,30 @@ def test_metrics_are_on_disk_as_soon_as_they_are_written(tmp_path):
 
 def test_samples_are_spread_over_the_step(tmp_path):
     with begun(config(tmp_path, log_samples=3)) as run:
-        run.write_samples(4, [sample(index) for index in range(9)], torch.arange(9.0))
+        run.write_samples(4, [sample(index) for index in range(9)], scores(torch.arange(9.0)))
     records = read_jsonl(run.path / "samples.jsonl")
     assert [(record["prompt_id"], record["reward"]) for record in records] == [("p0", 0), ("p3", 3), ("p6", 6)]
     assert records[0]["step"] == 4
     assert records[0]["response"] == "1é"
 
 
+def test_samples_that_a_reward_failed_for_are_written_with_the_reason(tmp_path):
+    failure = Failure("A reward function raised.", "LookupError: " + 5000 * "x")
+    rewards = RewardScores(torch.tensor([0.5] + 29 * [torch.nan]), {}, {"judge": dict.fromkeys(range(1, 30), failure)})
+    with begun(config(tmp_path, log_samples=1)) as run:
+        run.write_samples(1, [sample(index) for index in range(30)], rewards)
+    first, *failed = read_jsonl(run.path / "samples.jsonl")
+    assert first["reward"] == 0.5
+    assert "reward_errors" not in first
+    assert [record["prompt_id"] for record in failed] == [f"p{index}" for index in range(1, 17)]
+    assert all(record["reward"] is None and len(record["reward_errors"]["judge"]) == 2000 for record in failed)
+    assert failed[0]["reward_errors"]["judge"].startswith("A reward function raised. LookupError: xxx")
+
+
 @pytest.mark.parametrize("count", [0, 50])
 def test_as_many_samples_as_there_are_at_most(tmp_path, count):
     with begun(config(tmp_path, log_samples=count)) as run:
-        run.write_samples(1, [sample(0), sample(1)], torch.zeros(2))
+        run.write_samples(1, [sample(0), sample(1)], scores(torch.zeros(2)))
     assert len(read_jsonl(run.path / "samples.jsonl")) == min(count, 2)
 
 
@@ -91,7 +110,9 @@ def test_what_was_recorded_after_the_checkpoint_is_removed_and_what_was_before_i
     with begun(config(tmp_path)) as run:
         for step in (1, 2, 3):
             run.write_metrics({"step": step, "reward/mean": step / 3})
-            run.write_samples(step, [replace(sample(0), images=(red,), response_text="\u2028\x85")], torch.ones(1))
+            run.write_samples(
+                step, [replace(sample(0), images=(red,), response_text="\u2028\x85")], scores(torch.ones(1))
+            )
     before = {name: (run.path / name).read_bytes().split(b"\n") for name in ("metrics.jsonl", "samples.jsonl")}
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')  # the process was killed here
@@ -135,7 +156,9 @@ def test_configurations_may_hold_secrets_and_are_private(tmp_path):
 
 def test_characters_that_utf8_cannot_hold_do_not_end_a_run(tmp_path):
     with begun(config(tmp_path)) as run:
-        run.write_samples(1, [replace(sample(0), prompt_id="\ud800", response_text="1\u2028\x852")], torch.ones(1))
+        run.write_samples(
+            1, [replace(sample(0), prompt_id="\ud800", response_text="1\u2028\x852")], scores(torch.ones(1))
+        )
     (record,) = read_jsonl(run.path / "samples.jsonl")
     assert (record["prompt_id"], record["response"]) == ("\ud800", "1\u2028\x852")
 
@@ -176,7 +199,7 @@ def test_pictures_of_samples_are_saved_once_and_small(tmp_path):
     Image.new("L", (20, 30)).save(file)
     seen = [replace(sample(index), images=images) for index, images in enumerate([(large,), (large, file), ()])]
     with begun(config(tmp_path, log_samples=3)) as run:
-        run.write_samples(7, seen, torch.zeros(3))
+        run.write_samples(7, seen, scores(torch.zeros(3)))
     records = read_jsonl(run.path / "samples.jsonl")
     assert [record.get("images") for record in records] == [
         ["images/00007-0.png"],

@@ -42,6 +42,8 @@ class TorchEngine:
         self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
         self.clip = config.optimizer.clip_grad
         self.version = 0
+        self.critic_updates = 0
+        self.break_critic_at = None
         if config.critic is not None:
             self.critic = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).model
             self.head = torch.nn.Linear(self.critic.config.hidden_size, 1, bias=False)
@@ -85,17 +87,24 @@ class TorchEngine:
         )
 
     def update_critic(self, micro_batches, loss):
+        self.critic_updates += 1
+        factor = torch.nan if self.critic_updates == self.break_critic_at else 1.0
+        outputs = [TokenOutputs(values=self.value(batch) * factor) for batch in micro_batches]
         return self.step(
-            self.critic_optimizer, [loss(TokenOutputs(values=self.value(batch)), batch) for batch in micro_batches]
+            self.critic_optimizer, [loss(one, batch) for one, batch in zip(outputs, micro_batches, strict=True)]
         )
 
     def step(self, optimizer, parts):
         optimizer.zero_grad()
-        sum(part.loss for part in parts).backward()
+        loss = sum(part.loss for part in parts)
+        loss.backward()
         norm = clip_grad_norm_(optimizer.param_groups[0]["params"], self.clip)
-        optimizer.step()
+        finite = bool((loss + norm).isfinite())
+        if finite:
+            optimizer.step()
         totals = {name: sum(part.metrics[name].item() for part in parts) for name in parts[0].metrics}
-        return totals | {"grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
+        rates = {"grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
+        return totals | rates | {"update/skipped": float(not finite)}
 
     def export_weights(self, path):
         weights = {name: tensor.clone() for name, tensor in self.models["policy"].state_dict().items()}
@@ -174,13 +183,16 @@ class Forgetful:
 class InProcessExecutor:
     """Runs engines in this process: the training engine above, the rollout engine by its entry point.
 
-    With ``lose_every`` the rollout engine loses every n-th response.
+    With ``lose_every`` the rollout engine loses every n-th response; with ``break_critic_at`` the critic's n-th update
+    gives NaN.
     """
 
     config: RunConfig
     started: list = field(default_factory=list)
     ended: int = 0
     lose_every: int | None = None
+    break_critic_at: int | None = None
+    engines: list = field(default_factory=list)
 
     def end(self):
         self.ended += 1
@@ -190,7 +202,9 @@ class InProcessExecutor:
         context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role))
         self.started.append(role)
         if role == "trainer":
-            return InProcessGroup(TorchEngine(context))
+            self.engines.append(TorchEngine(context))
+            self.engines[0].break_critic_at = self.break_critic_at
+            return InProcessGroup(self.engines[0])
         (found,) = entry_points(group=engine_group, name=engine_name)
         engine = found.load().load()(context)
         return InProcessGroup(engine if self.lose_every is None else Forgetful(engine, self.lose_every))

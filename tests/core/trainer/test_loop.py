@@ -58,7 +58,7 @@ def test_a_policy_learns_what_it_is_rewarded_for(new_run):
 
     assert {path.name for path in summary.output_dir.iterdir()} == {
         ".lock", "run.json", "config.yaml", "patches.json", "metrics.jsonl", "samples.jsonl", "plots", "hf",
-        "initial_model", "checkpoints",
+        "initial_model", "checkpoints", "logs",
     }  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(summary.output_dir / "hf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(summary.output_dir / "hf")
@@ -191,7 +191,7 @@ def moody(samples):
         raise KeyError("no judge today")
     return [0.5 + index % 2 for index, _ in enumerate(samples)]
 """
-    run = new_run(code, rewards=[{"function": "task.py:moody"}], trainer={"total_steps": 5})
+    run = new_run(code, rewards=[{"function": "task.py:moody", "on_error": "stop"}], trainer={"total_steps": 5})
     with pytest.raises(DataError, match=r"(?s)reward moody.*no judge today"):
         run.train()
     directory = Path(run.config.trainer.output_dir)
@@ -199,6 +199,53 @@ def moody(samples):
     third = [record for record in lines(directory / "samples.jsonl") if record["step"] == 3]
     assert len(third) == 64
     assert all(record["reward"] is None for record in third)
+
+
+PICKY = """
+def picky(samples):
+    if any("7" in sample.response_text for sample in samples):
+        raise LookupError("seven")
+    return [sum(sample.response_tokens) / 30 for sample in samples]
+"""
+
+
+def test_samples_that_a_reward_fails_for_are_counted_and_written_and_not_learnt_from(new_run):
+    run = new_run(PICKY, rewards=[{"function": "task.py:picky"}], algorithm={"mini_batches": 8}, rollout=SMALL)
+    run.train()
+    samples = lines(Path(run.config.trainer.output_dir) / "samples.jsonl")
+    for metrics in run.progress.steps:
+        assert 0 < metrics["reward/picky/failed"] < 32
+        assert metrics["grad_norm"] > 0
+        assert metrics["update/skipped"] == 0
+    failed = [record for record in samples if "7" in record["response"]]
+    assert all(record["reward"] is None and "seven" in record["reward_errors"]["picky"] for record in failed)
+    assert len(failed) >= sum(min(16, metrics["reward/picky/failed"]) for metrics in run.progress.steps)
+    assert all("reward_errors" not in record for record in samples if "7" not in record["response"])
+
+
+SMALL = {"samples_per_prompt": 4}
+
+
+@pytest.mark.parametrize(
+    ("code", "sections", "error"),
+    [
+        (
+            "def exits(samples):\n    exit()\n",
+            {"rewards": [{"function": "task.py:exits"}]},
+            "wanted to end its process",
+        ),
+        (
+            "def exits():\n    exit()\n",
+            {"data": {"source": "task.py:exits", "options": {}}},
+            "source of prompts failed",
+        ),
+        ("def exits():\n    exit()\n", {"model": {"tokenizer": "task.py:exits"}}, "tokenizer wanted to end the run"),
+    ],
+    ids=["reward", "source", "tokenizer"],
+)
+def test_a_function_of_the_user_that_exits_ends_the_run_with_an_error(new_run, code, sections, error):
+    with pytest.raises((ConfigError, DataError), match=error):
+        new_run(code, **sections).train()
 
 
 def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):

@@ -43,12 +43,14 @@ class Rank:
 
     def update_critic(self, micro_batches, loss):
         weight = sum(batch.loss_weights.sum().item() for batch in micro_batches)
-        return {"critic/weight": weight, "grad_norm": 4.0, "lr": 0.25} if self.place.reports else None
+        metrics = {"critic/weight": weight, "grad_norm": 4.0, "lr": 0.25, "update/skipped": 0.0}
+        return metrics if self.place.reports else None
 
     def update(self, micro_batches, loss):
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
         weight = sum(batch.loss_weights.sum().item() for batch in micro_batches)
-        return {"weight": weight, "grad_norm": 3.0, "lr": 0.5} if self.place.reports else None
+        metrics = {"weight": weight, "grad_norm": 3.0, "lr": 0.5, "update/skipped": 1.0}
+        return metrics if self.place.reports else None
 
 
 def routing_of(tokens):
@@ -111,7 +113,12 @@ def test_a_save_has_the_files_of_every_rank_or_is_not_over(workers):
 def test_the_critics_metrics_are_told_from_the_policys(workers, batch):
     (mini_batch,) = plan().mini_batches(batch, seed=0)
     metrics = workers.update_critic(mini_batch, plan(), ValueLoss())
-    assert metrics == {"critic/weight": pytest.approx(1.0), "critic/grad_norm": 4.0, "critic/lr": 0.25}
+    assert metrics == {
+        "critic/weight": pytest.approx(1.0),
+        "critic/grad_norm": 4.0,
+        "critic/lr": 0.25,
+        "critic/update/skipped": 0.0,
+    }
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])
@@ -144,7 +151,7 @@ def test_ranks_of_one_copy_see_the_same(workers, batch):
 def test_sums_are_added_over_copies_and_rank_values_are_not(workers, batch):
     (mini_batch,) = plan().mini_batches(batch, seed=0)
     metrics = workers.update(mini_batch, plan(), PolicyLoss())
-    assert metrics == {"weight": pytest.approx(1.0), "grad_norm": 3.0, "lr": 0.5}
+    assert metrics == {"weight": pytest.approx(1.0), "grad_norm": 3.0, "lr": 0.5, "update/skipped": 1.0}
 
 
 @pytest.mark.parametrize(

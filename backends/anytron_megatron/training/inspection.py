@@ -1,0 +1,199 @@
+"""Find the module in which a number stops being finite, by looking at every tensor that modules exchange.
+
+Hooks look at each module's output in the forward pass, and at the gradients of modules' inputs and outputs in the
+backward pass. Inner modules come before outer ones, and what comes first is where it began.
+``torch.autograd.detect_anomaly`` would name an operation and not the module, and sees no infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from anytron.engines.protocol import Inspection, NonFinite
+from anytron_megatron.training.schedule import forward_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+    from anytron.algorithms.contract import LossFunction, LossOutputs
+    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.sequences import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
+    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+    from anytron_megatron.training.schedule import Feature, ModelChunk
+
+    What = Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
+
+
+def inspect_update(
+    chunks: Sequence[ModelChunk],
+    micro_batches: Sequence[RaggedBatch],
+    preparer: BatchPreparer,
+    loss_fn: LossFunction,
+    *features: Feature,
+) -> Inspection:
+    """Do the passes of an update and look at every number; see :meth:`InspectableEngine.inspect_update`.
+
+    Arguments as for :func:`~anytron_megatron.training.schedule.forward_backward`, on one rank.
+    """
+    weights = tuple(
+        _name(name)
+        for chunk in chunks
+        for name, parameter in chunk.module.named_parameters()
+        if not bool(parameter.isfinite().all())
+    )
+    watch = _Watch(chunks)
+    try:
+        parts = forward_backward(chunks, micro_batches, preparer, partial(watch.loss, loss_fn), watch.begin, *features)
+    finally:
+        watch.end()
+    metrics = {name: sum(float(part[name]) for part in parts) for name in parts[0]}
+    return Inspection(weights, watch.first, metrics)
+
+
+class _Watch:
+    """Hooks on all modules and parameters of a model, and what they have found.
+
+    Attributes:
+        first: The first number that was not finite.
+    """
+
+    def __init__(self, chunks: Sequence[ModelChunk]) -> None:
+        self.first: NonFinite | None = None
+        self._gradient: Tensor | None = None  # the one in which it was found
+        self._micro_batch = -1
+        self._layouts: list[SequenceLayout] = []
+        self._handles: list[RemovableHandle] = []
+        for chunk in chunks:
+            for name, module in chunk.module.named_modules():
+                name = _name(name)  # noqa: PLW2901 - without the data-parallel wrapper
+                takes, gives = partial(self._takes, name), partial(self._gives, name)
+                self._handles.append(module.register_forward_pre_hook(takes, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(gives))
+            for name, parameter in chunk.module.named_parameters():
+                if parameter.requires_grad:
+                    found = partial(self._look_at_gradient, _name(name), "gradient")
+                    self._handles.append(parameter.register_hook(found))
+
+    def begin(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        """Take note of the micro-batch that comes next: a feature of the passes."""
+        del chunk
+        self._micro_batch += 1
+        layout = prepared.inputs.layout
+        self._layouts = [layout, layout.taken]
+        return None
+
+    def loss(self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
+        """Compute a micro-batch's loss and look at it, and at the gradients of what it was computed from."""
+        for name, values in vars(outputs).items():
+            for tensor in tree_leaves(values):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(partial(self._look_at_gradient, f"loss (by {name})", "gradient of its input"))
+        part = loss_fn(outputs, batch)
+        self._look("loss", "loss", part.loss)
+        return part
+
+    def end(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _takes(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del module
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(partial(self._look_at_gradient, name, "gradient of its input"))
+
+    def _gives(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
+        del module, args
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                self._look(name, "output", tensor.detach())
+                if tensor.requires_grad:
+                    tensor.register_hook(partial(self._look_at_gradient, name, "gradient of its output"))
+
+    def _look_at_gradient(self, name: str, what: What, gradient: Tensor) -> None:
+        """Look at a gradient. Of the modules that share the tensor, the last one that took it is named."""
+        if self.first is None or self._gradient is gradient:
+            before, self.first = self.first, None
+            self._look(name, what, gradient)
+            self._gradient = gradient if self.first is not None else self._gradient
+            self.first = self.first or before
+
+    def _look(self, name: str, what: What, values: Tensor) -> None:
+        """Take note of the first number that is not finite, and of its token as soon as a tensor tells."""
+        known = self.first
+        if known is not None and known.token is not None:
+            return
+        if known is not None and (known.what != what or known.micro_batch != self._micro_batch):
+            return
+        bad = ~values.isfinite()
+        place = self._token(bad)
+        if place is _PADDING or not bool(bad.any()):
+            return
+        if known is None:
+            known = NonFinite(
+                place=name,
+                what=what,
+                value=_spelled(float(values[bad][0])),
+                count=int(bad.sum()),
+                size=bad.numel(),
+                micro_batch=self._micro_batch,
+            )
+        if isinstance(place, tuple):
+            known = replace(known, sequence=place[0], token=place[1])
+        self.first = known
+
+    def _token(self, bad: Tensor) -> tuple[int, int] | object | None:
+        """Find sequence and token of the first bad number.
+
+        Returns:
+            Both; None if the tensor has no row for each token, :data:`_PADDING` if only padding is bad.
+        """
+        for layout in self._layouts:
+            rows, columns = layout.shape
+            if bad.ndim >= 2 and tuple(bad.shape[:2]) == (columns, rows):
+                slots = bad.flatten(2).any(-1).t() if bad.ndim > 2 else bad.t()
+            elif bad.ndim >= 2 and tuple(bad.shape[:2]) == (rows, columns):
+                slots = bad.flatten(2).any(-1) if bad.ndim > 2 else bad
+            elif rows == 1 and bad.ndim >= 1 and bad.shape[0] == columns:
+                slots = (bad.flatten(1).any(-1) if bad.ndim > 1 else bad)[None]
+            elif bad.ndim >= 1 and bad.shape[0] == layout.num_tokens:
+                tokens = bad.flatten(1).any(-1) if bad.ndim > 1 else bad
+                return _place(layout, int(tokens.nonzero()[0])) if bool(tokens.any()) else None
+            else:
+                continue
+            if not bool(slots.any()):
+                return None
+            real = (slots & layout.valid).flatten().nonzero()
+            return _place(layout, int(layout.token_index[real[0, 0]])) if len(real) else _PADDING
+        return None
+
+
+_PADDING = object()
+"""Whatever stands in padding reaches no loss."""
+
+
+def _place(layout: SequenceLayout, token: int) -> tuple[int, int]:
+    """Sequence of a flat token, and its position there."""
+    ends = torch.cumsum(layout.lengths, 0)
+    sequence = int(torch.searchsorted(ends, token, right=True))
+    return sequence, token - int(ends[sequence] - layout.lengths[sequence])
+
+
+def _name(name: str) -> str:
+    """A module's or parameter's name in the model, without that of the data-parallel wrapper."""
+    return name.removeprefix("module.")
+
+
+def _spelled(number: float) -> str:
+    return "nan" if math.isnan(number) else "inf" if number > 0 else "-inf"

@@ -1,0 +1,126 @@
+"""``anytron replay``: do an update that gave NaN or infinity again, and print where the first such number arises."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from anytron.components import EXECUTORS, find_component
+from anytron.config.diagnostics import refuse
+from anytron.errors import DataError
+from anytron.preflight.capabilities import replay_diagnostics
+from anytron.preflight.open_run import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.engines.protocol import NonFinite
+    from anytron.trainer.bad_batch import BadUpdate
+    from anytron.trainer.replay import Finding
+
+ONE_RANK = (
+    "parallel={tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1, "
+    "data_parallel_size: 1, expert_model_parallel_size: 1, expert_tensor_parallel_size: null, sequence_parallel: null}"
+)
+
+
+def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None, as_json: bool) -> bool:
+    """Replay a saved mini-batch, print what was found, and say whether every number was finite.
+
+    Args:
+        path: A directory below ``bad_batches/``.
+        overrides: Keys of the run's configuration to change, for example ``model.dtype=float32``.
+        checkpoint: A checkpoint to take the weights from.
+        as_json: Print JSON.
+
+    Raises:
+        AnytronError: The directory, the configuration or the machine is not fit for it.
+    """
+    from anytron.trainer.bad_batch import CONFIG, read_bad_batch
+
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    path = path.resolve()
+    update, batch = read_bad_batch(path)
+    directory = Path(tempfile.mkdtemp(prefix="anytron-replay-"))
+    origin, weights = _weights(path, checkpoint)
+    own = [ONE_RANK, "executor.kind=local", "resume=never", _set("trainer.output_dir", directory), *weights]
+    run = open_run(path / CONFIG, [*own, *overrides])
+    for line in run.lines:
+        notes.print(line, markup=False)
+    refuse([*run.diagnostics, *replay_diagnostics(run.config)])
+    executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
+
+    from anytron.trainer.replay import replay  # torch: only when nothing has been found wrong so far
+
+    notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
+    files = None if checkpoint is None else checkpoint.resolve() / "training"
+    with executor_class(run.config, run.session) as executor:
+        finding = replay(update, batch, run.config, executor, files)
+    shutil.rmtree(directory)
+    print(json.dumps(_record(update, finding, origin), indent=2) if as_json else "\n".join(_lines(finding)))
+    return not finding.reproduced
+
+
+def _weights(path: Path, checkpoint: Path | None) -> tuple[str, list[str]]:
+    """Find what the update starts from: its name for people, and overrides."""
+    from anytron.config.load import load_config
+    from anytron.trainer.bad_batch import CONFIG
+    from anytron.trainer.initial_model import model_directory
+
+    config = load_config(path / CONFIG)
+    made = config.model.path is None
+    initial = [_set("model.path", model_directory(config)), "model.config=null"] if made else []
+    if checkpoint is not None:
+        return f"the checkpoint {checkpoint}", initial
+    if (path / "critic").is_dir():
+        return "its weights at that time", [*initial, _set("critic.path", path / "critic")]
+    if (path / "adapter").is_dir():
+        return "its adapters at that time", [*initial, _set("model.lora.path", path / "adapter")]
+    if (path / "model").is_dir():
+        tokenizer = [] if config.model.tokenizer else [_set("model.tokenizer", config.model.path)]
+        return "its weights at that time", [_set("model.path", path / "model"), "model.config=null", *tokenizer]
+    if not model_directory(config).is_dir():
+        raise DataError(
+            "The model that the run started from is gone.",
+            where=str(model_directory(config)),
+            fix=f"give a checkpoint: anytron replay {path} --checkpoint PATH",
+        )
+    return "the initial model", initial
+
+
+def _set(key: str, value: object) -> str:
+    """Write an override; paths may hold what YAML reads as something else."""
+    return f"{key}={json.dumps(str(value))}"
+
+
+def _lines(finding: Finding) -> list[str]:
+    inspection = finding.inspection
+    lines = [f"in the saved batch: {field}" for field in finding.data]
+    lines += [f"in the weights: {name}" for name in inspection.weights]
+    first = inspection.first
+    if first is None:
+        return [*lines, "in the passes: every number is finite"]
+    lines.append(f"first in the passes: {first.value} in the {_where(first)}, {first.count} of {first.size} numbers")
+    if finding.sequence is None:
+        return [*lines, f"  micro-batch {first.micro_batch}"]
+    place = f"sequence {finding.sequence} of the mini-batch, token {first.token} (id {finding.token_id})"
+    return [*lines, f"  micro-batch {first.micro_batch}, {place}"]
+
+
+def _where(first: NonFinite) -> str:
+    if first.what == "loss":
+        return "loss"
+    if first.what in ("output", "gradient"):
+        return f"{first.what} of {first.place}"
+    return first.what.replace("its", f"{first.place}'s")
+
+
+def _record(update: BadUpdate, finding: Finding, origin: str) -> dict[str, Any]:
+    """Give what ``--json`` prints."""
+    return {"update": asdict(update), "from": origin, **asdict(finding)}

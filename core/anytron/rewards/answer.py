@@ -1,0 +1,138 @@
+"""Call a reward function and say what it answered, as plain numbers and texts."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.rewards.registered import RewardFunction
+    from anytron.rewards.sample import Sample
+
+LARGEST = 3.4028234663852886e38
+"""The largest float32: rewards become float32."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no usable reward.
+
+    Attributes:
+        what: As a sentence.
+        why: The cause: a traceback, what was returned, how a process ended.
+        fix: What would help.
+        sample: Position, in the call, of the sample concerned; None if that is not known.
+        ends: The process had better be replaced: its memory is full, or the function wanted to end it.
+    """
+
+    what: str
+    why: str
+    fix: str = ""
+    sample: int | None = None
+    ends: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a function answered to one call.
+
+    Attributes:
+        values: One number for each sample, None where ``failures`` say why there is none; empty if the call as a
+            whole failed, for which there is one failure.
+        failures: In the samples' order.
+    """
+
+    values: list[float | None]
+    failures: list[Failure]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the function has answered at all."""
+        return bool(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what :meth:`from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Answer:
+        """Read what :meth:`as_json` gave."""
+        return cls(record["values"], [Failure(**failure) for failure in record["failures"]])
+
+    @classmethod
+    def failed(cls, failure: Failure) -> Answer:
+        """Answer a call that failed as a whole."""
+        return cls([], [failure])
+
+
+def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
+    """Call the function with all samples and check what it returns. Whatever it does is an answer, ``exit()`` too."""
+    try:
+        scores = function(samples)
+        if isinstance(scores, Iterator):
+            scores = list(scores)  # a generator raises only when it is read
+    except BaseException as error:  # noqa: BLE001 - the function is the user's
+        return Answer.failed(_raised(error, samples))
+    try:
+        # Users return tensors and arrays as well as lists.
+        values: list[Any] = scores.tolist() if hasattr(scores, "tolist") else list(scores)
+    except TypeError:
+        why, fix = f"it returned {type(scores).__name__}", "return one number for each sample"
+        return Answer.failed(Failure("A reward function returned no list.", why, fix))
+    if len(values) != len(samples):
+        what = "A reward function returned the wrong number of rewards."
+        why = f"{len(values)} rewards for {len(samples)} samples"
+        return Answer.failed(Failure(what, why, "return one number for each sample, in order"))
+    found = [_unusable(value, position) for position, value in enumerate(values)]
+    return Answer(
+        [float(value) if failure is None else None for value, failure in zip(values, found, strict=True)],
+        [failure for failure in found if failure is not None],
+    )
+
+
+def _unusable(value: object, position: int) -> Failure | None:
+    if not isinstance(value, Real):
+        return Failure(
+            "A reward is not a number.", f"it is {value!r}", "return one number for each sample", sample=position
+        )
+    number = float(value)
+    if math.isfinite(number) and abs(number) <= LARGEST:
+        return None
+    return Failure(
+        f"A reward is {number if not math.isfinite(number) else math.copysign(math.inf, number)}.",
+        "rewards must be finite in float32: one that is not would reach every weight of the model",
+        "return a finite number for every sample",
+        sample=position,
+    )
+
+
+def _raised(error: BaseException, samples: Sequence[Sample]) -> Failure:
+    text = "".join(traceback.format_exception(error)).rstrip()
+    sample = culprit(error, samples)
+    if isinstance(error, MemoryError):
+        fix = "raise rewards[].memory_gib, or let the function keep less"
+        return Failure("A reward function ran out of memory.", text, fix, sample, ends=True)
+    if isinstance(error, Exception):
+        return Failure("A reward function raised.", text, "correct the function", sample)
+    fix = "return a number; a program that the function tries out belongs into a process of its own"
+    return Failure("A reward function wanted to end its process.", text, fix, sample, ends=True)
+
+
+def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:
+    """Find the position of the sample that a function was looking at when it raised.
+
+    It is taken from the local variables of the innermost frame that has one; None if no frame does.
+    """
+    known = {id(sample): position for position, sample in enumerate(list(samples))}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if id(value) in known:
+                return known[id(value)]
+    return None

@@ -1,0 +1,108 @@
+"""What becomes of a run when an update gives NaN or infinity; the engine has left the weights as they were."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.errors import EngineError
+from anytron.trainer.bad_batch import BadUpdate, write_bad_batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anytron.algorithms.contract import LossFunction
+    from anytron.batch import RaggedBatch
+    from anytron.config.schema import RunConfig
+    from anytron.engines.protocol import UpdatedModel
+    from anytron.trainer.updates import UpdatePlan
+    from anytron.trainer.workers import TrainingWorkers
+
+BAD_BATCHES = "bad_batches"
+
+
+class GuardedUpdates:
+    """Does updates; saves the mini-batches of those that were skipped, and stops as ``trainer.on_non_finite`` says.
+
+    Args:
+        trainer: Does them.
+        plan: How mini-batches are divided.
+        config: The run's.
+        directory: The run's.
+    """
+
+    def __init__(self, trainer: TrainingWorkers, plan: UpdatePlan, config: RunConfig, directory: Path) -> None:
+        self._trainer = trainer
+        self._plan = plan
+        self._config = config
+        self._directory = directory / BAD_BATCHES
+        self._in_a_row = {"policy": 0, "critic": 0}
+
+    def update(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
+        """Update the policy and return the metrics.
+
+        Args:
+            mini_batch: What it learns from.
+            loss: The policy's.
+            step: Training step, from 1.
+            place: Which update of the step it is, from 1.
+
+        Raises:
+            EngineError: The update was skipped, and the run is to stop.
+        """
+        metrics = self._trainer.update(mini_batch, self._plan, loss)
+        self._look("policy", metrics, mini_batch, step, place)
+        return metrics
+
+    def update_critic(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
+        """Update the critic, otherwise as :meth:`update`."""
+        metrics = self._trainer.update_critic(mini_batch, self._plan, loss)
+        self._look("critic", metrics, mini_batch, step, place)
+        return metrics
+
+    def _look(
+        self, model: UpdatedModel, metrics: dict[str, float], mini_batch: RaggedBatch, step: int, place: int
+    ) -> None:
+        prefix = "critic/" if model == "critic" else ""
+        if not metrics[f"{prefix}update/skipped"]:
+            self._in_a_row[model] = 0
+            return
+        self._in_a_row[model] += 1
+        bad = BadUpdate(
+            step=step,
+            update=place,
+            model=model,
+            dp_size=self._trainer.dp_size,
+            micro_batch_multiple=self._plan.multiple,
+            temperature=mini_batch.temperature,
+            metrics=metrics,
+        )
+        directory = self._directory / bad.name
+        write_bad_batch(directory, bad, mini_batch, self._config)
+        settings = self._config.trainer
+        stops = settings.on_non_finite == "stop"
+        if not stops and self._in_a_row[model] <= settings.max_skipped_updates:
+            return
+        self._save_weights(model, directory)
+        loss = metrics.get("critic/loss" if model == "critic" else "loss/total")
+        numbers = ("" if loss is None else f"the loss is {loss:.4g}, ") + (
+            f"the norm of the gradient is {metrics[f'{prefix}grad_norm']:.4g}"
+        )
+        section = "critic.optimizer" if model == "critic" else "optimizer"
+        raise EngineError(
+            "The loss or a gradient is not finite."
+            if stops
+            else f"{self._in_a_row[model]} updates in a row gave numbers that are not finite.",
+            where=f"step {step}, update {place} of the {model}",
+            why=f"{numbers}; the weights are as before the update",
+            fix=f"see where it arises: anytron replay {directory}; lower {section}.lr, set {section}.warmup_steps, try "
+            "model.dtype=float32" + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
+        )
+
+    def _save_weights(self, model: UpdatedModel, directory: Path) -> None:
+        """Save what the update started from. For an update that is skipped this would cost too much."""
+        if model == "critic":
+            self._trainer.save_critic(str(directory / "critic"))
+        elif self._config.model.lora is not None:
+            self._trainer.save_adapter(str(directory / "adapter"))
+        else:
+            self._trainer.save_hf(str(directory / "model"))
