@@ -101,7 +101,11 @@ def survive(fault: Fault, directory: Path, reference: Run) -> list[Outcome]:
         if not difference.none:
             raise NotSurvivedError(str(difference))
     except (NotSurvivedError, TimeoutError) as error:
-        return [Outcome(name, False, None, str(error), len(run.lives)) for name in fault.names]
+        reasons = [str(error), *["its series has failed"] * (len(fault.names) - 1)]
+        return [
+            Outcome(name, False, None, reason, len(run.lives))
+            for name, reason in zip(fault.names, reasons, strict=True)
+        ]
     finally:
         run.end()
     recoveries = _recoveries(run, happened)[-len(fault.names) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.address import StoreFiles
     from anytron.executor.channel import Message
+
+logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.5
 """When a rank fails, how long the others are heard: a rank that was killed makes its peers fail in
@@ -114,7 +117,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), self._new_store()))] * self.size)
 
     def close(self) -> None:
-        """Let every engine close, then end the processes.
+        """Let every engine close, then end the processes. One that is gone by now has nothing left to do.
 
         Raises:
             WorkerError: An engine failed to close.
@@ -127,6 +130,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 deadline = time.monotonic() + CLOSE_S
                 for rank in self._ranks:
                     rank.wait(max(0.0, deadline - time.monotonic()))
+        except ProcessLost as error:
+            logger.warning("%s", error.what)
         finally:
             self.end()
 

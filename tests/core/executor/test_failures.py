@@ -54,6 +54,17 @@ def test_an_error_arrives_although_the_disk_is_too_full_for_the_log(start):
         group.call("fail", 0, derived=True)
 
 
+def test_a_rank_that_is_gone_when_it_is_to_close_is_no_error(start):
+    group = start(ranks=2)
+    pids = pids_of(group)
+    os.kill(pids[0], signal.SIGKILL)
+
+    group.close()
+
+    assert group.ended
+    assert wait_until_gone(pids)
+
+
 def test_a_rank_that_exits_is_reported_with_its_status_and_last_words(start):
     with pytest.raises(ProcessLost, match=r"rank 0 .* exited with status 3") as caught:
         start().call("exit", 0, 3)
