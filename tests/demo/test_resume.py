@@ -52,6 +52,8 @@ def test_a_killed_run_is_continued_to_the_digit_and_its_model_comes_out_of_the_c
 
     assert [row["step"] for row in json.loads(anytron("checkpoint", "list", killed, "--json"))] == [4, 5]
     assert anytron("checkpoint", "verify", killed).count("good") == 2
-    anytron("checkpoint", "export", killed, tmp_path / "model")
+    anytron(
+        "checkpoint", "export", killed, tmp_path / "model", f"model.tokenizer={EXAMPLE.parent}/sort_digits.py:tokenizer"
+    )
     assert (tmp_path / "model/model.safetensors").read_bytes() == weights
     assert (tmp_path / "model/tokenizer.json").exists()

@@ -70,7 +70,9 @@ def export(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE", help="Keys of the run to change, for example platform.name=cpu.", show_default=False
+            metavar="KEY=VALUE",
+            help="Keys of the run to change, for example platform.name=cpu; paths are absolute.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -63,6 +63,24 @@ def test_verify_reads_every_file(run):
     assert invoke("verify", run / "checkpoints/step-000010").exit_code == 1
 
 
+def test_a_checkpoint_names_no_code_that_export_runs(run, tmp_path):
+    """Its configuration may come from anybody; functions run that the user names."""
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = {
+        "model": {"config": {"model_type": "qwen3"}, "tokenizer": f"{tmp_path / 'code.py'}:tokenizer"},
+        "data": {"source": f"{tmp_path / 'code.py'}:prompts"},
+        "rewards": [{"function": f"{tmp_path / 'code.py'}:reward"}],
+    }
+    directory = CheckpointDirectory(run / "checkpoints")
+    directory.begin(40)
+    sampler = SamplerState(epoch=0, position=0, prompts=1)
+    directory.commit(DriverState(step=40, sampler=sampler, weights_version=0, config=config), {})
+    error = invoke("export", run, tmp_path / "new").exception
+    assert isinstance(error, ConfigError)
+    assert f"model.tokenizer={tmp_path / 'code.py'}:tokenizer" in error.fix
+    assert not (tmp_path / "ran").exists()
+
+
 def test_export_writes_over_nothing_and_exports_nothing_damaged(run, tmp_path):
     (tmp_path / "there").mkdir()
     assert isinstance(invoke("export", run, tmp_path / "there").exception, ConfigError)
