@@ -65,6 +65,7 @@ def test_keys_that_an_older_version_did_not_know_are_none():
         "resume",
         "engine.max_tokens_per_micro_batch",
         "rollout.options.device_map",
+        "rewards.1.timeout_s",
     ],
 )
 def test_how_a_run_is_carried_out_may_change(key):
