@@ -74,7 +74,7 @@ FAULTS = (
     _struck("rollout stopped, rollout", Blow("rollout.generate", "stop"), settings=QUICK_PULSE),
     _struck("reward hangs", Blow("reward.score", "hang"), settings=("rewards[0].timeout_s=3",)),
     _struck("reward raises", Blow("reward.score", "raise")),
-    _struck("reward gives NaN", Blow("reward.score", "nan")),
+    _struck("reward gives NaN for all samples", Blow("reward.score", "nan"), "error"),
     _struck("reward calls exit", Blow("reward.score", "exit")),
     _struck("reward ends its process", Blow("reward.score", "leave")),
     _struck(
