@@ -20,6 +20,7 @@ from anytron.preflight.open_run import open_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from anytron.checkpoint.directory import Checkpoint
     from anytron.engines.protocol import NonFinite
     from anytron.trainer.bad_batch import BadUpdate
     from anytron.trainer.replay import Finding
@@ -42,13 +43,17 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     Raises:
         AnytronError: The directory, the configuration or the machine is not fit for it.
     """
+    from anytron.checkpoint.directory import locate
     from anytron.trainer.bad_batch import CONFIG, read_bad_batch
 
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
     path = path.resolve()
     update, batch = read_bad_batch(path)
+    found = None if checkpoint is None else locate(checkpoint)
+    if found is not None:
+        found.verify()
     directory = Path(tempfile.mkdtemp(prefix="anytron-replay-"))
-    origin, weights = _weights(path, checkpoint)
+    origin, weights = _weights(path, found)
     own = [ONE_RANK, "executor.kind=local", "resume=never", _set("trainer.output_dir", directory), *weights]
     run = open_run(path / CONFIG, [*own, *overrides])
     for line in run.lines:
@@ -59,7 +64,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     from anytron.trainer.replay import replay  # torch: only when nothing has been found wrong so far
 
     notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
-    files = None if checkpoint is None else checkpoint.resolve() / "training"
+    files = None if found is None else found.training
     with executor_class(run.config, run.session) as executor:
         finding = replay(update, batch, run.config, executor, files)
     shutil.rmtree(directory)
@@ -67,7 +72,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     return not finding.reproduced
 
 
-def _weights(path: Path, checkpoint: Path | None) -> tuple[str, list[str]]:
+def _weights(path: Path, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
     """Find what the update starts from: its name for people, and overrides."""
     from anytron.config.load import load_config
     from anytron.trainer.bad_batch import CONFIG
@@ -77,7 +82,7 @@ def _weights(path: Path, checkpoint: Path | None) -> tuple[str, list[str]]:
     made = config.model.path is None
     initial = [_set("model.path", model_directory(config)), "model.config=null"] if made else []
     if checkpoint is not None:
-        return f"the checkpoint {checkpoint}", initial
+        return f"the checkpoint of step {checkpoint.step}", initial
     if (path / "critic").is_dir():
         return "its weights at that time", [*initial, _set("critic.path", path / "critic")]
     if (path / "adapter").is_dir():
