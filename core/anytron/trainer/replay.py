@@ -67,7 +67,7 @@ def replay(
         raise DataError("The update is a critic's, and the configuration has none.", where="critic")
     loss = load_loss(config.algorithm) if update.model == "policy" else None
     if config.critic is not None and loss is None:
-        loss = ValueLoss.from_config(config.critic)
+        loss = ValueLoss(config.critic.clip_value)
     threads = config.executor.num_threads
     group = executor.start("trainer", TRAINING_ENGINES, config.engine.name, config.parallel.world_size, threads)
     trainer = TrainingWorkers.of(group)

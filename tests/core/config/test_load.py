@@ -11,7 +11,7 @@ from anytron.config.anchor import anchor
 from anytron.config.dump import to_yaml
 from anytron.config.load import load_config
 from anytron.config.options import known_keys
-from anytron.config.schema import RunConfig
+from anytron.config.schema import RewardSection, RunConfig
 from anytron.errors import ConfigError
 
 GOOD = """\
@@ -248,7 +248,7 @@ def test_a_reference_to_nothing_is_refused_where_it_stands(good):
 
 def test_known_keys_walk_through_sections_and_lists():
     assert "total_steps" in known_keys(RunConfig, ["trainer"])
-    assert known_keys(RunConfig, ["rewards", "0"]) == ["function", "weight", "options"]
+    assert known_keys(RunConfig, ["rewards", "0"]) == list(RewardSection.model_fields)
     assert known_keys(RunConfig, []) == list(RunConfig.model_fields)
 
 
@@ -274,7 +274,7 @@ HOSTILE = {
     "bytes": ("model: !!binary '===='", "not valid YAML|model"),
     "a NUL": ("model: \0", "not valid YAML"),
     "a NUL by escape": (GOOD.replace("tokenizer.py:make", '"a\\0b"'), "model.tokenizer.*NUL"),
-    "half of a pair": (GOOD.replace("tokenizer.py:make", '"a\\ud800"'), "model.tokenizer"),
+    "half of a pair": (GOOD.replace("tokenizer.py:make", '"a\\ud800"'), "model.tokenizer|Unicode"),
     "a NUL in a key": (GOOD + 'data2: {"a\\0": 1}\n', "data2"),
     "nothing": ("", "not a mapping|required|model"),
     "a list": ("- 1", "not a mapping"),
