@@ -23,6 +23,8 @@ if str(ROOT) not in sys.path:
 
 from tests.faults.run import Difference, Run  # noqa: E402 - run as a file, the tree is on the path from here on
 
+MOST_STEPS = 4
+"""Steps between two kills, at most: they take much less time than a start."""
 SETTINGS = ("trainer.max_restarts=1000", "checkpoint.every_steps=1")
 
 
@@ -31,23 +33,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="default: 20")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--steps", type=int, default=60, help="training steps of the run; default: 60")
+    parser.add_argument("--steps", type=int, help=f"training steps of the run; default: {MOST_STEPS + 1} for each kill")
     parser.add_argument("--directory", type=Path, help="keep the runs here; default: a directory that is deleted")
     options = parser.parse_args()
+    total = options.steps or (MOST_STEPS + 1) * options.kills
     with tempfile.TemporaryDirectory(prefix="anytron-kills-") as scratch:
         directory = (options.directory or Path(scratch)).absolute()
         for name in ("undisturbed", "killed"):
             (directory / name).mkdir(parents=True)
         began = time.monotonic()
-        undisturbed = Run(directory / "undisturbed", steps=options.steps)
-        run = Run(directory / "killed", settings=SETTINGS, steps=options.steps)
+        undisturbed = Run(directory / "undisturbed", steps=total)
+        run = Run(directory / "killed", settings=SETTINGS, steps=total)
         try:
             if undisturbed.wait(undisturbed.start()) != 0:
                 print(undisturbed.lives[-1].text)
                 return 1
             start_s, step_s = pace(undisturbed, began)
             print(f"undisturbed: {start_s:.1f} s to the first step, {step_s:.2f} s for each further one", flush=True)
-            if not survive(run, random.Random(options.seed), options.kills, start_s + 6 * step_s):
+            if not survive(run, random.Random(options.seed), options.kills, start_s, step_s):
                 return 1
             difference = Difference.between(run, undisturbed)
         finally:
@@ -64,13 +67,25 @@ def pace(run: Run, began: float) -> tuple[float, float]:
     return first - began, (last - first) / max(1, steps - 1)
 
 
-def survive(run: Run, choices: random.Random, kills: int, longest_s: float) -> bool:
-    """Kill processes until it has been often enough, then let the run finish; say whether it did."""
+def survive(run: Run, choices: random.Random, kills: int, start_s: float, step_s: float) -> bool:
+    """Kill processes until it has been often enough, then let the run finish; say whether it did.
+
+    A moment lies within the time of a start, or within a step, whichever comes first.
+    """
     life = run.start()
     for number in range(1, kills + 1):
-        delay, draw = choices.uniform(0.0, longest_s), choices.random()
-        until = time.monotonic() + delay
-        run.wait(life, until=lambda until=until: time.monotonic() > until)  # type: ignore[misc]
+        delay, enough, within = (
+            choices.uniform(0.0, start_s),
+            choices.randint(1, MOST_STEPS),
+            choices.uniform(0.0, step_s),
+        )
+        draw, began, before = choices.random(), time.monotonic(), len(run.metrics())
+
+        def due(until: float = began + delay, steps: int = before + enough) -> bool:
+            return time.monotonic() > until or len(run.metrics()) >= steps
+
+        run.wait(life, due)
+        time.sleep(within)
         status = life.process.poll()
         victims = sorted(run.processes().items())
         if status is not None or not victims:
@@ -83,7 +98,7 @@ def survive(run: Run, choices: random.Random, kills: int, longest_s: float) -> b
         if victim == life.process.pid:
             life.process.wait()
             life = run.start()
-        print(f"kill {number:2}: after {delay:5.1f} s, step {steps:3}: {name}", flush=True)
+        print(f"kill {number:2}: after {time.monotonic() - began:5.1f} s, {steps:3} steps done: {name}", flush=True)
     while (status := run.wait(life)) is not None and not run.finished:
         if status != -signal.SIGKILL:
             print(f"the run has ended with status {status}:\n{life.text[-3000:]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,7 +155,7 @@ class Run:
                 life.process.wait(10)
 
     def processes(self) -> dict[int, str]:
-        """Find all processes of the run: role and rank by number, and the command of those that have none."""
+        """Find all processes of the run by number: role and rank of each, or else what it runs."""
         known = {path.read_text(): path.stem for path in self.directory.glob("*.pid")}
         numbers = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
         ours = [number for number in numbers if _is_ours(int(number), self.directory)]
@@ -172,9 +173,13 @@ def _is_ours(process: int, directory: Path) -> bool:
 
 
 def _command(process: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
+    """Name the module of Anytron that a process runs, or else its command."""
+    try:
+        line = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+    module = re.search(r"anytron[\w.]*\.\w+", line)
+    return module[0] if module else line.strip()
 
 
 @dataclass(frozen=True)
