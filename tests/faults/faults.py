@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
@@ -230,11 +231,13 @@ def replace_pickles(run: Run) -> None:
 
 
 def second_run(run: Run) -> Life:
-    """Start the same run a second time once it has begun: only the second one ends."""
+    """Start the same run a second time while the first one has the directory: only the second one ends."""
     first = run.start()
     run.wait(first, until=lambda: len(run.metrics()) > 0)
+    first.process.send_signal(signal.SIGSTOP)  # it would be over before the second one looks
     second = run.start()
     status = run.wait(second)
+    first.process.send_signal(signal.SIGCONT)
     if status != 1 or second.crashed:
         raise NotSurvivedError(f"the second run in the directory: status {status}:\n{second.text[-3000:]}")
     return first
