@@ -63,7 +63,7 @@ def _damaged(how: str, damage: Callable[[Run], None]) -> Fault:
 
 FAULTS = (
     _killed(*((DRIVER, phase) for phase in PHASES), ends="killed"),
-    _struck("driver killed, first saving", Blow(PHASES["saving"], "kill", DRIVER, 1), "killed", short=True),
+    _struck("driver killed, first saving", Blow(PHASES["saving"], "kill", DRIVER, 1), "killed"),
     _killed(*((RANK, phase) for phase in PHASES if phase != "update")),
     _killed(*((ROLLOUT, phase) for phase in PHASES if phase != "resuming")),
     _killed((RANK, "update"), (ROLLOUT, "resuming"), short=True),
@@ -97,7 +97,7 @@ FAULTS = (
     _damaged("without a file", lose_a_file),
     _damaged("with half a manifest", damage_manifest),
     _damaged("with malicious pickles", replace_pickles),
-    _struck("SIGTERM", Blow("trainer.update", "terminate", DRIVER), "saved", short=True),
+    _struck("SIGTERM", Blow("trainer.update", "terminate", DRIVER), "saved"),
     _struck("SIGUSR1", Blow("rollout.generate", "user1", DRIVER), "saved"),
     Fault(("second run in the directory",), begin=second_run),
     Fault(("output closed",), begin=close_output),

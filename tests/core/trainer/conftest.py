@@ -202,9 +202,10 @@ class InProcessExecutor:
         context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role))
         self.started.append(role)
         if role == "trainer":
-            self.engines.append(TorchEngine(context))
-            self.engines[0].break_critic_at = self.break_critic_at
-            return InProcessGroup(self.engines[0])
+            engine = TorchEngine(context)
+            engine.break_critic_at = self.break_critic_at
+            self.engines.append(engine)
+            return InProcessGroup(engine)
         (found,) = entry_points(group=engine_group, name=engine_name)
         engine = found.load().load()(context)
         return InProcessGroup(engine if self.lose_every is None else Forgetful(engine, self.lose_every))
