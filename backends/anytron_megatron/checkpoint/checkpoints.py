@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from anytron.errors import EngineError
+from anytron.files import sync
 from anytron.seeds import derive_seed
 from anytron_megatron.checkpoint.optimizer_state import prepare_state, steps_done
 from anytron_megatron.checkpoint.plan import plan_writing
@@ -22,7 +23,7 @@ from anytron_megatron.checkpoint.random_state import random_file, random_states,
 from anytron_megatron.checkpoint.reader import TABLE, load_tensors
 from anytron_megatron.checkpoint.tensors import trained_tensors
 from anytron_megatron.checkpoint.unpickling import refusal
-from anytron_megatron.checkpoint.writer import HostCopies, PartWriter, sync_directory, write_file
+from anytron_megatron.checkpoint.writer import HostCopies, PartWriter, write_file
 from anytron_megatron.training import parallel
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Checkpoints:
             table.storage_meta = StorageMeta()
             try:
                 records = {**records, TABLE: write_file(directory / TABLE, pickle.dumps(table))}
-                sync_directory(directory)
+                sync(directory)
             except OSError as failure:
                 error = failure
         _require_written(directory, error)

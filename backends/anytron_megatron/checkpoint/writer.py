@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from typing_extensions import Self
 
 from anytron.checkpoint.manifest import FileRecord
+from anytron.files import sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -196,19 +197,10 @@ class PartWriter:
                 file.check()
                 self.stored[index] = _StorageInfo(self._name, offset, file.tell() - offset)
             self.records[self._name] = file.finish()
-        sync_directory(self._directory)
+        sync(self._directory)
 
 
 def _alone(tensor: Tensor) -> Tensor:
     """Bring a tensor to the host, in a storage of its own: ``torch.save`` writes whole storages."""
     host = tensor.detach().cpu().contiguous()
     return host if host.untyped_storage().nbytes() == host.numel() * host.element_size() else host.clone()
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names of a directory's files on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

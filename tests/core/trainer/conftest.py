@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
@@ -27,6 +27,7 @@ from anytron.trainer import checkpointing
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.loop import train
 from anytron_cpu import CpuPlatform
+from tests.core.trainer.disturbed_runs import comparable, lines
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -295,3 +296,16 @@ def new_run(tmp_path, monkeypatch):
         return Run(anchor(RunConfig.model_validate(merged), directory))
 
     return make
+
+
+@pytest.fixture
+def undisturbed(new_run, tmp_path):
+    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model."""
+
+    def train(total, **sections):
+        trainer = {"total_steps": total, "output_dir": str(tmp_path / "undisturbed")}
+        new_run(trainer=trainer, **sections).train()
+        path = tmp_path / "undisturbed"
+        return comparable(path), lines(path / "samples.jsonl"), load_file(path / "hf" / "model.safetensors")
+
+    return train

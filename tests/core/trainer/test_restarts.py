@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from anytron.errors import ProcessLost, WorkerError
+from tests.core.trainer.disturbed_runs import comparable, lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,17 +15,9 @@ if TYPE_CHECKING:
 LOST = "Trainer rank 0 failed in update(): it was killed by SIGKILL."
 
 
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def results(path: Path) -> tuple:
     """Metrics without what the clock says, samples, and the bytes of the model."""
-    metrics = [
-        {key: value for key, value in record.items() if not key.startswith(("time/", "throughput/"))}
-        for record in lines(path / "metrics.jsonl")
-    ]
-    return metrics, lines(path / "samples.jsonl"), (path / "hf" / "model.safetensors").read_bytes()
+    return comparable(path), lines(path / "samples.jsonl"), (path / "hf" / "model.safetensors").read_bytes()
 
 
 def lose(run, calls: dict[str, set[int]], error=ProcessLost):

@@ -3,88 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from anytron.checkpoint.directory import CheckpointDirectory
 from anytron.errors import CheckpointError, ConfigError, DataError, ResourceError, WorkerError
-
-EVERY_STEP = {"every_steps": 1}
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def comparable(path: Path) -> list[dict]:
-    """Metrics without what the clock says."""
-    return [
-        {key: value for key, value in record.items() if not key.startswith(("time/", "throughput/"))}
-        for record in lines(path / "metrics.jsonl")
-    ]
-
-
-def steps(path: Path) -> list[int]:
-    return [checkpoint.step for checkpoint in CheckpointDirectory(path / "checkpoints").complete()]
-
-
-def raise_at(run, call, error=KeyboardInterrupt, method="update"):
-    """Let the n-th call of a method of an engine fail, as if the process had ended there."""
-    calls = []
-
-    class Group:
-        size = 1
-        ended = False
-
-        def __init__(self, group):
-            self.group = group
-
-        def fail(self, name):
-            calls.append(name)
-            if calls.count(method) == call and name == method:
-                raise error
-
-        def call(self, name, *args, **kwargs):
-            self.fail(name)
-            return self.group.call(name, *args, **kwargs)
-
-        def scatter(self, name, per_rank_args):
-            self.fail(name)
-            return self.group.scatter(name, per_rank_args)
-
-    start = run.executor.start
-    run.executor.start = lambda *args: Group(start(*args))
-    return calls
-
-
-def output(new_run) -> Path:
-    return Path(new_run().config.trainer.output_dir)
-
-
-@pytest.fixture
-def undisturbed(new_run, tmp_path):
-    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model."""
-
-    def train(total, **sections):
-        trainer = {"total_steps": total, "output_dir": str(tmp_path / "undisturbed")}
-        new_run(trainer=trainer, **sections).train()
-        path = tmp_path / "undisturbed"
-        return comparable(path), lines(path / "samples.jsonl"), load_file(path / "hf" / "model.safetensors")
-
-    return train
-
-
-def assert_equal(path, undisturbed):
-    metrics, samples, model = undisturbed
-    assert comparable(path) == metrics
-    assert lines(path / "samples.jsonl") == samples
-    weights = load_file(path / "hf" / "model.safetensors")
-    assert all((weights[name] == tensor).all() for name, tensor in model.items())
+from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps
 
 
 @pytest.mark.parametrize(
@@ -320,101 +245,6 @@ def test_minutes_are_counted_by_a_clock_that_nobody_sets(new_run, monkeypatch):
     calls = raise_at(run := new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))}, resume="auto"), 9)
     run.train()
     assert calls.count("save_checkpoint") == 1
-
-
-def send_in(run, role, method, call, *numbers):
-    """Send this process signals in the n-th call of a method of an engine."""
-    start, calls = run.executor.start, []
-
-    def started(name, *args):
-        group = start(name, *args)
-        for kind in ("call", "scatter"):
-            original = getattr(group, kind)
-
-            def wrapped(called, *arguments, original=original, **options):
-                if name == role and called == method:
-                    calls.append(called)
-                    if len(calls) == call:
-                        for number in numbers:
-                            os.kill(os.getpid(), number)
-                            time.sleep(0.01)
-                return original(called, *arguments, **options)
-
-            setattr(group, kind, wrapped)
-        return group
-
-    run.executor.start = started
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-@pytest.mark.parametrize(
-    ("role", "method", "done"),
-    [("rollout", "generate", 1), ("trainer", "export_weights", 1), ("trainer", "update", 2)],
-    ids=["rollout", "sync", "update"],
-)
-def test_a_signal_saves_and_ends_the_run_which_can_be_resumed(new_run, undisturbed, role, method, done, number):
-    trainer = {"total_steps": 3, "output_dir": str(output(new_run))}
-    run = new_run(trainer=trainer)
-    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)]
-    send_in(run, role, method, 2, number)
-    summary = run.train()
-    # Generation is given up; a step whose updates have begun is finished.
-    assert (summary.steps, summary.stopped_by) == (done, number.name)
-    assert steps(output(new_run)) == [done]
-    assert len(lines(output(new_run) / "metrics.jsonl")) == done
-    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)] == handlers
-    if number is signal.SIGTERM:
-        new_run(trainer=trainer, resume="auto").train()
-        assert_equal(output(new_run), undisturbed(3))
-
-
-def test_a_signal_at_a_step_that_is_saved_writes_nothing_more(new_run):
-    run = new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))}, checkpoint=EVERY_STEP)
-    calls = raise_at(run, 9)
-    send_in(run, "rollout", "generate", 3, signal.SIGTERM)
-    run.train()
-    assert calls.count("save_checkpoint") == 2
-    assert steps(output(new_run)) == [1, 2]
-
-
-def test_a_signal_while_the_model_is_saved_leaves_that_to_the_next_start(new_run, undisturbed):
-    run = new_run()
-    send_in(run, "trainer", "save_hf", 1, signal.SIGTERM)
-    assert run.train().stopped_by == "SIGTERM"
-    assert not (output(new_run) / "hf").exists()
-    new_run(resume="auto").train()
-    assert_equal(output(new_run), undisturbed(2))
-
-
-def test_a_second_signal_ends_the_process_at_once(new_run):
-    run = new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))})
-    send_in(run, "trainer", "update", 2, signal.SIGTERM, signal.SIGTERM)
-    with pytest.raises(SystemExit) as raised:
-        run.train()
-    assert raised.value.code == 143
-    assert steps(output(new_run)) == []
-
-
-def test_signals_are_left_alone_if_so_wished(new_run):
-    seen = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
-    try:
-        run = new_run(checkpoint={"on_signal": False})
-        send_in(run, "rollout", "generate", 1, signal.SIGUSR1)
-        assert run.train().stopped_by is None
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert seen == [1]
-
-
-def test_an_ignored_hangup_stays_ignored(new_run):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        run = new_run()
-        send_in(run, "rollout", "generate", 1, signal.SIGHUP)
-        assert run.train().steps == 2
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_run_may_be_continued_in_the_same_process(new_run, undisturbed):
