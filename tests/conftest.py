@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.skips import Skips
+from tests.warm_python import WarmPopen, end_server
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -23,6 +25,33 @@ settings.load_profile("anytron")
 
 SKIPPED = {"gpu": 2, "npu": 0, "compiler": 0, "mcore": 0}
 """How many tests of the whole suite skip on a machine without accelerator, by the marker that says what they need."""
+
+
+WARM = (
+    "tests/backends/megatron/",
+    "tests/core/sequences/",
+    "tests/core/trainer/",
+    "tests/demo/",
+    "tests/verification/",
+)
+"""Folders whose tests start Python from a process that has imported what is slow to import."""
+COLD = "tests/demo/test_grpo_sort.py"
+"""Starts everything as a user does."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_python(request):
+    """Start programs as :mod:`tests.warm_python` says, in the folders of which that is said above."""
+    if request.node.nodeid.startswith(WARM) and request.node.nodeid != COLD:
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(subprocess, "Popen", WarmPopen)
+            yield
+    else:
+        yield
+
+
+def pytest_unconfigure():
+    end_server()
 
 
 def pytest_configure(config: pytest.Config) -> None:

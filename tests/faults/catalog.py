@@ -65,7 +65,9 @@ FAULTS = (
     _killed(*((DRIVER, phase) for phase in PHASES), ends="killed"),
     _struck("driver killed, first saving", Blow(PHASES["saving"], "kill", DRIVER, 1), "killed"),
     _killed(*((RANK, phase) for phase in PHASES if phase != "update")),
-    _killed(*((ROLLOUT, phase) for phase in PHASES if phase != "resuming")),
+    # A rollout process that has nothing to do is missed in the next step.
+    _killed(*((ROLLOUT, phase) for phase in ("weight exchange", "rollout", "reward", "score"))),
+    _killed(*((ROLLOUT, phase) for phase in ("update", "saving"))),
     _killed((RANK, "update"), (ROLLOUT, "resuming"), short=True),
     _killed(*((REWARD, phase) for phase in ("rollout", "reward", "update"))),
     _struck("one rank of two killed, update", Blow("trainer.update", "kill"), layout=TWO_RANKS),

@@ -147,8 +147,11 @@ def _again(run: Run, begin: Callable[[Run], Life] = Run.start) -> Life:
 
 
 def _recoveries(run: Run, happened: list[float]) -> list[float | None]:
-    """Seconds from each blow to the next one, which is struck at a later place, or to the next step that is done."""
-    since = max(happened[-1], run.lives[-1].began)
+    """Seconds from each blow to the next one, for which its victim must live again, or to the next step that is done.
+
+    A step that other processes complete before the loss is noticed does not count.
+    """
+    since = max(happened[-1], run.lives[-1].began, run.noticed)
     pairs = pairwise(run.moments)
     trains = next((moment for (_, before), (moment, steps) in pairs if moment > since and steps > before), None)
     return [until and until - moment for moment, until in zip(happened, [*happened[1:], trains], strict=True)]

@@ -134,9 +134,14 @@ class Run:
 
     def struck(self) -> list[float]:
         """Say when each blow was struck, in seconds of the clock of :attr:`moments`; none if it was not yet."""
-        now, wall = time.monotonic(), time.time()
         markers = (self.directory / f"blow-{number}" for number in range(len(self.blows)))
-        return [now - (wall - marker.stat().st_mtime) for marker in markers if marker.exists()]
+        return [_written(marker) for marker in markers if marker.exists()]
+
+    @property
+    def noticed(self) -> float:
+        """When the driver has last noticed the loss of a process, in seconds of the same clock; 0.0 if it has not."""
+        losses = self.output / "losses.jsonl"
+        return _written(losses) if losses.exists() else 0.0
 
     def leftovers(self, patience_s: float = 10.0) -> list[int]:
         """List the processes of the run that are still there after a while."""
@@ -160,6 +165,11 @@ class Run:
         numbers = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
         ours = [number for number in numbers if _is_ours(int(number), self.directory)]
         return {int(number): known.get(number) or _command(int(number)) for number in ours}
+
+
+def _written(file: Path) -> float:
+    """When a file was last written, in seconds of the monotonic clock."""
+    return time.monotonic() - (time.time() - file.stat().st_mtime)
 
 
 def _is_ours(process: int, directory: Path) -> bool:

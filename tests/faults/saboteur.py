@@ -46,7 +46,10 @@ class Blow:
             ``lose node`` (of a Ray cluster); or what the reward does itself: ``hang``, ``raise``, ``exit``,
             ``leave``, ``nan``.
         victim: Role and rank of the process that it happens to, or ``driver``; default: the one that makes the call.
-        after: Steps that must be in ``metrics.jsonl``.
+        after: Steps that must be in ``metrics.jsonl``; from two on, a checkpoint must be complete as well, for what
+            comes next is to go on from one.
+
+    A victim that the blow before has killed, and that nobody has missed yet, is waited for: it cannot die twice.
     """
 
     place: str
@@ -123,7 +126,8 @@ def strike(place: str) -> str:
         marker = _directory() / f"blow-{number}"
         if marker.exists():
             continue
-        if blow.place != place or _steps() < blow.after:
+        too_early = _steps() < blow.after or (blow.after > 1 and not _saved())
+        if blow.place != place or too_early or not _lives(_victim(blow)):
             return ""
         try:
             marker.touch(exist_ok=False)
@@ -151,7 +155,7 @@ def prepare(directory: Path, planned: Sequence[Blow]) -> dict[str, str]:
 
 
 def _act(blow: Blow) -> None:
-    victim = int((_directory() / f"{blow.victim}.pid").read_text()) if blow.victim else os.getpid()
+    victim = _victim(blow)
     if blow.action in SIGNALS:
         os.kill(victim, SIGNALS[blow.action])
     elif blow.action == "full disk":
@@ -161,6 +165,17 @@ def _act(blow: Blow) -> None:
         _limit(victim, resource.RLIMIT_NOFILE, min(set(range(len(used) + 1)) - used))
     elif blow.action == "lose node":
         os.kill(_ancestor(victim, "raylet"), signal.SIGKILL)
+
+
+def _victim(blow: Blow) -> int:
+    return int((_directory() / f"{blow.victim}.pid").read_text()) if blow.victim else os.getpid()
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _ancestor(process: int, name: str) -> int:
@@ -180,6 +195,10 @@ def _steps() -> int:
         return (_directory() / "run" / "metrics.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
+
+
+def _saved() -> bool:
+    return any((_directory() / "run").glob("checkpoints/*/manifest.json"))
 
 
 def _directory() -> Path:

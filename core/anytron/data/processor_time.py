@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ def processor_time(seconds: float) -> Iterator[None]:
     """Raise :class:`TimeoutError` in the block when this process has computed so long in it.
 
     Waiting does not count, so a busy machine changes nothing. In the main thread only: signals reach no other one,
-    and there is no limit there. A call into C ends before it is interrupted.
+    and there is no limit there. A call into C ends before it is interrupted. Python swallows what is raised in a
+    destructor or in a callback of its garbage collector: so the collector rests, and the error is raised again
+    every ``seconds`` until it gets through.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,9 +30,13 @@ def processor_time(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"it did not end within {seconds:g} seconds")
 
     before = signal.signal(signal.SIGVTALRM, expire)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    collecting = gc.isenabled()
+    gc.disable()
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
+        if collecting:
+            gc.enable()

@@ -148,12 +148,12 @@ def test_what_the_tokenizer_cannot_take_is_said(tokenizer):
         ("{{ raise_exception('no system turns') }}", "no system turns"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "TimeoutError: it did not end within 0.2 seconds",
+            "TimeoutError: it did not end within 1 seconds",
         ),
     ],
 )
 def test_whatever_a_chat_template_does_is_an_error_of_its_prompt(tokenizer, template, why, monkeypatch):
-    monkeypatch.setattr("anytron.data.prompts.TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr("anytron.data.prompts.TEMPLATE_SECONDS", 1.0)
     tokenizer.chat_template = template
     with pytest.raises(DataError, match=f"(?s)chat template refuses.*p7.*({why})"):
         tokenize([Prompt("p7", messages=[{"role": "user", "content": "1>"}])], tokenizer, **LIMITS)
