@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -35,14 +36,14 @@ WARM = (
     "tests/verification/",
 )
 """Folders whose tests start Python from a process that has imported what is slow to import."""
-COLD = "tests/demo/test_grpo_sort.py"
-"""Starts everything as a user does."""
+COLD = ("tests/backends/megatron/test_plugin.py", "tests/demo/test_grpo_sort.py")
+"""What is imported when; and everything as a user starts it."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def warm_python(request):
     """Start programs as :mod:`tests.warm_python` says, in the folders of which that is said above."""
-    if request.node.nodeid.startswith(WARM) and request.node.nodeid != COLD:
+    if request.node.nodeid.startswith(WARM) and request.node.nodeid not in COLD:
         with pytest.MonkeyPatch.context() as patches:
             patches.setattr(subprocess, "Popen", WarmPopen)
             yield
@@ -55,6 +56,8 @@ def pytest_unconfigure():
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Under nohup tests of SIGHUP would see, and give to the processes that they start, that it is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Slow tests that skip are not in the numbers above. A part of the suite never skips more than the whole.
     counted = config.option.markexpr == "not slow"
     config.pluginmanager.register(Skips(SKIPPED, counted=counted, where="tests/conftest.py"), "skips")
