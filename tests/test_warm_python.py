@@ -1,0 +1,93 @@
+"""A forked program sees what one that was started from nothing sees, and ends in the same way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.warm_python import StartedCold, WarmPopen
+
+SHOWN = """
+import json, os, sys
+print(json.dumps({
+    "arguments": sys.argv, "variable": os.environ.get("SHOWN"), "directory": os.getcwd(), "name": __name__,
+    "path": sys.path[0], "group": os.getpgid(0) == os.getpid(), "session": os.getsid(0) == os.getpid(),
+    "open": sorted(int(number) for number in os.listdir("/proc/self/fd")
+                   if os.path.exists(f"/proc/self/fd/{number}") and int(number) < 500),
+}))
+"""
+
+
+@pytest.fixture(params=[StartedCold, WarmPopen], ids=["cold", "warm"])
+def started(request, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+def test_arguments_environment_directory_and_descriptors(started, tmp_path, new_session):
+    (tmp_path / "shown.py").write_text(SHOWN)
+    reader, writer = os.pipe()
+    try:
+        for command in (["-c", SHOWN, "a", "b"], [str(tmp_path / "shown.py"), "a", "b"], ["-m", "shown", "a", "b"]):
+            done = subprocess.run(
+                [sys.executable, *command],
+                capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ, "SHOWN": "1"},
+                pass_fds=[writer], start_new_session=new_session,
+            )  # fmt: skip
+            shown = json.loads(done.stdout)
+            first = {"-c": "-c"}.get(command[0], str(tmp_path / "shown.py"))
+            folder = {"-c": ""}.get(command[0], str(tmp_path))
+            assert shown == {
+                "arguments": [first, "a", "b"], "variable": "1", "directory": str(tmp_path), "name": "__main__",
+                "path": folder, "group": new_session, "session": new_session, "open": [0, 1, 2, writer],
+            }  # fmt: skip
+            assert done.stderr == ""
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "says"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no')", 1, "no\n"),
+        ("import sys; sys.exit()", 0, ""),
+        ("import os; os._exit(4)", 4, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("import atexit, sys; atexit.register(lambda: print('last', file=sys.stderr))", 0, "last\n"),
+    ],
+)
+def test_ends(started, code, status, says):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[-len(says) :] if says else done.stderr) == (status, says)
+
+
+def test_signals_waiting_and_input(started):
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    assert sleeping.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        sleeping.wait(0.1)
+    os.killpg(sleeping.pid, signal.SIGKILL)
+    assert sleeping.wait() == sleeping.poll() == -signal.SIGKILL
+
+    doubled = [sys.executable, "-c", "print(input() * 2)"]
+    assert subprocess.run(doubled, input="ab\n", capture_output=True, text=True, check=True).stdout == "abab\n"
+
+
+def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+    loaded = "import sys; print('torch' in sys.modules)"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {loaded!r}], check=True)"
+    for command, expected in (
+        (["-c", loaded], "True\n"),
+        (["-c", nested], "True\n"),
+        (["-W", "ignore", "-c", loaded], "True\n"),
+        (["-I", "-c", loaded], "False\n"),
+    ):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+        assert done.stdout == expected
