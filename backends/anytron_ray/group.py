@@ -12,6 +12,7 @@ from anytron.executor.group import RankGroup
 from anytron.executor.process import tail
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from anytron.executor.channel import Message
@@ -22,7 +23,7 @@ ASK_S = 10.0
 
 
 class RayRank:
-    """A :class:`~anytron.executor.group.Rank` whose process an agent has started, somewhere in the cluster.
+    """A :class:`~anytron.executor.rank.Rank` whose process an agent has started, somewhere in the cluster.
 
     Args:
         name: For people: role and rank.
@@ -119,7 +120,9 @@ class RayWorkerGroup(RankGroup[RayRank]):
         super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
         self._agents = agents
 
-    def _answered(self, ranks: list[RayRank], timeout_s: float) -> list[RayRank]:
+    @staticmethod
+    def answered(ranks: Sequence[RayRank], timeout_s: float) -> Sequence[RayRank]:
+        """Wait until a rank of one or more groups has an answer, has ended or is silent."""
         awaited = {rank.answer: rank for rank in ranks}
         ready, _ = ray.wait(list(awaited), timeout=timeout_s)
         return [awaited[answer] for answer in ready]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from anytron.executor.pending import PendingCall, wait_once
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Self
 
     from anytron.config.schema import RunConfig
     from anytron.executor.group import RankGroup
+    from anytron.executor.protocol import Pending
     from anytron.hooks.types import Role
     from anytron.plugins import Session
 
@@ -34,6 +41,16 @@ class BaseExecutor(abc.ABC):
         self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
     ) -> RankGroup[Any]:
         """Start one process per rank; see the protocol."""
+
+    def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
+        """Wait until one of several calls is done; see the protocol."""
+        started = cast("Sequence[PendingCall[Any]]", calls)
+        deadline = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while left_s >= 0.0 and not any(call.done for call in started):
+            wait_once(started, left_s)
+            left_s = deadline - time.monotonic()
+        return [call for call in calls if call.done]
 
     def end(self) -> None:
         """End every process without a word to its engine; others may be started afterwards."""

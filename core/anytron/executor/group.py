@@ -5,18 +5,20 @@ from __future__ import annotations
 import abc
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from anytron.errors import ProcessLost, WorkerError
 from anytron.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
-from anytron.executor.process import WorkerProcess, answered, end_all
+from anytron.executor.pending import Awaited, PendingCall
+from anytron.executor.rank import AnyRank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.executor.address import StoreFiles
     from anytron.executor.channel import Message
+
+    _Steps = Generator[Awaited[AnyRank], Sequence[AnyRank], list[Any]]
 
 logger = logging.getLogger(__name__)
 
@@ -25,49 +27,10 @@ LAST_WORDS_S = 0.5
 their collectives, and their complaints may arrive before its end is noticed."""
 STACKS_S = 0.5
 """How long a rank that does not answer gets to write its stacks."""
-POLL_S = 1.0
-"""How often silent processes are looked for, and ended ones whose channel a child of theirs keeps open."""
 CLOSE_S = 10.0
 """How long an engine may take to close."""
 TOO_MANY_FILES = "Too many open files"
 """What the C library, and all that is built on it, says of EMFILE."""
-
-
-class Rank(Protocol):
-    """A worker process, here or elsewhere, as its group sees it."""
-
-    @property
-    def name(self) -> str:
-        """For people: role and rank."""
-
-    @property
-    def where(self) -> str:
-        """For people: the log that holds all that the process writes."""
-
-    def send(self, message: Message) -> None:
-        """Send a message; one that is gone gets none.
-
-        Raises:
-            BlockingIOError: The process does not read.
-        """
-
-    def receive(self) -> Message | None:
-        """Take the answer; None if the process ended without one, or is silent."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it came."""
-
-    def write_stacks(self) -> None:
-        """Ask the process, if it still runs, to write the stacks of its threads to its log."""
-
-    def fate(self) -> str:
-        """Say how the process ended, or what is wrong with one that still runs."""
-
-    def log_tail(self) -> str:
-        """The last lines that the process wrote; empty if there are none."""
-
-
-AnyRank = TypeVar("AnyRank", bound=Rank)
 
 
 class RankGroup(abc.ABC, Generic[AnyRank]):
@@ -88,6 +51,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         self._call_timeout_s = call_timeout_s
         self._ready = False
         self._ended = False
+        self._last: PendingCall[AnyRank] | None = None
 
     @property
     def size(self) -> int:
@@ -99,25 +63,32 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         """Whether the processes have ended: a call failed, or the group was closed."""
         return self._ended
 
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingCall[AnyRank]:
+        """Call a method on all ranks without waiting for the answers; see the protocol."""
+        return self._submit(method, [encode(Call(method, args, kwargs))] * self.size)
+
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks with the same arguments; see the protocol."""
-        return self._exchange(method, [encode(Call(method, args, kwargs))] * self.size)
+        return self.submit(method, *args, **kwargs).result()
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method on all ranks, each with its own arguments; see the protocol."""
         if len(per_rank_args) != self.size:
             raise ValueError(f"{method}: {len(per_rank_args)} sets of arguments for {self.size} ranks")
-        return self._exchange(method, [encode(Call(method, args, {})) for args in per_rank_args])
+        return self._submit(method, [encode(Call(method, args, {})) for args in per_rank_args]).result()
 
     def rebuild(self, config: RunConfig) -> None:
         """Build engines of another configuration in the same processes; see the protocol.
 
         They meet in a store of their own: the engines before may not have let go of theirs.
         """
-        self._exchange("rebuild", [encode(Rebuild(config.model_dump(mode="json"), self._new_store()))] * self.size)
+        message = encode(Rebuild(config.model_dump(mode="json"), self._new_store()))
+        self._submit("rebuild", [message] * self.size).result()
 
     def close(self) -> None:
         """Let every engine close, then end the processes. One that is gone by now has nothing left to do.
+
+        Engines that are in a call that nobody has waited for do not close.
 
         Raises:
             WorkerError: An engine failed to close.
@@ -125,8 +96,9 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         if self._ended:
             return
         try:
-            if self._ready:
-                self._request("close", [encode(Stop())] * self.size, CLOSE_S, "")
+            if self._ready and not self._busy:
+                steps = self._request("close", [encode(Stop())] * self.size, CLOSE_S, "")
+                PendingCall("close", steps, self).result()
                 deadline = time.monotonic() + CLOSE_S
                 for rank in self._ranks:
                     rank.wait(max(0.0, deadline - time.monotonic()))
@@ -141,9 +113,21 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             self._ended = True
             self._end_all()
 
+    def no_call(self, method: str) -> WorkerError:
+        """Make the error of a call to processes that have ended."""
+        return WorkerError(
+            f"Method {method}() of engine {self._engine!r} cannot be called: its processes have ended.",
+            where=self._ranks[0].name,
+            why="an earlier call failed, or the executor was closed",
+        )
+
+    @staticmethod
     @abc.abstractmethod
-    def _answered(self, ranks: list[AnyRank], timeout_s: float) -> list[AnyRank]:
-        """Wait until a rank has an answer, has ended or is silent; return those, none if the time is over."""
+    def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
+        """Wait until a rank has an answer, has ended or is silent; return those, none if the time is over.
+
+        The ranks may be those of several groups of this kind.
+        """
 
     @abc.abstractmethod
     def _new_store(self) -> str:
@@ -153,41 +137,42 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def _end_all(self) -> None:
         """End every process, whatever it does."""
 
-    def _exchange(self, method: str, messages: list[Message]) -> list[Any]:
-        if self._ended:
-            raise WorkerError(
-                f"Method {method}() of engine {self._engine!r} cannot be called: its processes have ended.",
-                where=self._ranks[0].name,
-                why="an earlier call failed, or the executor was closed",
-            )
-        try:
-            if not self._ready:
-                left = max(0.0, self._start_deadline - time.monotonic())
-                self._collect("start", left, self._start_timeout_s, "executor.start_timeout_s")
-                self._ready = True
-            return self._request(method, messages, self._call_timeout_s, "executor.call_timeout_s")
-        except BaseException:
-            # Whatever it was (Ctrl-C too): answers are outstanding, so the channels are out of step.
-            self.end()
-            raise
+    @property
+    def _busy(self) -> bool:
+        return self._last is not None and not self._last.done
 
-    def _request(self, method: str, messages: list[Message], timeout_s: float, key: str) -> list[Any]:
+    def _submit(self, method: str, messages: list[Message]) -> PendingCall[AnyRank]:
+        if self._ended:
+            raise self.no_call(method)
+        if self._busy:
+            raise RuntimeError(f"{method}() of engine {self._engine!r}: the call before is not over")
+        self._last = PendingCall(method, self._exchange(method, messages), self)
+        return self._last
+
+    def _exchange(self, method: str, messages: list[Message]) -> _Steps[AnyRank]:
+        if not self._ready:
+            left = max(0.0, self._start_deadline - time.monotonic())
+            yield from self._collect("start", left, self._start_timeout_s, "executor.start_timeout_s")
+            self._ready = True
+        return (yield from self._request(method, messages, self._call_timeout_s, "executor.call_timeout_s"))
+
+    def _request(self, method: str, messages: list[Message], timeout_s: float, key: str) -> _Steps[AnyRank]:
         rank = self._ranks[0]
         try:
             for rank, message in zip(self._ranks, messages, strict=True):
                 rank.send(message)
         except BlockingIOError:
             raise self._failed({self._ranks.index(rank): None}, method) from None
-        return self._collect(method, timeout_s, timeout_s, key)
+        return (yield from self._collect(method, timeout_s, timeout_s, key))
 
-    def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> list[Any]:
+    def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> _Steps[AnyRank]:
         """Await one answer of each rank: ``left_s`` from now, of the ``timeout_s`` that ``key`` allows."""
         results: list[Any] = [None] * self.size
         failures: dict[int, Failure | None] = {}  # by rank, in order of arrival; None: it died without a word
         pending = {rank: number for number, rank in enumerate(self._ranks)}
         deadline = time.monotonic() + left_s
         while pending:
-            ready = self._answered(list(pending), min(POLL_S, max(0.0, deadline - time.monotonic())))
+            ready = yield Awaited(list(pending), deadline)
             if not ready and time.monotonic() >= deadline:
                 break
             for rank in ready:
@@ -275,37 +260,3 @@ def _remedy(fate: str) -> str:
     if "no sign of life" in fate:
         return "if it was only slow, in a library that holds Python's lock, raise executor.heartbeat_timeout_s"
     return ""
-
-
-class LocalWorkerGroup(RankGroup[WorkerProcess]):
-    """The processes are on this machine.
-
-    Args:
-        engine: Name of the engine, for people.
-        ranks: In rank order, just started.
-        stores: Where they meet; closed with the group.
-        start_timeout_s: Seconds from now until every engine must be built.
-        call_timeout_s: Seconds that a call may take.
-    """
-
-    def __init__(
-        self,
-        engine: str,
-        ranks: list[WorkerProcess],
-        stores: StoreFiles,
-        *,
-        start_timeout_s: float,
-        call_timeout_s: float,
-    ) -> None:
-        super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
-        self._stores = stores
-
-    def _answered(self, ranks: list[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
-        return answered(ranks, timeout_s)
-
-    def _new_store(self) -> str:
-        return self._stores.new()
-
-    def _end_all(self) -> None:
-        end_all(self._ranks)
-        self._stores.close()

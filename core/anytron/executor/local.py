@@ -12,11 +12,49 @@ from anytron.executor.address import StoreFiles
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.environment import loopback_interface, loopback_variables, worker_environment
-from anytron.executor.group import LocalWorkerGroup
-from anytron.executor.process import WorkerProcess, end_all
+from anytron.executor.group import RankGroup
+from anytron.executor.process import WorkerProcess, answered, end_all
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anytron.hooks.types import Role
+
+
+class LocalWorkerGroup(RankGroup[WorkerProcess]):
+    """The processes are on this machine.
+
+    Args:
+        engine: Name of the engine, for people.
+        ranks: In rank order, just started.
+        stores: Where they meet; closed with the group.
+        start_timeout_s: Seconds from now until every engine must be built.
+        call_timeout_s: Seconds that a call may take.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        ranks: list[WorkerProcess],
+        stores: StoreFiles,
+        *,
+        start_timeout_s: float,
+        call_timeout_s: float,
+    ) -> None:
+        super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
+        self._stores = stores
+
+    @staticmethod
+    def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
+        """Wait until a rank of one or more groups has an answer, has ended or is silent."""
+        return answered(ranks, timeout_s)
+
+    def _new_store(self) -> str:
+        return self._stores.new()
+
+    def _end_all(self) -> None:
+        end_all(self._ranks)
+        self._stores.close()
 
 
 class LocalExecutor(BaseExecutor):

@@ -14,6 +14,7 @@ constructed with ``(config, session)``). What every implementation promises:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from typing_extensions import Self
@@ -23,6 +24,28 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import Role
+
+
+class Pending(Protocol):
+    """A call whose answers may still be on their way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`result` returns or raises at once. Only waits make it so: :meth:`result`, or an executor's."""
+
+    def result(self) -> list[Any]:
+        """Wait until the call is over; may be called more than once.
+
+        Returns:
+            The result of each rank, in rank order.
+
+        Raises:
+            ProcessLost: A rank died (``what`` holds its exit code or signal, ``why`` the last lines it wrote), gave no
+                sign of life for ``executor.heartbeat_timeout_s`` or did not answer within ``executor.call_timeout_s``
+                (where it stands).
+            WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
+                an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
+        """
 
 
 class WorkerGroup(Protocol):
@@ -36,21 +59,18 @@ class WorkerGroup(Protocol):
     def ended(self) -> bool:
         """Whether the processes have ended: a call failed, or the executor was closed."""
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of the engine on all ranks, with the same arguments.
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
+        """Call a method of the engine on all ranks, with the same arguments, and don't wait for the answers.
 
-        The arguments are serialised once. Tensors travel by value, on the host.
-
-        Returns:
-            The result of each rank, in rank order.
+        The arguments are serialised once. Tensors travel by value, on the host. The engines may still be being built:
+        they are called by a wait after that. A group has one call under way at a time.
 
         Raises:
-            ProcessLost: A rank died (``what`` holds its exit code or signal, ``why`` the last lines it wrote), gave no
-                sign of life for ``executor.heartbeat_timeout_s`` or did not answer within ``executor.call_timeout_s``
-                (where it stands).
-            WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
-                an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
+            WorkerError: The processes have ended.
         """
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of the engine on all ranks: :meth:`submit`, and :meth:`Pending.result`."""
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the engine on all ranks, each with positional arguments of its own.
@@ -63,7 +83,7 @@ class WorkerGroup(Protocol):
             The result of each rank, in rank order.
 
         Raises:
-            ProcessLost, WorkerError: As for :meth:`call`.
+            ProcessLost, WorkerError: As :meth:`Pending.result` does.
         """
 
     def rebuild(self, config: RunConfig) -> None:
@@ -76,7 +96,7 @@ class WorkerGroup(Protocol):
             config: The new configuration, of as many ranks.
 
         Raises:
-            ProcessLost, WorkerError: As for :meth:`call`; an engine that cannot be built ends the group.
+            ProcessLost, WorkerError: As :meth:`Pending.result` does; an engine that cannot be built ends the group.
         """
 
 
@@ -109,6 +129,17 @@ class Executor(Protocol):
         Raises:
             ConfigError: No such engine is installed.
             WorkerError: A process could not be started.
+        """
+
+    def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
+        """Wait until one of several calls of this executor's groups is done, well or not.
+
+        Args:
+            calls: At least one.
+            timeout_s: How long to wait at most.
+
+        Returns:
+            Those that are done, in the given order; none if the time is over.
         """
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
-from anytron.executor.local import LocalExecutor
+from anytron.executor.local import LocalExecutor, LocalWorkerGroup
 from anytron.plugins import open_session
 from anytron.trainer.workers import TrainingWorkers
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-
-    from anytron.executor.group import LocalWorkerGroup
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"source": "unused"},

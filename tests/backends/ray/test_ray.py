@@ -48,6 +48,11 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     assert "each needs 1 CHIP, 1 CPU on one machine; free in the cluster: 0 CHIP" in caught.value.why
 
     rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    rollout.call("describe")
+    slow, fast = rollout.submit("work", 1.0), group.submit("work", 0.2)
+    assert executor.wait([slow, fast], timeout_s=0.0) == []
+    assert executor.wait([slow, fast]) == [fast]
+    assert (fast.result(), slow.result()) == ([0, 1], [0])
     ((_, (arrived,), _),) = rollout.call("echo", b"x" * 1_000_000)
     assert len(arrived) == 1_000_000
     assert group.scatter("echo", [("a",), ("b",)]) == [(0, ("a",), {}), (1, ("b",), {})]

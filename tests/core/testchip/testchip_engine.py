@@ -44,6 +44,10 @@ class Engine:
     def echo(self, *args, **kwargs):
         return self.rank, args, kwargs
 
+    def work(self, seconds):
+        time.sleep(seconds)
+        return self.rank
+
     def fail(self, rank, derived=False):
         if self.rank == rank:
             raise DerivedError("bad data", where="here", fix="mend it") if derived else ValueError("engine says no")
