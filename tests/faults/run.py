@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 TASK = Path(__file__).with_name("task.yaml")
-STEPS = 4
+STEPS = 6
+"""Enough for a series of blows that begins late, because the first checkpoint is written in the background."""
 LIFE_S = 1200.0
 """Seconds until a life of a run must have ended, with all restarts of a series and on a busy machine."""
 POLL_S = 0.05

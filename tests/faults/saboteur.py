@@ -18,6 +18,7 @@ import json
 import os
 import resource
 import signal
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,6 +159,8 @@ def _act(blow: Blow) -> None:
     victim = _victim(blow)
     if blow.action in SIGNALS:
         os.kill(victim, SIGNALS[blow.action])
+        while blow.action == "kill" and _lives(victim):  # it dies in its own time, and the next blow is not for it
+            time.sleep(0.01)
     elif blow.action == "full disk":
         _limit(victim, resource.RLIMIT_FSIZE, SMALL_FILE)
     elif blow.action == "no descriptors":
