@@ -81,13 +81,15 @@ def test_signals_waiting_and_input(started):
 
 def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+    other_seed = {**os.environ, "PYTHONHASHSEED": "7"}
     loaded = "import sys; print('torch' in sys.modules)"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {loaded!r}], check=True)"
-    for command, expected in (
-        (["-c", loaded], "True\n"),
-        (["-c", nested], "True\n"),
-        (["-W", "ignore", "-c", loaded], "True\n"),
-        (["-I", "-c", loaded], "False\n"),
+    for command, variables, expected in (
+        (["-c", loaded], None, "True\n"),
+        (["-c", nested], None, "True\n"),
+        (["-W", "ignore", "-c", loaded], None, "True\n"),
+        (["-I", "-c", loaded], None, "False\n"),
+        (["-c", loaded], other_seed, "False\n"),
     ):
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, env=variables)
         assert done.stdout == expected

@@ -41,8 +41,8 @@ PRELOADED = (
     "datasets",
     "pydantic",
 )
-READ_BY_THE_INTERPRETER = frozenset({"PYTHONHASHSEED", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH"})
-"""Variables that mean something only when an interpreter starts."""
+READ_BY_THE_INTERPRETER = ("PYTHONHASHSEED", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH")
+"""Variables that mean something only when an interpreter starts: a fork must want them as its server has them."""
 FIRST_KEPT = 500
 """Descriptors of the server's own are moved here, where no caller's is."""
 
@@ -70,7 +70,7 @@ class WarmPopen(StartedCold):
             or executable not in (None, command[0])
             or preexec_fn is not None
             or shell
-            or READ_BY_THE_INTERPRETER & variables.keys()
+            or any(variables.get(name) != os.environ.get(name) for name in READ_BY_THE_INTERPRETER)
             or (server_session() != os.getsid(0) and not new_session)
         ):
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
