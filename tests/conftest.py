@@ -56,8 +56,9 @@ def pytest_unconfigure():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Under nohup tests of SIGHUP would see, and give to the processes that they start, that it is ignored.
+    # nohup ignores SIGHUP and a shell's background SIGINT: tests of signals, and what they start, would inherit that.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Slow tests that skip are not in the numbers above. A part of the suite never skips more than the whole.
     counted = config.option.markexpr == "not slow"
     config.pluginmanager.register(Skips(SKIPPED, counted=counted, where="tests/conftest.py"), "skips")
