@@ -10,12 +10,28 @@ A plugin author needs three names from here::
         @hookimpl
         def attention_kernel(self, spec): ...
 
-Importing this package is light: no torch, no engine, no device library, and nothing is patched.
+Importing this package imports nothing: ``python -m anytron`` does so while the current directory is still the first
+place where Python looks for modules, those of the standard library included.
 """
 
-from anytron.hooks.markers import hookimpl
-from anytron.platform import Platform
+TYPE_CHECKING = False  # the constant of typing, without importing it
+if TYPE_CHECKING:
+    from anytron.hooks.markers import hookimpl
+    from anytron.platform import Platform
 
 __version__ = "0.1.0"
 
 __all__ = ["Platform", "__version__", "hookimpl"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what is above when it is first asked for."""
+    if name == "Platform":
+        from anytron.platform import Platform
+
+        return Platform
+    if name == "hookimpl":
+        from anytron.hooks.markers import hookimpl
+
+        return hookimpl
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

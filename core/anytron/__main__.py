@@ -1,7 +1,5 @@
 """``python -m anytron`` and the script ``anytron``: the command line."""
 
-from __future__ import annotations
-
 import sys
 
 INTERRUPTED = 130
@@ -20,4 +18,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # ``python -m`` puts the current directory first on sys.path: a logging.py that lies there would be imported, here
+    # and in every process of the run.
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # the latter since Python 3.11
+        del sys.path[0]
     main()

@@ -11,9 +11,11 @@ from tests.faults.faults import (
     flip_a_bit,
     in_a_ray_cluster,
     lose_a_file,
+    nobody_looked_at_the_clock,
     replace_pickles,
     second_run,
     truncate,
+    with_jumping_clocks,
 )
 from tests.faults.saboteur import Blow
 
@@ -103,4 +105,5 @@ FAULTS = (
     _struck("SIGUSR1", Blow("rollout.generate", "user1", DRIVER), "saved"),
     Fault(("second run in the directory",), begin=second_run),
     Fault(("output closed",), begin=close_output),
+    Fault(("clocks jump",), begin=with_jumping_clocks, between=nobody_looked_at_the_clock),
 )

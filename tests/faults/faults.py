@@ -11,7 +11,8 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tests.faults.run import Difference, Life, Run
+from tests.faults.run import STEPS, Difference, Life, Run
+from tests.faults.saboteur import INSTALLED, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LIVES = 16
 """Starts after which a run that is still not finished is given up."""
+PROCESSES = 4
+"""Of a run: driver, rank, rollout and reward."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,40 @@ def close_output(run: Run) -> Life:
     with os.fdopen(reader, "rb") as output:
         output.readline()
     return life
+
+
+JUMPING = f"""
+import os, time
+
+began = time.monotonic()
+
+def jumping(clock, day):
+    def now():
+        jumps = int(4 * (time.monotonic() - began))
+        return clock() + jumps * (day if jumps % 4 else -day)
+    return now
+
+time.time, time.time_ns = jumping(time.time, 86_400), jumping(time.time_ns, 86_400 * 10**9)
+with open(f"{{os.environ[{VARIABLE!r}]}}/jumping-{{os.getpid()}}", "x"):
+    pass
+"""
+"""What each Python process of a run does first: four times a second its wall clock jumps, by days, forth or back."""
+
+
+def with_jumping_clocks(run: Run) -> Life:
+    """Live where the wall clocks jump. No limit of the run is as long as a jump, nor is the time between its saves."""
+    (run.directory / INSTALLED).mkdir()
+    (run.directory / INSTALLED / "sitecustomize.py").write_text(JUMPING)
+    return run.start("checkpoint.every_steps=null", "checkpoint.every_minutes=600")
+
+
+def nobody_looked_at_the_clock(run: Run) -> None:
+    """No process was taken for lost, and no checkpoint was due before the last step."""
+    if (processes := len(list(run.directory.glob("jumping-*")))) < PROCESSES:
+        raise NotSurvivedError(f"the clocks of only {processes} processes jumped:\n{_tail(run)}")
+    steps = [int(path.name.removeprefix("step-")) for path in run.checkpoints]
+    if run.noticed or steps != [STEPS]:
+        raise NotSurvivedError(f"checkpoints of the steps {steps}, or a loss:\n{_tail(run)}")
 
 
 def in_a_ray_cluster(run: Run) -> Life:

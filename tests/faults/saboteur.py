@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "ANYTRON_SABOTAGE"
 TRAINER, ROLLOUT = "anytron_megatron.engine:MegatronEngine", "anytron_rollout.transformers_engine:TransformersEngine"
+INSTALLED = "installed"
+"""Name, in the variable's directory, of what is on the path of all processes of the run."""
 SMALL_FILE = 1024
 """Bytes of the largest file that a process can write where the disk is "full"."""
 
@@ -146,7 +148,7 @@ def blows() -> list[Blow]:
 
 def prepare(directory: Path, planned: Sequence[Blow]) -> dict[str, str]:
     """Write blows into a directory, install this extension there, and give the variables of the run's processes."""
-    metadata = directory / "installed" / "saboteur-1.0.dist-info"
+    metadata = directory / INSTALLED / "saboteur-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: saboteur\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[anytron.plugins]\nsaboteur = {__name__}:Saboteur\n")

@@ -48,6 +48,21 @@ def test_starting_imports_neither_torch_nor_an_engine():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+SHADOWS = ("csv", "dataclasses", "email", "inspect", "json", "logging", "pathlib", "pluggy", "re", "signal", "typing")
+
+
+@pytest.mark.parametrize("start", [("-m", "anytron"), (str(Path(sys.executable).with_name("anytron")),)])
+def test_the_current_directory_shadows_nothing(start, tmp_path):
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('this {name} is nobody's')")
+    command = [sys.executable, *start, "config", "show", EXAMPLE]
+
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "total_steps" in done.stdout
+
+
 def test_help_names_all_commands_and_version_is_the_packages():
     text = anytron("--help").stdout
 

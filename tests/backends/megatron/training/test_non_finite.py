@@ -98,6 +98,18 @@ def test_an_update_with_a_nan_on_one_rank_changes_nothing(
         assert torch.equal(after[name], weight), name
 
 
+def test_expert_biases_that_are_not_put_back_are_noticed(
+    start_engine, recorded, poisoned, policy_loss, tiny_family, write_extension
+):
+    write_extension("torch.nn:Module.buffers", "lambda original: lambda self, recurse=True: iter(())")
+    sections = {**LAYOUTS["ep2-bias"], "model": {"path": str(tiny_family("deepseek_v3"))}}
+    (_, bad), after = once_more(start_engine, sections, [recorded, poisoned], policy_loss)
+    _, expected = once_more(start_engine, sections, [recorded], policy_loss)
+    assert bad["update/skipped"] == 1
+    changed = {name for name, weight in expected.items() if not torch.equal(after[name], weight)}
+    assert {name.rpartition(".")[2] for name in changed} == {"e_score_correction_bias"}
+
+
 def test_an_infinite_loss_with_finite_gradients_counts_too(start_engine, recorded, policy_loss, loss_of):
     assert int((recorded.tokens == 5).sum()) > 0
     sections = {"parallel": {"data_parallel_size": 2}}
