@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -204,6 +205,7 @@ def run_program(arguments: list[str]) -> int:
     sys.path[:] = [*folders, *sys.path[1:]]  # the first is the folder of this file
     importlib.invalidate_caches()
     time.tzset()
+    tempfile.tempdir = None  # TMPDIR may be another one
     option, *rest = arguments
     try:
         if option == "-c":

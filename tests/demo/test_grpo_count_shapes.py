@@ -97,6 +97,19 @@ def test_the_run_leaves_its_pictures_and_a_model_that_sees(short_run):
 
 
 @pytest.mark.slow
+def test_the_model_comes_out_of_the_checkpoint_with_its_processor(short_run, tmp_path):
+    output, _ = short_run
+    code = f"{ROOT}/examples/count_shapes.py"
+    functions = (f"model.tokenizer={code}:tokenizer", f"model.processor={code}:image_processor")
+    finished = anytron("checkpoint", "export", str(output), str(tmp_path / "model"), *functions)
+    assert finished.returncode == 0, finished.stderr
+
+    assert {file.name for file in (tmp_path / "model").iterdir()} == {file.name for file in (output / "hf").iterdir()}
+    weights = (output / "hf" / "model.safetensors").read_bytes()
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_learns_to_count_by_looking(tmp_path):
     output = tmp_path / "run"

@@ -16,11 +16,15 @@ from anytron.config.imports import resolve
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def train(example, output, *overrides):
-    command = [sys.executable, "-m", "anytron", "train", str(EXAMPLES / example), f"trainer.output_dir={output}"]
+def anytron(*arguments):
+    command = [sys.executable, "-m", "anytron", *map(str, arguments)]
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    finished = subprocess.run([*command, *overrides], capture_output=True, text=True, env=variables, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def train(example, output, *overrides):
+    anytron("train", EXAMPLES / example, f"trainer.output_dir={output}", *overrides)
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -77,6 +81,16 @@ def test_the_merged_model_and_the_adapter_are_one_model_and_the_base_is_what_it_
     trained = load_file(output / "hf" / "model.safetensors")
     for name, weight in load_file(random_base / "model.safetensors").items():
         assert torch.equal(weight, trained[name]) != name.endswith("proj.weight"), name
+
+
+def test_the_merged_model_comes_out_of_the_checkpoint(short_run, tmp_path):
+    """On one rank, from two pipeline stages."""
+    output, _ = short_run
+    anytron("checkpoint", "export", output, tmp_path / "model")
+
+    assert {file.name for file in (tmp_path / "model").iterdir()} == {file.name for file in (output / "hf").iterdir()}
+    weights = (output / "hf" / "model.safetensors").read_bytes()
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
 
 
 @pytest.mark.slow

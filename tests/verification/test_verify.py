@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,16 @@ def test_a_configuration_that_cannot_run_is_refused_before_anything_starts():
     assert code == 1
     assert output == ""
     assert "cannot be split over 3 ranks" in errors
+
+
+def test_a_signal_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "anytron", "verify", str(EXAMPLE)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("anytron-verify-*/logs/trainer-0.log")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "terminated by SIGTERM" in errors
+    assert list(tmp_path.iterdir()) == []

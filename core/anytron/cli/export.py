@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from anytron.checkpoint.directory import locate
+from anytron.cli.alone import alone, override
+from anytron.cli.scratch import ScratchDirectory
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
-from anytron.config.schema import AlgorithmSection, DataSection, ParallelSection, RewardSection, RunConfig
-from anytron.errors import ConfigError
+from anytron.config.schema import RunConfig
+from anytron.errors import CheckpointError, ConfigError
 from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from anytron.checkpoint.directory import Checkpoint
 
-ALONE = ("executor.kind=local", "resume=never", "checkpoint={}")
-"""One process on this machine that saves no checkpoints of its own."""
+POLICY_ALONE = ("algorithm={}", "critic=null")
+"""Neither a critic nor a reference model is loaded."""
 
 
 def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
@@ -40,13 +42,16 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         raise ConfigError("The directory to write exists.", where=str(out), fix="name another one")
     checkpoint = locate(path)
     checkpoint.verify()
-    config = _alone(checkpoint)
+    config = _config(checkpoint)
     _refuse_code(config, overrides)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="anytron-export-") as directory:
-        yaml = Path(directory) / "run.yaml"
+    with ScratchDirectory("export", notes) as scratch:
+        yaml = scratch.path / "run.yaml"
         yaml.write_text(to_yaml(config), encoding="utf-8")
-        run = open_run(yaml, [*ALONE, f"trainer.output_dir={directory}", *overrides])
+        own = [*alone(config), *POLICY_ALONE, override("trainer.output_dir", scratch.path)]
+        if config.model.lora is not None:
+            own.append("model.lora.path=null")  # what the run's adapters began as
+        run = open_run(yaml, [*own, *overrides])
         for line in run.lines:
             notes.print(line, markup=False)
         refuse(run.diagnostics)
@@ -59,19 +64,17 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
     notes.print(f"the model after step {checkpoint.step}: {out}", markup=False)
 
 
-def _alone(checkpoint: Checkpoint) -> RunConfig:
-    """The run's configuration for one rank, without what only training needs: data, rewards, losses."""
-    config = RunConfig.model_validate(checkpoint.state().config)
-    options = {key: value for key, value in config.engine.options.items() if not key.startswith("virtual_pipeline")}
-    return config.model_copy(
-        update={
-            "data": DataSection(source="jsonl"),
-            "rewards": [RewardSection(function="exact_match")],
-            "algorithm": AlgorithmSection(advantage="grpo" if config.critic is None else "gae"),
-            "parallel": ParallelSection(),
-            "engine": config.engine.model_copy(update={"options": options}),
-        }
-    )
+def _config(checkpoint: Checkpoint) -> RunConfig:
+    """The configuration of the run that a checkpoint is of."""
+    try:
+        return RunConfig.model_validate(checkpoint.state().config)
+    except ValidationError as error:
+        raise CheckpointError(
+            "The configuration in the checkpoint cannot be used.",
+            where=str(checkpoint.path),
+            why=str(error),
+            fix="use the version of Anytron that wrote it",
+        ) from error
 
 
 def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:

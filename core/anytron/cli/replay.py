@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from anytron.cli.alone import alone, override
+from anytron.cli.scratch import ScratchDirectory
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
+from anytron.config.load import load_config
 from anytron.errors import DataError
 from anytron.preflight.capabilities import replay_diagnostics
 from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from anytron.checkpoint.directory import Checkpoint
+    from anytron.config.schema import RunConfig
     from anytron.engines.protocol import NonFinite
     from anytron.trainer.bad_batch import BadUpdate
     from anytron.trainer.replay import Finding
-
-ONE_RANK = (
-    "parallel={tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1, "
-    "data_parallel_size: 1, expert_model_parallel_size: 1, expert_tensor_parallel_size: null, sequence_parallel: null}"
-)
 
 
 def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None, as_json: bool) -> bool:
@@ -52,44 +49,41 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     found = None if checkpoint is None else locate(checkpoint)
     if found is not None:
         found.verify()
-    directory = Path(tempfile.mkdtemp(prefix="anytron-replay-"))
-    origin, weights = _weights(path, found)
-    own = [ONE_RANK, "executor.kind=local", "resume=never", _set("trainer.output_dir", directory), *weights]
-    run = open_run(path / CONFIG, [*own, *overrides])
-    for line in run.lines:
-        notes.print(line, markup=False)
-    refuse([*run.diagnostics, *replay_diagnostics(run.config)])
-    executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
+    config = load_config(path / CONFIG)
+    origin, weights = _weights(path, config, found)
+    with ScratchDirectory("replay", notes) as scratch:
+        own = [*alone(config), override("trainer.output_dir", scratch.path), *weights]
+        run = open_run(path / CONFIG, [*own, *overrides])
+        for line in run.lines:
+            notes.print(line, markup=False)
+        refuse([*run.diagnostics, *replay_diagnostics(run.config)])
+        executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
 
-    from anytron.trainer.replay import replay  # torch: only when nothing has been found wrong so far
+        from anytron.trainer.replay import replay  # torch: only when nothing has been found wrong so far
 
-    notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
-    files = None if found is None else found.training
-    with executor_class(run.config, run.session) as executor:
-        finding = replay(update, batch, run.config, executor, files)
-    shutil.rmtree(directory)
+        notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
+        files = None if found is None else found.training
+        with executor_class(run.config, run.session) as executor:
+            finding = replay(update, batch, run.config, executor, files)
     print(json.dumps(_record(update, finding, origin), indent=2) if as_json else "\n".join(_lines(finding)))
     return not finding.reproduced
 
 
-def _weights(path: Path, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
+def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
     """Find what the update starts from: its name for people, and overrides."""
-    from anytron.config.load import load_config
-    from anytron.trainer.bad_batch import CONFIG
     from anytron.trainer.initial_model import model_directory
 
-    config = load_config(path / CONFIG)
     made = config.model.path is None
-    initial = [_set("model.path", model_directory(config)), "model.config=null"] if made else []
+    initial = [override("model.path", model_directory(config)), "model.config=null"] if made else []
     if checkpoint is not None:
         return f"the checkpoint of step {checkpoint.step}", initial
     if (path / "critic").is_dir():
-        return "its weights at that time", [*initial, _set("critic.path", path / "critic")]
+        return "its weights at that time", [*initial, override("critic.path", path / "critic")]
     if (path / "adapter").is_dir():
-        return "its adapters at that time", [*initial, _set("model.lora.path", path / "adapter")]
+        return "its adapters at that time", [*initial, override("model.lora.path", path / "adapter")]
     if (path / "model").is_dir():
-        tokenizer = [] if config.model.tokenizer else [_set("model.tokenizer", config.model.path)]
-        return "its weights at that time", [_set("model.path", path / "model"), "model.config=null", *tokenizer]
+        tokenizer = [] if config.model.tokenizer else [override("model.tokenizer", config.model.path)]
+        return "its weights at that time", [override("model.path", path / "model"), "model.config=null", *tokenizer]
     if not model_directory(config).is_dir():
         raise DataError(
             "The model that the run started from is gone.",
@@ -97,11 +91,6 @@ def _weights(path: Path, checkpoint: Checkpoint | None) -> tuple[str, list[str]]
             fix=f"give a checkpoint: anytron replay {path} --checkpoint PATH",
         )
     return "the initial model", initial
-
-
-def _set(key: str, value: object) -> str:
-    """Write an override; paths may hold what YAML reads as something else."""
-    return f"{key}={json.dumps(str(value))}"
 
 
 def _lines(finding: Finding) -> list[str]:

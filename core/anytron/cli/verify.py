@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import kernels_line, print_table
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
-from anytron.files import remove
 from anytron.preflight.capabilities import verification_diagnostics
 from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from anytron.verification import CheckResult
 
@@ -48,39 +46,19 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
 
     from anytron.verification.checks import verify  # torch: only when nothing has been found wrong so far
 
-    directory = Path(tempfile.mkdtemp(prefix="anytron-verify-"))
-    trainer = config.trainer.model_copy(update={"output_dir": str(directory)})
-    config = config.model_copy(update={"trainer": trainer})
-    try:
+    with ScratchDirectory("verify", notes) as scratch:
+        trainer = config.trainer.model_copy(update={"output_dir": str(scratch.path)})
+        config = config.model_copy(update={"trainer": trainer})
         with notes.status("") as status:
             report = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
-    except Exception:
-        _keep_logs(directory, notes)
-        raise
-    except BaseException:  # Ctrl-C, SIGTERM
-        shutil.rmtree(directory)
-        raise
-    if as_json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        _print_table(report.results)
-        print(kernels_line(report.kernels))
-    if report.passed:
-        shutil.rmtree(directory)
-    else:
-        _keep_logs(directory, notes)
+        if as_json:
+            print(json.dumps(report.as_json(), indent=2))
+        else:
+            _print_table(report.results)
+            print(kernels_line(report.kernels))
+        if not report.passed:
+            scratch.keep_logs()
     return report.passed
-
-
-def _keep_logs(directory: Path, notes: Console) -> None:
-    """Delete the weights that the checks have written, and say where the logs are, if there are any."""
-    for path in directory.iterdir():
-        if path.name != "logs":
-            remove(path)
-    if (directory / "logs").is_dir():
-        notes.print(f"logs of the processes: {directory / 'logs'}", markup=False)
-    else:
-        directory.rmdir()
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import yaml
@@ -15,8 +16,15 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+
+
 class _Dumper(yaml.SafeDumper):
-    """Quotes strings that OmegaConf reads as numbers: YAML 1.1, which PyYAML writes, wants a point in ``0E0``."""
+    """Writes strings so that OmegaConf reads them as they are.
+
+    It reads some as numbers that PyYAML, which writes YAML 1.1, does not: ``0E0``. And it would resolve ``${...}``, so
+    that the configuration in a checkpoint became something else after it was checked.
+    """
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -26,6 +34,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = None
     else:
         style = "'"
+    text = _INTERPOLATION.sub(r"\1\1\\${", text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

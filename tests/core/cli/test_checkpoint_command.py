@@ -63,11 +63,16 @@ def test_verify_reads_every_file(run):
     assert invoke("verify", run / "checkpoints/step-000010").exit_code == 1
 
 
-def test_a_checkpoint_names_no_code_that_export_runs(run, tmp_path):
+@pytest.mark.parametrize("by_reference", [False, True])
+def test_a_checkpoint_names_no_code_that_export_runs(run, tmp_path, by_reference):
     """Its configuration may come from anybody; functions run that the user names."""
+    code = f"{tmp_path / 'code.py'}:tokenizer"
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     config = {
-        "model": {"config": {"model_type": "qwen3"}, "tokenizer": f"{tmp_path / 'code.py'}:tokenizer"},
+        "model": {
+            "config": {"model_type": "qwen3", "code": code},
+            "tokenizer": "${model.config.code}" if by_reference else code,
+        },
         "data": {"source": f"{tmp_path / 'code.py'}:prompts"},
         "rewards": [{"function": f"{tmp_path / 'code.py'}:reward"}],
     }
@@ -77,7 +82,8 @@ def test_a_checkpoint_names_no_code_that_export_runs(run, tmp_path):
     directory.commit(DriverState(step=40, sampler=sampler, weights_version=0, config=config), {})
     error = invoke("export", run, tmp_path / "new").exception
     assert isinstance(error, ConfigError)
-    assert f"model.tokenizer={tmp_path / 'code.py'}:tokenizer" in error.fix
+    assert by_reference or f"model.tokenizer={code}" in error.fix
+    assert not by_reference or "there is no directory" in error.why
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,0 +1,38 @@
+"""A run's training engine alone, on one rank of this machine: what ``checkpoint export`` and ``replay`` start."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anytron.config.schema import RunConfig
+
+_ALONE = (
+    "parallel={}",
+    "executor.kind=local",
+    "data.source=jsonl",
+    "data.options={}",
+    "rewards=[{function: exact_match}]",
+    "rollout.engine=transformers",
+    "rollout.options={}",
+    "checkpoint={}",
+    "resume=never",
+)
+_CHUNKS = "virtual_pipeline_model_parallel_size"
+
+
+def alone(config: RunConfig) -> list[str]:
+    """Give the overrides that leave of a run its training engine on one rank, which has no need of the rest.
+
+    Prompts, rewards and the rollout engine are not used: what stands for them needs no files and no packages.
+
+    Args:
+        config: The run's.
+    """
+    return [*_ALONE, *([f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else [])]
+
+
+def override(key: str, value: object) -> str:
+    """Write an override; paths may hold what YAML reads as something else."""
+    return f"{key}={json.dumps(str(value))}"
