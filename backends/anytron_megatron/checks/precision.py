@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
     from anytron.platform import Platform
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Check FP8 and FP4. Transformer Engine asks the device itself, which only training ranks may initialise."""
-    if not platform.portable_modules:
-        return
     transformer = MegatronOptions.of(run).transformer
+    if not platform.portable_modules:
+        yield from _delayed_scaling(run, transformer)
+        return
     for name in ("fp8", "fp4"):
         if transformer.get(name):
             yield Diagnostic(
@@ -27,3 +28,16 @@ def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagno
                 f"{platform.name} computes with the portable Transformer Engine, which has neither FP8 nor FP4",
                 "set it to null and train in bfloat16 or float32",
             )
+
+
+def _delayed_scaling(run: RunConfig, transformer: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Say that checkpoints lack the scales: layers of Transformer Engine give and take them as pickles only."""
+    delayed = transformer.get("fp8") and transformer.get("fp8_recipe", "delayed") == "delayed"
+    if delayed and (run.checkpoint.keep > 0 or run.resume != "never"):
+        yield Diagnostic(
+            "warning",
+            "engine.options.transformer.fp8_recipe",
+            "a run that is resumed is not the same to the last bit: checkpoints do not hold the scales of FP8 with "
+            "delayed scaling, which are measured anew",
+            "tensorwise, blockwise and mxfp8 scale by what they see",
+        )

@@ -203,7 +203,7 @@ def run() -> None:
     except AnytronError as error:
         print_error(error)
         sys.exit(1)
-    except OSError as error:
+    except Exception as error:  # safetensors says in its own way that a disk is full
         explained = exhausted(error)
         if explained is None:
             raise

@@ -29,8 +29,11 @@ STACKS_S = 0.5
 """How long a rank that does not answer gets to write its stacks."""
 CLOSE_S = 10.0
 """How long an engine may take to close."""
-TOO_MANY_FILES = "Too many open files"
-"""What the C library, and all that is built on it, says of EMFILE."""
+REMEDIES = {
+    "Too many open files": "raise the limit of open files: ulimit -n 65536",
+    "EADDRINUSE": "another program has taken the port where the ranks were to meet: start the run again",
+}
+"""By what the C library, and all that is built on it, says of an error."""
 
 
 class RankGroup(abc.ABC, Generic[AnyRank]):
@@ -221,7 +224,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
                 fix=_remedy(fate),
             )
-        fix = "raise the limit of open files: ulimit -n 65536" if TOO_MANY_FILES in failure.traceback else ""
+        fix = next((remedy for words, remedy in REMEDIES.items() if words in failure.traceback), "")
         error = WorkerError(_sentence(f"{rank.name} {doing}"), where=rank.where, why=failure.traceback + also, fix=fix)
         if failure.error is None:
             return error

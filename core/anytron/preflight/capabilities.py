@@ -51,7 +51,8 @@ def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find an engine that cannot say where a number stops being finite."""
-    yield from _lacking(config, "engine", "inspection", "engine.name", "look into an update", "read metrics.jsonl")
+    fix = "name an engine that can, and that has the model: engine.name=NAME engine.options={}"
+    yield from _lacking(config, "engine", "inspection", "engine.name", "look into an update", fix)
 
 
 def _lacking(

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from anytron.batch import RaggedBatch
 from anytron.config.dump import to_yaml
 from anytron.data.images import ImagePatches
 from anytron.errors import DataError
+from anytron.files import PRIVATE, remove, write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,12 +69,11 @@ def write_bad_batch(directory: Path, update: BadUpdate, batch: RaggedBatch, conf
     for index, patches in enumerate(batch.images or ()):
         if patches is not None:
             tensors |= {f"images.{index}.{name}": value for name, value in vars(patches).items()}
-    if directory.is_dir():
-        shutil.rmtree(directory)
+    remove(directory)
     directory.mkdir(parents=True)
     # safetensors refuses tensors that share memory, as a batch's may.
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, directory / TENSORS)
-    (directory / CONFIG).write_text(to_yaml(config), encoding="utf-8")
+    write_durably(directory / CONFIG, to_yaml(config), PRIVATE)  # it may hold secrets
     record = {"format": FORMAT, "has_images": batch.images is not None, **asdict(update)}
     (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

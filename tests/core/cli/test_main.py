@@ -63,6 +63,18 @@ def test_the_current_directory_shadows_nothing(start, tmp_path):
     assert "total_steps" in done.stdout
 
 
+def test_a_full_disk_is_said_in_words_whoever_meets_it(tmp_path):
+    """safetensors has errors of its own. What stands for the disk is the largest size of a file."""
+    command = [*COMMAND, "train", EXAMPLE, f"trainer.output_dir={tmp_path / 'run'}"]
+    limited = ["prlimit", "--fsize=100000", *command]
+
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
+
+    assert done.returncode == 1
+    assert "error: A file has reached the largest allowed size." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_help_names_all_commands_and_version_is_the_packages():
     text = anytron("--help").stdout
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from anytron.errors import DataError, ProcessLost, ResourceError, WorkerError
+from anytron.executor.address import StoreFiles
 from tests.core.executor.processes import wait_until_gone
 
 
@@ -54,7 +56,7 @@ def test_an_error_arrives_although_the_disk_is_too_full_for_the_log(start):
         group.call("fail", 0, derived=True)
 
 
-def test_a_rank_that_is_gone_when_it_is_to_close_is_no_error(start):
+def test_a_rank_that_is_gone_when_it_is_to_close_is_a_warning_and_no_error(start, caplog):
     group = start(ranks=2)
     pids = pids_of(group)
     os.kill(pids[0], signal.SIGKILL)
@@ -63,6 +65,7 @@ def test_a_rank_that_is_gone_when_it_is_to_close_is_no_error(start):
 
     assert group.ended
     assert wait_until_gone(pids)
+    assert caplog.messages == ["Trainer rank 0 failed in close(): it was killed by SIGKILL."]
 
 
 def test_a_rank_that_exits_is_reported_with_its_status_and_last_words(start):
@@ -189,6 +192,15 @@ def test_too_few_descriptors_are_an_error_that_says_how_to_get_more(start):
 
     assert caught.value.where == "start of trainer rank 0"
     assert "ulimit -n" in caught.value.fix
+
+
+def test_a_port_that_another_program_has_taken_is_an_error_that_says_so(start, monkeypatch):
+    with socket.create_server(("", 0)) as other:
+        monkeypatch.setattr(StoreFiles, "new", lambda self: f"tcp://127.0.0.1:{other.getsockname()[1]}")
+        with pytest.raises(WorkerError, match="failed in meet") as caught:
+            start().call("meet")
+
+    assert "another program has taken the port" in caught.value.fix
 
 
 def test_no_log_is_written_through_a_link(start, tmp_path):

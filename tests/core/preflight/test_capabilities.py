@@ -76,6 +76,24 @@ def test_a_number_format_that_the_platforms_modules_lack_is_refused_before_a_pro
     assert found(portable=False, fp8="hybrid") == []  # the device is asked by Transformer Engine, in the training ranks
 
 
+@pytest.mark.parametrize(
+    ("saving", "transformer", "remarks"),
+    [
+        ({"checkpoint": {}}, {"fp8": "hybrid"}, 1),
+        ({"resume": "auto"}, {"fp8": "hybrid", "fp8_recipe": "delayed"}, 1),
+        ({}, {"fp8": "hybrid"}, 0),
+        ({"checkpoint": {}}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, 0),
+        ({"checkpoint": {}}, {}, 0),
+    ],
+)
+def test_scales_that_no_checkpoint_holds_are_remarked_on(saving, transformer, remarks):
+    run = run_of("megatron", {"transformer": transformer}, **saving)
+    found = list(platform_diagnostics(run, SimpleNamespace(name="chip", portable_modules=False)))
+    assert [(one.severity, one.key) for one in found] == [
+        ("warning", "engine.options.transformer.fp8_recipe")
+    ] * remarks
+
+
 def test_an_engine_that_says_nothing_of_platforms_is_not_asked(testchip):
     assert list(platform_diagnostics(run_of(), SimpleNamespace(portable_modules=True))) == []
 

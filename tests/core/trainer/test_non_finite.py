@@ -51,6 +51,7 @@ def test_a_run_stops_and_has_saved_mini_batch_and_weights(moody):
     directory = Path(run.config.trainer.output_dir) / "bad_batches" / "step-000002-update-1"
     assert str(directory) in error.value.fix
     assert {path.name for path in directory.iterdir()} == {"batch.safetensors", "batch.json", "config.yaml", "model"}
+    assert (directory / "config.yaml").stat().st_mode & 0o077 == 0, "it may hold secrets"
     update, batch = read_bad_batch(directory)
     assert (update.step, update.update, update.model, update.dp_size) == (2, 1, "policy", 1)
     assert math.isnan(update.metrics["grad_norm"])
