@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 from itertools import groupby, pairwise
 from multiprocessing.connection import wait
 from time import monotonic
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from anytron.errors import DataError
+from anytron.files import exhausted
 from anytron.rewards.process import RewardProcess
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ class RewardPool:
         self._logs = [logs / f"reward-{name}-{number}.log" for number in range(section.processes)]
         self._start_timeout_s = start_timeout_s
         self._processes: list[RewardProcess] = []
-        with suppress(FileNotFoundError):
-            for log in self._logs:
-                log.unlink()
         try:
             for number in range(section.processes):
                 self._processes.append(self._started(number))
@@ -137,7 +134,14 @@ class RewardPool:
         return self._processes[number]
 
     def _started(self, number: int) -> RewardProcess:
-        return RewardProcess(self.name, self.section, self._key, self._logs[number], self._start_timeout_s)
+        log = self._logs[number]
+        try:
+            return RewardProcess(self.name, self.section, self._key, log, self._start_timeout_s)
+        except OSError as error:
+            where = f"{self._key} ({self.name})"
+            raise exhausted(error, where) or DataError(
+                "A reward process could not be started.", where=where, why=str(error)
+            ) from error
 
     def _error(self, failure: Failure, call: Call, samples: Sequence[Sample], extent: str = "") -> DataError:
         where = f"reward {self.name}"

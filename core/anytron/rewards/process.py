@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from anytron.errors import DataError
+from anytron.files import open_to_append
 from anytron.rewards.answer import Answer, Failure
 from anytron.rewards.worker import STACK_SIGNAL
 
@@ -72,7 +73,7 @@ class RewardProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.connection = Connection(ours.detach())
         lifeline, self._lifeline = os.pipe()
-        with theirs, log.open("ab") as output:
+        with theirs, os.fdopen(open_to_append(log), "ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(lifeline)],

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from anytron.checkpoint.directory import CheckpointDirectory
 from anytron.checkpoint.state import DriverState, SamplerState
-from anytron.errors import AnytronError, DataError, ResourceError
+from anytron.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
 from anytron.preflight.capabilities import saves_checkpoints
 from anytron.trainer.signals import StopRequested, StopSignals
 
@@ -32,7 +32,7 @@ class Checkpointing:
     A save begins at a boundary, when the metrics of the step are on disk, and is completed at a later point of the loop
     once the engine has written its files. Leaving the ``with`` block because of a signal, or of an error before the
     step's updates, saves the state of the boundary if that has not been done; the block then ends without error for
-    a signal, and with the error otherwise.
+    a signal, and with the error otherwise. A process that is lost after a signal is an error that ends the run.
 
     Args:
         config: The run.
@@ -128,8 +128,17 @@ class Checkpointing:
                 self._save_before(error)
             elif error is None and self._no_room is not None:
                 raise self._no_room
+        except ProcessLost as lost:
+            error = lost
         finally:
             self._signals.__exit__()
+        if isinstance(error, ProcessLost) and self._signals.received is not None:
+            raise WorkerError(  # no reason to start again: the run was to end
+                error.what,
+                where=error.where,
+                why=f"{self._signals.received} had asked the run to end\n{error.why}",
+                fix="continue from the last checkpoint: resume=auto",
+            ) from error
         return False
 
     def _note_boundary(self, step: int, weights_version: int) -> None:

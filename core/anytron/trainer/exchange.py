@@ -44,10 +44,10 @@ class WeightExchange:
 
 def _delete_stale(path: Path) -> None:
     """Delete the directory of a run of this user that has ended without doing so."""
-    status = path.lstat()
-    if path.is_symlink() or not path.is_dir() or status.st_uid != os.geteuid() or not (path / LOCK).is_file():
-        return
     try:
+        status = path.lstat()
+        if path.is_symlink() or not path.is_dir() or status.st_uid != os.geteuid() or not (path / LOCK).is_file():
+            return
         lock = Lock(path / LOCK)
     except (LockedError, FileNotFoundError):  # of a living run; or another one is deleting it
         return

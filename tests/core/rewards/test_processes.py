@@ -195,6 +195,19 @@ def test_nothing_outlives_the_driver(tmp_path):
         wait_until_gone(process)
 
 
+def test_no_log_is_written_through_a_link_or_emptied(start, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "precious").write_text("mine\n")
+    (logs / "reward-faulty-0.log").symlink_to(tmp_path / "precious")
+    with pytest.raises(DataError, match=r"(?s)could not be started.*symbolic links"):
+        start()
+    assert (tmp_path / "precious").read_text() == "mine\n"
+    (tmp_path / "precious").rename(logs / "reward-faulty-0.log")
+    start()([sample("x")])
+    assert (logs / "reward-faulty-0.log").read_text().startswith("mine\n")
+
+
 def test_the_current_directory_shadows_nothing(tmp_path, monkeypatch):
     (tmp_path / "logging.py").write_text("raise ImportError('shadowed')\n")
     monkeypatch.chdir(tmp_path)

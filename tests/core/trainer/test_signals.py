@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from anytron.errors import ProcessLost, WorkerError
 from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, lines, output, raise_at, steps
 
 
@@ -73,6 +74,17 @@ def test_a_signal_while_the_model_is_saved_leaves_that_to_the_next_start(new_run
     assert not (output(new_run) / "hf").exists()
     new_run(resume="auto").train()
     assert_equal(output(new_run), undisturbed(2))
+
+
+@pytest.mark.parametrize("lost_in", ["update", "save_checkpoint"])
+def test_a_process_that_is_lost_after_a_signal_is_not_replaced(new_run, lost_in):
+    run = new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))})
+    calls = raise_at(run, 2 if lost_in == "update" else 1, ProcessLost("Rank 0 is gone."), method=lost_in)
+    send_in(run, "trainer", "update", 2, signal.SIGTERM)
+    with pytest.raises(WorkerError, match=r"(?s)Rank 0 is gone.*SIGTERM had asked.*resume=auto") as raised:
+        run.train()
+    assert not isinstance(raised.value, ProcessLost)
+    assert calls.count("update") == 2
 
 
 def test_a_second_signal_ends_the_process_at_once(new_run):
