@@ -14,8 +14,6 @@ _ALONE = (
     "data.source=jsonl",
     "data.options={}",
     "rewards=[{function: exact_match}]",
-    "rollout.engine=transformers",
-    "rollout.options={}",
     "checkpoint={}",
     "resume=never",
 )
@@ -30,7 +28,8 @@ def alone(config: RunConfig) -> list[str]:
     Args:
         config: The run's.
     """
-    return [*_ALONE, *([f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else [])]
+    rollout = f"rollout={{samples_per_prompt: {config.rollout.samples_per_prompt}}}"  # GRPO wants two or more
+    return [*_ALONE, rollout, *([f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else [])]
 
 
 def override(key: str, value: object) -> str:
