@@ -14,6 +14,7 @@ _ALONE = (
     "data.source=jsonl",
     "data.options={}",
     "rewards=[{function: exact_match}]",
+    "rollout={samples_per_prompt: 2, max_new_tokens: 1}",  # what fits every algorithm and every model
     "checkpoint={}",
     "resume=never",
 )
@@ -28,8 +29,7 @@ def alone(config: RunConfig) -> list[str]:
     Args:
         config: The run's.
     """
-    rollout = f"rollout={{samples_per_prompt: {config.rollout.samples_per_prompt}}}"  # GRPO wants two or more
-    return [*_ALONE, rollout, *([f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else [])]
+    return [*_ALONE, *([f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else [])]
 
 
 def override(key: str, value: object) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anytron.checkpoint.directory import Checkpoint
 
-POLICY_ALONE = ("algorithm={}", "critic=null", "rollout={}")
+POLICY_ALONE = ("algorithm={}", "critic=null")
 """Neither a critic nor a reference model is loaded."""
 
 
