@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
-
-_INCREMENT, _FIRST, _SECOND = (
-    np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 
 
 def uniform_numbers(seeds: Sequence[int], position: int) -> Tensor:
@@ -28,18 +23,27 @@ def uniform_numbers(seeds: Sequence[int], position: int) -> Tensor:
     java.util.SplittableRandom. Computed on the host, so that all devices draw the same.
 
     Args:
-        seeds: B numbers in ``[0, 2**64)``.
+        seeds: B numbers in ``[0, 2**63)``.
         position: From 0.
 
     Returns:
         float32 ``[B]`` on the host, multiples of ``2**-24`` in ``[0, 1)``.
     """
-    with np.errstate(over="ignore"):  # modulo 2**64
-        state = np.array(seeds, dtype=np.uint64) + _INCREMENT * np.uint64(position + 1)
-        state = (state ^ (state >> np.uint64(30))) * _FIRST
-        state = (state ^ (state >> np.uint64(27))) * _SECOND
-    state ^= state >> np.uint64(31)
-    return torch.from_numpy((state >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+    state = torch.tensor(seeds, dtype=torch.int64) + _signed((position + 1) * 0x9E3779B97F4A7C15)
+    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
+    state = state ^ _shifted(state, 31)
+    return _shifted(state, 40).float() * 2.0**-24
+
+
+def _signed(value: int) -> int:
+    """Give the int64 of the same 64 bits: torch multiplies those modulo 2**64, and unsigned ones hardly at all."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """Shift to the right and fill with zeros."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
