@@ -95,7 +95,15 @@ class RayExecutor(BaseExecutor):
             raise
 
     def start(
-        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+        self,
+        role: Role,
+        engine_group: str,
+        engine_name: str,
+        world_size: int,
+        num_threads: int | None = None,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
     ) -> RayWorkerGroup:
         """Start one process per rank; see the protocol. Waits until Ray has placed them.
 
@@ -116,7 +124,7 @@ class RayExecutor(BaseExecutor):
         else:
             agents = cluster.place_beside(self._home, world_size, timeout_s)
         try:
-            ranks = self._start_processes(agents, role, engine_group, engine_name, num_threads)
+            ranks = self._start_processes(agents, role, engine_group, engine_name, num_threads, replica, replicas)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
             agents.release()
             raise
@@ -131,7 +139,14 @@ class RayExecutor(BaseExecutor):
         return group
 
     def _start_processes(
-        self, agents: Agents, role: Role, engine_group: str, engine_name: str, num_threads: int | None
+        self,
+        agents: Agents,
+        role: Role,
+        engine_group: str,
+        engine_name: str,
+        num_threads: int | None,
+        replica: int,
+        replicas: int,
     ) -> list[RayRank]:
         import ray
         from ray.exceptions import RayError
@@ -141,6 +156,7 @@ class RayExecutor(BaseExecutor):
         settings = self._config.executor
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
         shared = agents.places[0].address if agents.machines > 1 else None
+        bootstraps: list[Bootstrap] = []
         ranks: list[RayRank] = []
         try:
             init_method = ray.get(agents.actors[0].new_store.remote(shared), timeout=settings.start_timeout_s)
@@ -153,8 +169,9 @@ class RayExecutor(BaseExecutor):
                     local_rank=here.index(rank),
                     world_size=len(agents.actors),
                     local_world_size=len(here),
+                    replica=replica,
                     init_method=init_method,
-                    num_threads=num_threads or max(1, place.processors // len(here)),
+                    num_threads=num_threads or max(1, place.processors // (len(here) * replicas)),
                     platform=self._session.platform.name,
                     platform_options=self._config.platform.options,
                     config=self._config.model_dump(mode="json"),
@@ -163,11 +180,12 @@ class RayExecutor(BaseExecutor):
                     sys_path=list(sys.path),
                 )
                 environment = self._environment(bootstrap, place, agents.devices_at(rank) or self._home_devices)
-                log = logs / f"{role}-{rank}.log"
+                log = logs / bootstrap.log
                 starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s))
+                bootstraps.append(bootstrap)
             ray.get(starting, timeout=settings.start_timeout_s)
-            for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
-                ranks.append(RayRank(f"{role} rank {rank}", place.address, logs / f"{role}-{rank}.log", actor))
+            for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):
+                ranks.append(RayRank(bootstrap.name, place.address, logs / bootstrap.log, actor))
         except RayError as error:
             raise WorkerError(f"The processes of {role} could not be started.", why=str(error)) from error
         return ranks

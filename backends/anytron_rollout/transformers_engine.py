@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
+from anytron.engines.protocol import Response
 from anytron.errors import EngineError
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.data.images import ImagePatches
-    from anytron.engines.protocol import EngineContext, PromptInputs, Response, SamplingParams
+    from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, SamplingParams
     from anytron.engines.weights import WeightManifest
 
 
@@ -28,7 +29,8 @@ class TransformersEngine:
     """A rollout engine (:class:`anytron.engines.protocol.RolloutEngine`).
 
     The model is built from its config alone. Its weights always come from the training engine, before the first
-    rollout as after every update.
+    rollout as after every update. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its
+    end, however long that takes: ``generate`` cannot be left in between.
 
     Args:
         context: This process and its run.
@@ -45,6 +47,7 @@ class TransformersEngine:
         self._runtime = context.platform.runtime()
         self._tokenizer: Any = None
         self._version: int | None = None
+        self._queue: list[GenerationRequest] = []
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
@@ -60,35 +63,33 @@ class TransformersEngine:
         self._version = manifest.version
         return manifest.version
 
-    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
-        """Sample ``sampling.samples_per_prompt`` responses for each prompt.
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; the longest prompts come first, so that a batch has little padding."""
+        self._queue.extend(requests)
+        self._queue.sort(key=lambda request: -len(request.prompt.tokens))
 
-        The rows (prompts times samples) are generated in batches of ``rollout.max_batch_size``, longest prompts
-        first, so that a batch has little padding. The result depends on the seed and not on earlier calls.
-
-        Args:
-            prompts: Token ids, at least one each, and images.
-            sampling: How to sample.
-            seed: The seed of this call.
-
-        Returns:
-            For each prompt, in order, its responses.
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:  # noqa: ARG002 - a batch takes what it takes
+        """Generate the next batch: requests that are sampled alike.
 
         Raises:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before generate")
-        torch.manual_seed(seed)
-        self._runtime.manual_seed(seed)
-        rows = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
-        rows.sort(key=lambda index: -len(prompts[index].tokens))
-        responses: list[list[Response]] = [[] for _ in prompts]
-        for start in range(0, len(rows), self._max_batch_size):
-            batch = rows[start : start + self._max_batch_size]
-            for index, response in zip(batch, self._generate([prompts[i] for i in batch], sampling), strict=True):
-                responses[index].append(response)
-        return responses
+            raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before poll")
+        if not self._queue:
+            return []
+        sampling = self._queue[0].sampling
+        alike = [request for request in self._queue if request.sampling == sampling]
+        batch = alike[: self._max_batch_size]
+        taken = {request.id for request in batch}
+        self._queue = [request for request in self._queue if request.id not in taken]
+        return list(zip([request.id for request in batch], self._generate(batch, self._version), strict=True))
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests; between two polls, none has begun."""
+        given_up = [request.id for request in self._queue if ids is None or request.id in ids]
+        self._queue = [request for request in self._queue if request.id not in given_up]
+        return [(one, Response((), (), "abort", ())) for one in given_up]
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
@@ -113,12 +114,14 @@ class TransformersEngine:
         }
 
     @torch.inference_mode()
-    def _generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams) -> list[Response]:
+    def _generate(self, requests: Sequence[GenerationRequest], version: int) -> list[Response]:
+        sampling, prompts = requests[0].sampling, [request.prompt for request in requests]
         input_ids, attention_mask = left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
         images = [prompt.images for prompt in prompts if prompt.images is not None]
         arguments = self._image_arguments(images, input_ids) if images else {}
         device = self._runtime.current_device()
-        sampler = TokenSampler(sampling, prompt_width=input_ids.shape[1], tokenizer=self._stop_tokenizer(sampling))
+        seeds, tokenizer = [request.seed for request in requests], self._stop_tokenizer(sampling)
+        sampler = TokenSampler(sampling, seeds, prompt_width=input_ids.shape[1], tokenizer=tokenizer)
         output = self._model.generate(
             input_ids.to(device),
             attention_mask=attention_mask.to(device),
@@ -126,17 +129,12 @@ class TransformersEngine:
             # Our sampler does all of the sampling, end tokens included: this code could not tell in which
             # order transformers' own processors come.
             generation_config=GenerationConfig(
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=sampling.max_new_tokens,
-                pad_token_id=sampling.pad_token_id,
+                do_sample=False, max_new_tokens=sampling.max_new_tokens, pad_token_id=sampling.pad_token_id
             ),
             logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([sampler.stopping]),
         )
-        return sampler.responses(output)
+        return sampler.responses(output, version)
 
     def _image_arguments(self, images: Sequence[ImagePatches], input_ids: Tensor) -> dict[str, Tensor]:
         """Make the model's arguments for images, which are in the order of the rows that hold their tokens.

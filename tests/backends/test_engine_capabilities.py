@@ -46,7 +46,7 @@ def test_declared_capabilities_are_those_of_the_class(info, base, capabilities):
     assert info.capabilities == {name for name, kind in capabilities.items() if methods >= public(kind)}
 
 
-def test_a_training_engine_starts_with_seven_methods_and_a_rollout_engine_with_three():
+def test_a_training_engine_starts_with_seven_methods_and_a_rollout_engine_with_five():
     training = {"topology", "score", "update", "export_weights", "save_hf", "describe", "close"}
     assert public(protocol.TrainingEngine) == training
-    assert public(protocol.RolloutEngine) == {"generate", "load_weights", "describe"}
+    assert public(protocol.RolloutEngine) == {"submit", "poll", "abort", "load_weights", "describe"}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PHASES = {
     "weight exchange": "trainer.export_weights",
-    "rollout": "rollout.generate",
+    "rollout": "rollout.poll",
     "reward": "reward.score",
     "score": "trainer.score",
     "update": "trainer.update",
@@ -75,7 +75,7 @@ FAULTS = (
     _struck("one rank of two killed, update", Blow("trainer.update", "kill"), layout=TWO_RANKS),
     _struck("node of a Ray cluster lost, update", Blow("trainer.update", "lose node"), begin=in_a_ray_cluster),
     _struck("rank stopped, update", Blow("trainer.update", "stop"), settings=QUICK_PULSE),
-    _struck("rollout stopped, rollout", Blow("rollout.generate", "stop"), settings=QUICK_PULSE),
+    _struck("rollout stopped, rollout", Blow("rollout.poll", "stop"), settings=QUICK_PULSE),
     _struck("reward hangs", Blow("reward.score", "hang"), settings=("rewards[0].timeout_s=3",)),
     _struck("reward raises", Blow("reward.score", "raise")),
     _struck("reward gives NaN for all samples", Blow("reward.score", "nan"), "error"),
@@ -102,7 +102,7 @@ FAULTS = (
     _damaged("with half a manifest", damage_manifest),
     _damaged("with malicious pickles", replace_pickles),
     _struck("SIGTERM", Blow("trainer.update", "terminate", DRIVER), "saved"),
-    _struck("SIGUSR1", Blow("rollout.generate", "user1", DRIVER), "saved"),
+    _struck("SIGUSR1", Blow("rollout.poll", "user1", DRIVER), "saved"),
     Fault(("second run in the directory",), begin=second_run),
     Fault(("output closed",), begin=close_output),
     Fault(("clocks jump",), begin=with_jumping_clocks, between=nobody_looked_at_the_clock),

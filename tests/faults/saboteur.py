@@ -44,7 +44,7 @@ class Blow:
     """One thing that happens to a run.
 
     Attributes:
-        place: The call that it waits for: ``trainer.update``, ``rollout.generate``, ``reward.score``, ...
+        place: The call that it waits for: ``trainer.update``, ``rollout.poll``, ``reward.score``, ...
         action: ``kill``, ``stop``, ``terminate``, ``user1`` (signals); ``full disk``, ``no descriptors`` (limits);
             ``lose node`` (of a Ray cluster); or what the reward does itself: ``hang``, ``raise``, ``exit``,
             ``leave``, ``nan``.

@@ -121,10 +121,12 @@ class RolloutSection(Section):
     """Sample among the k most probable tokens; 0 = off."""
     stop: list[str] = Field(default_factory=list)
     """Strings that end a response, besides the end token."""
+    replicas: int = Field(1, ge=1)
+    """Rollout processes, each with the whole model, that share the prompts of a step; docs/how-to/scale-rollouts.md."""
     max_batch_size: int = Field(512, ge=1)
-    """Sequences generated at one time."""
+    """Sequences that a replica generates at one time."""
     num_threads: int | None = Field(None, ge=1)
-    """Processor threads of the rollout process; default: the executor's choice."""
+    """Processor threads of a replica; default: the executor's choice."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TrainedRole = Literal["policy", "reference"]
 UpdatedModel = Literal["policy", "critic"]
+StopReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,6 @@ class PromptInputs:
 class SamplingParams:
     """How to sample; fields as in ``rollout`` of the configuration, token ids resolved."""
 
-    samples_per_prompt: int
     max_new_tokens: int
     min_new_tokens: int = 0
     temperature: float = 1.0
@@ -311,28 +311,78 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class GenerationRequest:
+    """One response that is to be made.
+
+    Attributes:
+        id: The driver's number, unique among those that an engine holds.
+        prompt: What it answers.
+        sampling: How to sample it.
+        seed: Of this response alone, in ``[0, 2**63)``: its tokens depend on nothing that shares its batch, and not on
+            the engine that makes it, among engines of one kind. (Where rounding differs, as it does between batches of
+            different shapes, a token may, once in about a million.)
+    """
+
+    id: int
+    prompt: PromptInputs
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
 class Response:
     """One generated response.
 
     Attributes:
         tokens: Generated ids, the end token included if there is one; may be empty.
-        log_probs: Log-prob of each under the model at the sampling temperature (before top-p/top-k).
-        finished: True if an end token or a stop string ended it, False if the length limit did.
+        log_probs: Log-prob of each under the model at the sampling temperature, before top-p, top-k and the
+            suppression of end tokens.
+        stop_reason: ``stop`` = an end token or a stop string ended it, ``length`` = the length limit did, ``abort`` =
+            :meth:`RolloutEngine.abort` did.
+        versions: Version of the weights that made each token.
     """
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    finished: bool
+    stop_reason: StopReason
+    versions: tuple[int, ...]
 
 
 class RolloutEngine(Protocol):
-    """Generates responses, in a process of its own."""
+    """Generates responses, in a process of its own.
 
-    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
-        """Sample ``samples_per_prompt`` responses for each prompt, in order."""
+    It works while it is polled. So a driver that polls several engines in turn has responses as they finish, and
+    between two polls an engine can be given more requests or new weights, without threads in it.
+    """
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests, any number; return at once."""
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:
+        """Generate, until a response has finished or about so much time is over.
+
+        Returns:
+            Number and response of each request that has finished since the last poll; each is given once. Nothing at
+            once if there are no requests.
+
+        Raises:
+            EngineError: No weights have been loaded.
+        """
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests.
+
+        Args:
+            ids: Which; None = all that the engine holds. It passes over those that it does not hold.
+
+        Returns:
+            What there is of their responses, with the stop reason ``abort``.
+        """
 
     def load_weights(self, manifest: WeightManifest) -> int:
         """Take new weights, verify every checksum, and return the version now in use.
+
+        What is under way goes on with them.
 
         Raises:
             EngineError: A tensor is missing, unknown, of another shape, or fails its checksum.

@@ -38,7 +38,15 @@ class BaseExecutor(abc.ABC):
 
     @abc.abstractmethod
     def start(
-        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+        self,
+        role: Role,
+        engine_group: str,
+        engine_name: str,
+        world_size: int,
+        num_threads: int | None = None,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
     ) -> RankGroup[Any]:
         """Start one process per rank; see the protocol."""
 

@@ -21,6 +21,7 @@ class Bootstrap:
         local_rank: Rank among those of the group on this machine.
         world_size: Processes in the group.
         local_world_size: Those of them on this machine.
+        replica: Which of the groups of its role that share the work it belongs to.
         init_method: Where the ranks of the group meet, for ``torch.distributed``.
         num_threads: Processor threads to use.
         platform: Name of the platform that the driver chose; the worker does not choose again.
@@ -36,6 +37,7 @@ class Bootstrap:
     local_rank: int
     world_size: int
     local_world_size: int
+    replica: int
     init_method: str
     num_threads: int
     platform: str
@@ -44,6 +46,18 @@ class Bootstrap:
     engine_group: str
     engine_name: str
     sys_path: list[str]
+
+    @property
+    def name(self) -> str:
+        """For people: role, replica if it is not the first, and rank."""
+        replica = f" replica {self.replica}" if self.replica else ""
+        return f"{self.role}{replica} rank {self.rank}"
+
+    @property
+    def log(self) -> str:
+        """Name of the file that holds what the process writes."""
+        replica = f"-{self.replica}" if self.replica else ""
+        return f"{self.role}{replica}-{self.rank}.log"
 
     @property
     def process(self) -> ProcessInfo:

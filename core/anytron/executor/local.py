@@ -60,7 +60,8 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.executor.protocol.Executor` of processes on this machine.
 
-    What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``. Nothing listens on an address
+    What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
+    (``<role>-<replica>-<rank>.log`` from the second replica on). Nothing listens on an address
     that other machines reach: ranks meet in a :class:`~anytron.executor.address.StoreFiles`, and collectives use the
     loopback interface.
     """
@@ -68,14 +69,22 @@ class LocalExecutor(BaseExecutor):
     on_this_machine: ClassVar[bool] = True
 
     def start(
-        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+        self,
+        role: Role,
+        engine_group: str,
+        engine_name: str,
+        world_size: int,
+        num_threads: int | None = None,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
     ) -> LocalWorkerGroup:
         """Start one process per rank; see the protocol."""
         find_component(engine_group, engine_name, "engine")
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor
-        threads = num_threads or max(1, len(os.sched_getaffinity(0)) // world_size)
+        threads = num_threads or max(1, len(os.sched_getaffinity(0)) // (world_size * replicas))
         inherited = {**loopback_variables(self._session.platform, loopback_interface()), **os.environ}
         stores = StoreFiles()
         processes: list[WorkerProcess] = []
@@ -88,6 +97,7 @@ class LocalExecutor(BaseExecutor):
                     local_rank=rank,
                     world_size=world_size,
                     local_world_size=world_size,
+                    replica=replica,
                     init_method=init_method,
                     num_threads=threads,
                     platform=self._session.platform.name,
@@ -97,8 +107,7 @@ class LocalExecutor(BaseExecutor):
                     engine_name=engine_name,
                     sys_path=list(sys.path),
                 )
-                log = logs / f"{role}-{rank}.log"
-                environment = worker_environment(inherited, bootstrap, self._session.hooks)
+                log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
                 processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
         except BaseException:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)

@@ -54,7 +54,7 @@ class WorkerProcess:
         heartbeat_timeout_s: Seconds without a sign of life after which it counts as lost.
 
     Attributes:
-        name: For people: role and rank.
+        name: For people: role, replica and rank.
         connection: The starter's end of the channel.
         log: As given.
 
@@ -64,7 +64,7 @@ class WorkerProcess:
     """
 
     def __init__(self, bootstrap: Bootstrap, env: Mapping[str, str], log: Path, heartbeat_timeout_s: float) -> None:
-        self.name = f"{bootstrap.role} rank {bootstrap.rank}"
+        self.name = bootstrap.name
         self.log = log
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._suspected_at: float | None = None

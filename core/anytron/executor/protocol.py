@@ -86,6 +86,9 @@ class WorkerGroup(Protocol):
             ProcessLost, WorkerError: As :meth:`Pending.result` does.
         """
 
+    def end(self) -> None:
+        """End the processes without a word to their engines."""
+
     def rebuild(self, config: RunConfig) -> None:
         """Close the engine of each rank and build one of another configuration in the same processes.
 
@@ -111,7 +114,15 @@ class Executor(Protocol):
     on_this_machine: ClassVar[bool]
 
     def start(
-        self, role: Role, engine_group: str, engine_name: str, world_size: int, num_threads: int | None = None
+        self,
+        role: Role,
+        engine_group: str,
+        engine_name: str,
+        world_size: int,
+        num_threads: int | None = None,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
     ) -> WorkerGroup:
         """Start one process per rank, each with one engine.
 
@@ -124,7 +135,10 @@ class Executor(Protocol):
             engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
             engine_name: Name of the engine in that group.
             world_size: Number of processes.
-            num_threads: Processor threads of each; None = a machine's processors shared by its ranks.
+            num_threads: Processor threads of each; None = a machine's processors shared by its ranks, and by the
+                replicas.
+            replica: Which of several groups of this role and engine it is.
+            replicas: How many of those there are; they work at the same time.
 
         Raises:
             ConfigError: No such engine is installed.

@@ -82,7 +82,6 @@ def prepare(config: RunConfig) -> PreparedRun:
         sampler=EpochSampler(tokenized, seed=config.trainer.seed, shuffle=config.data.shuffle),
         rewards=rewards,
         sampling=SamplingParams(
-            samples_per_prompt=config.rollout.samples_per_prompt,
             max_new_tokens=config.rollout.max_new_tokens,
             min_new_tokens=config.rollout.min_new_tokens,
             temperature=config.rollout.temperature,

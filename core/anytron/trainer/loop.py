@@ -145,8 +145,9 @@ def _train(
                 with clock.measure("rollout"):
                     prompts = prepared.draw(config.data.prompts_per_step)
                     inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-                    responses = rollout.generate(inputs, prepared.sampling, derive_seed(seed, "rollout", step))
-                samples = make_samples(prompts, responses, config.rollout.samples_per_prompt, prepared.tokenizer)
+                    count, draw = config.rollout.samples_per_prompt, derive_seed(seed, "rollout", step)
+                    responses = rollout.generate(inputs, prepared.sampling, count, draw)
+                samples = make_samples(prompts, responses, prepared.tokenizer)
 
                 with clock.measure("reward"):
                     try:

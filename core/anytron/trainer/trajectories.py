@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.batch import RaggedBatch
-from anytron.errors import EngineError
 from anytron.rewards.sample import Sample
 
 if TYPE_CHECKING:
@@ -19,37 +18,19 @@ if TYPE_CHECKING:
 
 
 def make_samples(
-    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], group_size: int, tokenizer: Any
+    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], tokenizer: Any
 ) -> list[Sample]:
     """Join each prompt with its responses, decoded without special tokens.
 
     Args:
         prompts: P prompts.
-        responses: G responses for each.
-        group_size: G; later steps find the groups by it.
+        responses: G responses for each; later steps find the groups by that number.
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
         ``P * G`` samples, those of one prompt side by side; they share its images.
-
-    Raises:
-        EngineError: The rollout engine's answer has another number of responses, or of log-probs.
     """
-    if len(responses) != len(prompts) or any(len(group) != group_size for group in responses):
-        raise EngineError(
-            "The rollout engine returned another number of responses than were asked for.",
-            where="generate",
-            why=f"{len(prompts)} groups of {group_size} were asked for; it returned {len(responses)} groups, of sizes "
-            f"{sorted({len(group) for group in responses})}",
-        )
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
-    for prompt, response in pairs:
-        if len(response.tokens) != len(response.log_probs):
-            raise EngineError(
-                "The rollout engine's log-probs do not fit its tokens.",
-                where=f"prompt {prompt.id}",
-                why=f"{len(response.tokens)} tokens, {len(response.log_probs)} log-probs",
-            )
     texts = tokenizer.batch_decode([list(response.tokens) for _, response in pairs], skip_special_tokens=True)
     return [
         Sample(
@@ -59,7 +40,7 @@ def make_samples(
             prompt_tokens=prompt.tokens,
             response_tokens=response.tokens,
             log_probs=response.log_probs,
-            finished=response.finished,
+            finished=response.stop_reason == "stop",
             data=prompt.data,
             images=prompt.images,
             patches=prompt.patches,

@@ -1,4 +1,4 @@
-"""The two groups of workers as the loop sees them: whole batches in, whole batches out."""
+"""The training ranks as the loop sees them, whole batches in, whole batches out; and how all engines are started."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
-from anytron.errors import ProcessLost
+from anytron.rollout.pool import RolloutPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from anytron.algorithms.contract import LossFunction
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import Conformance, PromptInputs, Response, SamplingParams, Topology, TrainedRole
+    from anytron.engines.protocol import Conformance, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.trainer.restarts import Restarts
@@ -174,54 +174,6 @@ def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {kernel: plugins for rank in facts for kernel, plugins in sorted(rank.get("kernels", {}).items())}
 
 
-class RolloutWorkers:
-    """The rollout engine. A process of it that is lost is replaced: all that it holds are weights that lie in a file.
-
-    Args:
-        start: Starts its process; returns without waiting for the engine.
-        restarts: Counts losses; None = the first one is an error.
-    """
-
-    def __init__(self, start: Callable[[], WorkerGroup], restarts: Restarts | None) -> None:
-        self._start, self._restarts = start, restarts
-        self._group: WorkerGroup | None = start()
-        self._weights: WeightManifest | None = None
-
-    def generate(self, prompts: Sequence[PromptInputs], sampling: SamplingParams, seed: int) -> list[list[Response]]:
-        """Sample responses for each prompt; the same again, if the process is lost on the way."""
-        responses: list[list[Response]] = self._call("generate", prompts, sampling, seed)[0]
-        return responses
-
-    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
-        logits: list[Tensor] = self._call("logits", sequences)[0]
-        return logits
-
-    def load_weights(self, manifest: WeightManifest) -> None:
-        """Take new weights; every checksum is verified by the engine."""
-        self._weights = None  # a process that is lost now gets the new ones, not those that their file has replaced
-        self._call("load_weights", manifest)
-        self._weights = manifest
-
-    def describe(self) -> list[Mapping[str, Any]]:
-        """Facts of each process, for the run's records."""
-        return self._call("describe")
-
-    def _call(self, method: str, *arguments: object) -> list[Any]:
-        replaced = self._group is None
-        group = self._group = self._group or self._start()
-        try:
-            if replaced and self._weights is not None:
-                group.call("load_weights", self._weights)
-            return group.call(method, *arguments)
-        except ProcessLost as error:
-            self._group = None
-            if self._restarts is None:
-                raise
-            self._restarts.lost(error, "another process takes its place")
-        return self._call(method, *arguments)
-
-
 def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
     """Start the training engine and wait for it."""
     return TrainingWorkers.of(_start_ranks(executor, config))
@@ -229,21 +181,16 @@ def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
 
 def start_workers(
     executor: Executor, config: RunConfig, restarts: Restarts | None = None
-) -> tuple[TrainingWorkers, RolloutWorkers]:
-    """Start both engines at the same time and wait for them.
+) -> tuple[TrainingWorkers, RolloutPool]:
+    """Start the engines at the same time, and wait for the training ranks.
 
     Args:
         executor: Starts the processes.
         config: The run.
         restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
     """
-
-    def start_rollout() -> WorkerGroup:
-        settings = config.rollout
-        return executor.start("rollout", "anytron.rollout_engines", settings.engine, 1, settings.num_threads)
-
     training = _start_ranks(executor, config)
-    rollout = RolloutWorkers(start_rollout, restarts)
+    rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
     return TrainingWorkers.of(training), rollout
 
 

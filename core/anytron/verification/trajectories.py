@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.preflight.prepare import PreparedRun
     from anytron.rewards.sample import Sample
-    from anytron.trainer.workers import RolloutWorkers
+    from anytron.rollout.pool import RolloutPool
 
 PROMPTS = 4
 SAMPLES = 2
@@ -40,20 +40,19 @@ class Trajectories:
     sequences: list[PromptInputs]
 
 
-def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutWorkers) -> Trajectories:
+def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: RolloutPool) -> Trajectories:
     """Draw prompts and sample responses with the current weights of the rollout engine."""
     replicas = config.parallel.data_parallel_size
     # Every data-parallel replica gets its own sequences in every mini-batch.
     prompts = prepared.draw(max(PROMPTS, -(-replicas * config.algorithm.mini_batches // SAMPLES)))
     sampling = replace(
         prepared.sampling,
-        samples_per_prompt=SAMPLES,
         max_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.max_new_tokens),
         min_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.min_new_tokens),
     )
     inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-    responses = rollout.generate(inputs, sampling, derive_seed(config.trainer.seed, "verify", 1))
-    samples = make_samples(prompts, responses, SAMPLES, prepared.tokenizer)
+    responses = rollout.generate(inputs, sampling, SAMPLES, derive_seed(config.trainer.seed, "verify", 1))
+    samples = make_samples(prompts, responses, prepared.tokenizer)
     batch = assemble(samples, config.rollout.temperature)
     signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])
     advantages = broadcast_to_tokens(signs, batch.lengths, batch.response_mask)

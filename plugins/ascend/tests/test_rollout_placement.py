@@ -10,7 +10,7 @@ from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
 from anytron.plugins import open_session
 from anytron_rollout.transformers_engine import TransformersEngine
-from tests.backends.rollout.conftest import QWEN3, run_config
+from tests.backends.rollout.conftest import QWEN3, generate, run_config
 
 PROMPTS = [PromptInputs((1, 2, 3)), PromptInputs((4, 5))]
 
@@ -38,6 +38,6 @@ def test_balanced_over_all_npus(tmp_path):
         engine.load_weights(manifest)
     for found, expected in zip(spread.logits(PROMPTS), one.logits(PROMPTS), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    sampling = SamplingParams(samples_per_prompt=2, max_new_tokens=4)
-    tokens = [[answer.tokens for answer in row] for row in spread.generate(PROMPTS, sampling, seed=3)]
-    assert tokens == [[answer.tokens for answer in row] for row in one.generate(PROMPTS, sampling, seed=3)]
+    sampling = SamplingParams(max_new_tokens=4)
+    tokens = [[answer.tokens for answer in row] for row in generate(spread, PROMPTS, sampling, seed=3, samples=2)]
+    assert tokens == [[answer.tokens for answer in row] for row in generate(one, PROMPTS, sampling, seed=3, samples=2)]

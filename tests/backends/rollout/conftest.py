@@ -12,10 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.engines.protocol import EngineContext
+from anytron.engines.protocol import EngineContext, GenerationRequest
 from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
+from anytron.seeds import derive_seed
 from anytron_cpu import CpuPlatform
 from anytron_rollout.transformers_engine import TransformersEngine
 
@@ -57,6 +58,21 @@ def write_weights(path: Path, weights: dict[str, torch.Tensor], version: int = 1
     weights = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
     save_file(weights, path)
     return WeightManifest(str(path), version, {name: checksum(tensor) for name, tensor in weights.items()})
+
+
+def generate(engine, prompts, sampling, seed, samples=1):
+    """Let an engine make responses for each prompt, in order, by as many polls as it takes."""
+    asked = [prompt for prompt in prompts for _ in range(samples)]
+    engine.submit(
+        [
+            GenerationRequest(number, prompt, sampling, derive_seed(seed, "test", number))
+            for number, prompt in enumerate(asked)
+        ]
+    )
+    found = {}
+    while finished := engine.poll(1.0):
+        found |= dict(finished)
+    return [[found[place * samples + sample] for sample in range(samples)] for place in range(len(prompts))]
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from transformers import AutoModelForImageTextToText
 
 from anytron.data.images import ImagePatches
 from anytron.engines.protocol import PromptInputs, SamplingParams
+from tests.backends.rollout.conftest import generate
 from tests.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
-SAMPLING = SamplingParams(samples_per_prompt=6, max_new_tokens=5, end_token_ids=(2, 7))
+SAMPLING = SamplingParams(max_new_tokens=5, end_token_ids=(2, 7))
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 
 
@@ -79,7 +80,7 @@ def alone(model, asked, response):
 
 def errors(engine, reference, expected=PROMPTS):
     """The largest error of each prompt's log-probs."""
-    groups = engine.generate(PROMPTS, SAMPLING, seed=3)
+    groups = generate(engine, PROMPTS, SAMPLING, seed=3, samples=6)
     found = []
     for asked, group in zip(expected, groups, strict=True):
         # A drawn image token stands for no image; a forward pass over all tokens cannot say so.
@@ -110,7 +111,7 @@ def test_other_pixels_and_another_shape_would_be_noticed(engine, reference):
 
 
 def test_a_batch_without_images_is_one_of_a_language_model(engine, reference):
-    (group,) = engine.generate([PROMPTS[2]], SAMPLING, seed=0)
+    (group,) = generate(engine, PROMPTS[2:3], SAMPLING, seed=0, samples=6)
     for response in group:
         expected = alone(reference, PROMPTS[2], response.tokens)
         torch.testing.assert_close(torch.tensor(response.log_probs).double(), expected, atol=1e-5, rtol=0)

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from anytron.data.pretrained import model_class
 from anytron.engines.protocol import PromptInputs, SamplingParams
+from tests.backends.rollout.conftest import generate
 from tests.backends.rollout.test_generation import teacher_forced
 from tests.tiny_models import write_tiny_model
 
@@ -27,7 +28,7 @@ def test_prompts_of_different_lengths_share_a_batch(family, new_engine, write, t
     generator = torch.Generator().manual_seed(0)
     prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in LENGTHS]
 
-    groups = engine.generate(prompts, SamplingParams(samples_per_prompt=2, max_new_tokens=5, pad_token_id=0), seed=1)
+    groups = generate(engine, prompts, SamplingParams(max_new_tokens=5, pad_token_id=0), seed=1, samples=2)
 
     for prompt, group in zip(prompts, groups, strict=True):
         for response in group:

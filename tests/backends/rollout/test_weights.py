@@ -12,20 +12,22 @@ from transformers import AutoModelForCausalLM
 
 from anytron.engines.protocol import PromptInputs, SamplingParams
 from anytron.errors import EngineError
+from tests.backends.rollout.conftest import generate
 from tests.tiny_models import CONFIGS, write_tiny_model
 
-SAMPLING = SamplingParams(samples_per_prompt=2, max_new_tokens=6, top_k=1)
+SAMPLING = SamplingParams(max_new_tokens=6, top_k=1)
 PROMPT = [PromptInputs((1, 10))]
 NORM = "model.norm.weight"
 
 
 def test_new_weights_change_what_is_generated(engine, reference, write):
-    before = engine.generate(PROMPT, SAMPLING, seed=0)
+    ((before,),) = generate(engine, PROMPT, SAMPLING, seed=0)
     with torch.no_grad():
         reference.lm_head.weight.neg_()
     manifest = replace(write(reference.state_dict()), version=9)
     assert engine.load_weights(manifest) == 9
-    assert engine.generate(PROMPT, SAMPLING, seed=0) != before
+    ((after,),) = generate(engine, PROMPT, SAMPLING, seed=0)
+    assert after.tokens != before.tokens
 
 
 def test_a_damaged_file_is_refused(engine, reference, write):
@@ -36,7 +38,7 @@ def test_a_damaged_file_is_refused(engine, reference, write):
     with pytest.raises(EngineError, match=f"(?s)damaged in transfer.*{NORM}.*crc32"):
         engine.load_weights(manifest)
     with pytest.raises(EngineError, match="no weights yet"):
-        engine.generate(PROMPT, SAMPLING, seed=0)
+        generate(engine, PROMPT, SAMPLING, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,35 @@ class TorchEngine:
         return {"engine": "torch", "device": "cpu", "patches": [], "kernels": {"log_prob_kernel": "acme"}}
 
 
+class Answer:
+    """A call that is over, well or not."""
+
+    done = True
+
+    def __init__(self, compute):
+        self.error = None
+        try:
+            self.results = compute()
+        except Exception as error:  # noqa: BLE001 - what result() raises
+            self.error = error
+
+    def result(self):
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+
 @dataclass
 class InProcessGroup:
     engine: object
     size: int = 1
     ended: bool = False
 
+    def submit(self, method, *args, **kwargs):
+        return Answer(lambda: [getattr(self.engine, method)(*args, **kwargs)])
+
     def call(self, method, *args, **kwargs):
-        return [getattr(self.engine, method)(*args, **kwargs)]
+        return self.submit(method, *args, **kwargs).result()
 
     def scatter(self, method, per_rank_args):
         (args,) = per_rank_args
@@ -171,12 +192,11 @@ class Forgetful:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def generate(self, prompts, sampling, seed):
-        groups = self.engine.generate(prompts, sampling, seed)
-        nothing = Response((), (), finished=True)
+    def poll(self, seconds):
+        nothing = Response((), (), "stop", ())
         return [
-            [nothing if index % self.every == 0 else response for index, response in enumerate(group)]
-            for group in groups
+            (number, nothing if number % self.every == 0 else response)
+            for number, response in self.engine.poll(seconds)
         ]
 
 
@@ -198,8 +218,12 @@ class InProcessExecutor:
     def end(self):
         self.ended += 1
 
-    def start(self, role, engine_group, engine_name, world_size, num_threads=None):
+    def wait(self, calls, timeout_s=None):
+        return list(calls)
+
+    def start(self, role, engine_group, engine_name, world_size, num_threads=None, *, replica=0, replicas=1):
         assert world_size == 1
+        assert 0 <= replica < replicas
         context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role))
         self.started.append(role)
         if role == "trainer":

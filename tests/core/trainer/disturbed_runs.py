@@ -44,16 +44,19 @@ def raise_at(run, call, error=KeyboardInterrupt, method="update"):
             if calls.count(method) == call and name == method:
                 raise error
 
-        def call(self, name, *args, **kwargs):
+        def submit(self, name, *args, **kwargs):
             self.fail(name)
-            return self.group.call(name, *args, **kwargs)
+            return self.group.submit(name, *args, **kwargs)
+
+        def call(self, name, *args, **kwargs):
+            return self.submit(name, *args, **kwargs).result()
 
         def scatter(self, name, per_rank_args):
             self.fail(name)
             return self.group.scatter(name, per_rank_args)
 
     start = run.executor.start
-    run.executor.start = lambda *args: Group(start(*args))
+    run.executor.start = lambda *args, **replica: Group(start(*args, **replica))
     return calls
 
 

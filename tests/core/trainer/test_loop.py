@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anytron.errors import ConfigError, DataError, EngineError
+from tests.core.trainer.disturbed_runs import comparable
 
 SEVENS = """
 def sevens(samples):
@@ -285,3 +286,18 @@ def test_an_earlier_run_is_not_overwritten_unasked(new_run):
     assert len(lines(Path(directory) / "metrics.jsonl")) == 1
     assert not (Path(directory) / "hf").exists()
     assert (Path(directory) / "notes.txt").read_text() == "mine"
+
+
+def test_two_replicas_give_the_samples_of_one(new_run, tmp_path):
+    """Half of the rows each, so batches of another shape: log-probs agree to rounding, tokens exactly."""
+    samples, metrics = [], []
+    for replicas in (1, 2):
+        output = tmp_path / f"replicas-{replicas}"
+        run = new_run(rollout={"replicas": replicas}, trainer={"total_steps": 2, "output_dir": str(output)})
+        run.train()
+        assert run.executor.started == ["trainer"] + ["rollout"] * replicas
+        samples.append([record | {"log_probs": None} for record in lines(output / "samples.jsonl")])
+        metrics.append(comparable(output))
+    assert len(samples[0]) == 2 * 64
+    assert samples[0] == samples[1]
+    assert metrics[0] == [pytest.approx(record, rel=1e-3, abs=1e-5) for record in metrics[1]]

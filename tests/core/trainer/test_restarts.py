@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from anytron.errors import ProcessLost, WorkerError
+from tests.core.trainer.conftest import Answer
 from tests.core.trainer.disturbed_runs import comparable, lines
 
 if TYPE_CHECKING:
@@ -29,9 +30,14 @@ def lose(run, calls: dict[str, set[int]], error=ProcessLost):
         def __init__(self, group):
             self.group, self.size, self.ended = group, group.size, False
 
+        def submit(self, name, *args, **kwargs):
+            return Answer(lambda: [self.meet_fate(name), self.group.call(name, *args, **kwargs)][1])
+
         def call(self, name, *args, **kwargs):
-            self.meet_fate(name)
-            return self.group.call(name, *args, **kwargs)
+            return self.submit(name, *args, **kwargs).result()
+
+        def end(self):
+            self.ended = True
 
         def scatter(self, name, per_rank_args):
             self.meet_fate(name)
@@ -45,7 +51,7 @@ def lose(run, calls: dict[str, set[int]], error=ProcessLost):
                     self.ended = True
                     raise error(LOST, why="the last lines it wrote", fix="more memory")
 
-    run.executor.start = lambda *args: Group(start(*args))
+    run.executor.start = lambda *args, **replica: Group(start(*args, **replica))
 
 
 ALWAYS = set(range(100))
@@ -83,7 +89,7 @@ def test_a_lost_training_rank_costs_time_and_nothing_else(four_steps, tmp_path, 
 def test_a_lost_rollout_process_is_replaced_and_samples_the_same_again(four_steps, tmp_path):
     four_steps("undisturbed").train()
     run = four_steps("run")
-    lose(run, {"generate": {2, 3}, "load_weights": {1, 5}})
+    lose(run, {"poll": {2, 3}, "load_weights": {1, 5}})
 
     run.train()
 
@@ -92,7 +98,7 @@ def test_a_lost_rollout_process_is_replaced_and_samples_the_same_again(four_step
     assert [one["then"] for one in lines(tmp_path / "run" / "losses.jsonl")] == ["another process takes its place"] * 4
 
 
-@pytest.mark.parametrize("method", ["update", "generate"])
+@pytest.mark.parametrize("method", ["update", "poll"])
 def test_what_is_lost_again_and_again_ends_the_run(four_steps, tmp_path, method):
     run = four_steps("run", checkpoint={"every_steps": 1, "async": False})
     lose(run, {method: ALWAYS - {0, 1, 2}})  # every time in the third step

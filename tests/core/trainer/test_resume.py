@@ -26,7 +26,7 @@ def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_run, undis
     trainer = {"total_steps": 5, "output_dir": str(tmp_path / "run")}
     # In the fourth step; the last checkpoint is the second's.
     killed = new_run(trainer=trainer, checkpoint={"every_steps": 2, "async": False}, **sections)
-    raise_at(killed, 4, method="generate")
+    raise_at(killed, 4, method="poll")
     with pytest.raises(KeyboardInterrupt):
         killed.train()
 
@@ -171,7 +171,7 @@ def test_an_error_before_the_updates_loses_no_step(new_run, undisturbed):
     whole = undisturbed(4)
     trainer = {"total_steps": 4, "output_dir": str(output(new_run))}
     failing = new_run(trainer=trainer)
-    raise_at(failing, 3, WorkerError("lost"), method="generate")
+    raise_at(failing, 3, WorkerError("lost"), method="poll")
     with pytest.raises(WorkerError, match="lost"):
         failing.train()
     assert steps(output(new_run)) == [2]

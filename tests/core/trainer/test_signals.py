@@ -16,9 +16,9 @@ def send_in(run, role, method, call, *numbers):
     """Send this process signals in the n-th call of a method of an engine."""
     start, calls = run.executor.start, []
 
-    def started(name, *args):
-        group = start(name, *args)
-        for kind in ("call", "scatter"):
+    def started(name, *args, **replica):
+        group = start(name, *args, **replica)
+        for kind in ("submit", "scatter"):
             original = getattr(group, kind)
 
             def wrapped(called, *arguments, original=original, **options):
@@ -39,7 +39,7 @@ def send_in(run, role, method, call, *numbers):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("role", "method", "done"),
-    [("rollout", "generate", 1), ("trainer", "export_weights", 1), ("trainer", "update", 2)],
+    [("rollout", "poll", 1), ("trainer", "export_weights", 1), ("trainer", "update", 2)],
     ids=["rollout", "sync", "update"],
 )
 def test_a_signal_saves_and_ends_the_run_which_can_be_resumed(new_run, undisturbed, role, method, done, number):
@@ -61,7 +61,7 @@ def test_a_signal_saves_and_ends_the_run_which_can_be_resumed(new_run, undisturb
 def test_a_signal_at_a_step_that_is_saved_writes_nothing_more(new_run):
     run = new_run(trainer={"total_steps": 3, "output_dir": str(output(new_run))}, checkpoint=EVERY_STEP)
     calls = raise_at(run, 9)
-    send_in(run, "rollout", "generate", 3, signal.SIGTERM)
+    send_in(run, "rollout", "poll", 3, signal.SIGTERM)
     run.train()
     assert calls.count("save_checkpoint") == 2
     assert steps(output(new_run)) == [1, 2]
@@ -101,7 +101,7 @@ def test_signals_are_left_alone_if_so_wished(new_run):
     before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
     try:
         run = new_run(checkpoint={"on_signal": False})
-        send_in(run, "rollout", "generate", 1, signal.SIGUSR1)
+        send_in(run, "rollout", "poll", 1, signal.SIGUSR1)
         assert run.train().stopped_by is None
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -112,7 +112,7 @@ def test_an_ignored_hangup_stays_ignored(new_run):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run = new_run()
-        send_in(run, "rollout", "generate", 1, signal.SIGHUP)
+        send_in(run, "rollout", "poll", 1, signal.SIGHUP)
         assert run.train().steps == 2
     finally:
         signal.signal(signal.SIGHUP, before)

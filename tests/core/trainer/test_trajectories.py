@@ -13,7 +13,6 @@ from anytron.config.schema import AlgorithmSection
 from anytron.data.images import ImagePatches
 from anytron.data.prompts import TokenizedPrompt
 from anytron.engines.protocol import Response
-from anytron.errors import EngineError
 from anytron.executor.channel import Result, decode, encode
 from anytron.trainer.trajectories import assemble, make_samples
 
@@ -28,13 +27,13 @@ PROMPTS = [
     TokenizedPrompt("b", "5>", (5, 10), {"answer": "5"}),
 ]
 RESPONSES = [
-    [Response((1, 3, 11), (-0.1, -0.2, -0.3), finished=True), Response((), (), finished=True)],
-    [Response((5,), (-0.4,), finished=False), Response((7, 7), (-0.5, -0.6), finished=False)],
+    [Response((1, 3, 11), (-0.1, -0.2, -0.3), "stop", (1, 1, 1)), Response((), (), "stop", ())],
+    [Response((5,), (-0.4,), "length", (1,)), Response((7, 7), (-0.5, -0.6), "length", (1, 1))],
 ]
 
 
 def test_samples_carry_text_without_special_tokens(tokenizer):
-    samples = make_samples(PROMPTS, RESPONSES, 2, tokenizer)
+    samples = make_samples(PROMPTS, RESPONSES, tokenizer)
     assert [(sample.prompt_id, sample.response_text) for sample in samples] == [
         ("a", "13"),
         ("a", ""),
@@ -47,7 +46,7 @@ def test_samples_carry_text_without_special_tokens(tokenizer):
 
 
 def test_a_batch_is_the_samples_side_by_side(tokenizer):
-    batch = assemble(make_samples(PROMPTS, RESPONSES, 2, tokenizer), temperature=0.5)
+    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=0.5)
     assert batch.lengths.tolist() == [6, 3, 3, 4]
     assert batch.tokens.tolist() == [3, 1, 10, 1, 3, 11, 3, 1, 10, 5, 10, 5, 5, 10, 7, 7]
     assert batch.response_mask.int().tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1]
@@ -57,14 +56,14 @@ def test_a_batch_is_the_samples_side_by_side(tokenizer):
 
 
 def test_a_batch_of_empty_responses_can_be_made(tokenizer):
-    empty = [[Response((), (), finished=True)]] * 2
-    batch = assemble(make_samples(PROMPTS, empty, 1, tokenizer), temperature=1.0)
+    empty = [[Response((), (), "stop", ())]] * 2
+    batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)
     assert batch.lengths.tolist() == [3, 2]
     assert not batch.response_mask.any()
 
 
 def test_advantages_reach_response_tokens_only(tokenizer):
-    batch = assemble(make_samples(PROMPTS, RESPONSES, 2, tokenizer), temperature=1.0)
+    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=1.0)
     algorithm = AlgorithmSection(normalize_std=False)
     batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
     assert batch.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0.5] + [0] * 10
@@ -72,7 +71,7 @@ def test_advantages_reach_response_tokens_only(tokenizer):
 
 @pytest.mark.parametrize("normalize_std", [False, True])
 def test_with_values_each_token_is_compared_with_what_was_expected(tokenizer, normalize_std):
-    batch = assemble(make_samples(PROMPTS, RESPONSES, 2, tokenizer), temperature=1.0)
+    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=1.0)
     batch = replace(batch, values=torch.full((16,), 0.25))
     algorithm = AlgorithmSection(advantage="gae", normalize_std=normalize_std)
     batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
@@ -86,22 +85,10 @@ def test_with_values_each_token_is_compared_with_what_was_expected(tokenizer, no
         torch.testing.assert_close(batch.advantages + 0.25 * batch.response_mask, batch.returns)
 
 
-def test_log_probs_that_do_not_fit_are_an_error(tokenizer):
-    wrong = [[Response((1, 2), (-0.1,), finished=True)], [Response((), (), finished=True)]]
-    with pytest.raises(EngineError, match=r"(?s)prompt a.*2 tokens, 1 log-probs"):
-        make_samples(PROMPTS, wrong, 1, tokenizer)
-
-
-@pytest.mark.parametrize("wrong", [RESPONSES[:1], [RESPONSES[0], RESPONSES[1][:1]]])
-def test_another_number_of_responses_would_mix_up_the_groups(tokenizer, wrong):
-    with pytest.raises(EngineError, match=r"(?s)another number of responses.*2 groups of 2 were asked for"):
-        make_samples(PROMPTS, wrong, 2, tokenizer)
-
-
 def test_the_samples_of_a_prompt_share_its_images_also_on_their_way_to_a_worker(tokenizer):
     patches = ImagePatches(torch.randn(1000, 64), torch.tensor([[1, 25, 40]]))
     prompts = [replace(PROMPTS[0], patches=patches, images=("a.png",)), PROMPTS[1]]
-    samples = make_samples(prompts, [group * 8 for group in RESPONSES], 16, tokenizer)
+    samples = make_samples(prompts, [group * 8 for group in RESPONSES], tokenizer)
     assert {sample.images for sample in samples[:16]} == {("a.png",)}
     batch = assemble(samples, temperature=1.0)
     assert batch.images == (patches,) * 16 + (None,) * 16

@@ -1,0 +1,30 @@
+"""Check what a rollout engine answers: training would learn from whatever it is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anytron.engines.protocol import GenerationRequest, Response
+
+
+def mistake_in(response: Response, request: GenerationRequest | None, version: int) -> str | None:
+    """Say what is wrong with a response; None if nothing is.
+
+    Args:
+        response: It.
+        request: What it answers; None if the engine was not asked for it, or has answered already.
+        version: Of the weights that the engine was given.
+    """
+    if request is None:
+        return "it was not asked for"
+    tokens, longest = len(response.tokens), request.sampling.max_new_tokens
+    if tokens != len(response.log_probs) or tokens != len(response.versions):
+        return f"{tokens} tokens have {len(response.log_probs)} log-probs and {len(response.versions)} versions"
+    if tokens > longest:
+        return f"it has {tokens} tokens, and {longest} were allowed"
+    if response.stop_reason == "abort":
+        return "it was given up"
+    if other := sorted(set(response.versions) - {version}):
+        return f"it comes from weights of version {', '.join(map(str, other))}, and version {version} is current"
+    return None

@@ -1,0 +1,270 @@
+"""Several engines share the work, and whatever happens to one, each request gets the response that its seed gives.
+
+The engines here are real in all but their model: what they answer follows from prompt, seed and weights alone. They run
+in this process, and a test decides whose call is over first.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from anytron.config.schema import RolloutSection
+from anytron.engines.protocol import PromptInputs, Response, SamplingParams
+from anytron.errors import ProcessLost, WorkerError
+from anytron.rollout.pool import RolloutPool
+
+SAMPLING = SamplingParams(max_new_tokens=5)
+PROMPTS = [PromptInputs((1,) * length) for length in (3, 9, 1, 4, 4, 7, 2, 8, 6, 5)]
+
+
+def weights(version):
+    return SimpleNamespace(version=version)
+
+
+def response_to(request, version):
+    length = request.seed % 6
+    tokens = tuple((request.seed >> place) % 1000 + len(request.prompt.tokens) for place in range(length))
+    return Response(tokens, (-0.5,) * length, "stop" if length < 5 else "length", (version,) * length)
+
+
+class Engine:
+    """Answers some of what it holds at each poll, in an order of its own."""
+
+    def __init__(self, order):
+        self.order, self.version, self.held, self.most, self.seen = order, None, [], 0, []
+
+    def load_weights(self, manifest):
+        self.version = manifest.version
+        return self.version
+
+    def submit(self, requests):
+        self.held += requests
+        self.seen += requests
+        self.most = max(self.most, len(self.held))
+
+    def poll(self, seconds):
+        self.order.shuffle(self.held)
+        done, self.held = self.held[:3], self.held[3:]
+        return [(request.id, response_to(request, self.version)) for request in done]
+
+    def describe(self):
+        return {"version": self.version}
+
+
+class Call:
+    def __init__(self, compute):
+        self.compute = compute
+
+    def result(self):
+        return [self.compute()]
+
+
+class Group:
+    def __init__(self, engine):
+        self.engine, self.under_way, self.ended = engine, None, False
+
+    def submit(self, method, *arguments):
+        assert not self.ended, "a group that has ended is not called"
+        assert self.under_way is None, "a group has one call under way at a time"
+        self.under_way = Call(lambda: self.answer(method, *arguments))
+        return self.under_way
+
+    def answer(self, method, *arguments):
+        self.under_way = None
+        return getattr(self.engine, method)(*arguments)
+
+    def call(self, method, *arguments):
+        return self.submit(method, *arguments).result()
+
+    def end(self):
+        self.ended = True
+
+
+class Executor:
+    """Starts engines, and says of some of the calls under way, at random, that they are over.
+
+    ``make`` makes the n-th engine to be started.
+    """
+
+    def __init__(self, seed=0, make=lambda number, order: Engine(order)):
+        self.order, self.make, self.groups, self.started = random.Random(seed), make, [], []
+
+    def start(self, role, engine_group, engine_name, world_size, num_threads, *, replica, replicas):
+        assert (role, engine_group, world_size) == ("rollout", "anytron.rollout_engines", 1)
+        self.started.append((replica, replicas))
+        self.groups.append(Group(self.make(len(self.groups), self.order)))
+        return self.groups[-1]
+
+    def wait(self, calls):
+        return self.order.sample(calls, self.order.randint(1, len(calls)))
+
+
+class Losses:
+    def __init__(self, limit=100):
+        self.errors, self.limit = [], limit
+
+    def __call__(self, error, then):
+        self.errors.append(error)
+        if len(self.errors) > self.limit:
+            raise WorkerError(error.what, why=error.why)
+        assert then == "another process takes its place"
+
+
+def pool_of(executor, replicas, lost=None, **settings):
+    return RolloutPool(executor, RolloutSection(replicas=replicas, **settings), lost)
+
+
+def two_steps(pool):
+    """The responses of two steps, with new weights in between."""
+    found = []
+    for step in (1, 2):
+        pool.load_weights(weights(step))
+        found.append(pool.generate(PROMPTS, SAMPLING, 4, seed=step))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected():
+    steps = two_steps(pool_of(Executor(), 1))
+    assert [len(groups) for groups in steps] == [10, 10]
+    assert {len(group) for groups in steps for group in groups} == {4}
+    assert len({response.tokens for groups in steps for group in groups for response in group}) > 60
+    assert {version for group in steps[1] for response in group for version in response.versions} == {2}
+    return steps
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 4, 512])
+def test_neither_the_replicas_nor_their_order_change_a_response(expected, replicas, batch):
+    for seed in range(5):
+        executor = Executor(seed)
+        assert two_steps(pool_of(executor, replicas, max_batch_size=batch)) == expected
+        assert executor.started == [(replica, replicas) for replica in range(replicas)]
+        assert max(group.engine.most for group in executor.groups) <= batch
+
+
+def test_each_replica_begins_with_an_equal_part_and_the_longest_prompts_come_first():
+    executor = Executor()
+    pool = pool_of(executor, 2)
+    pool.load_weights(weights(1))
+    pool.generate(PROMPTS, SAMPLING, 4, seed=0)
+
+    lengths = [[len(request.prompt.tokens) for request in group.engine.seen] for group in executor.groups]
+    assert [len(seen) for seen in lengths] == [20, 20]
+    assert lengths[0] + lengths[1] == sorted(lengths[0] + lengths[1], reverse=True)
+
+
+def test_a_replica_that_is_done_takes_what_is_left():
+    class Slow(Engine):
+        def poll(self, seconds):
+            self.polls = getattr(self, "polls", 0) + 1
+            return super().poll(seconds) if self.polls % 20 == 0 else []
+
+    executor = Executor(make=lambda number, order: (Slow if number == 0 else Engine)(order))
+    pool = pool_of(executor, 2, max_batch_size=3)
+    pool.load_weights(weights(1))
+    pool.generate(PROMPTS, SAMPLING, 4, seed=0)
+
+    slow, fast = (len(group.engine.seen) for group in executor.groups)
+    assert slow + fast == 40
+    assert fast > 3 * slow
+
+
+@pytest.mark.parametrize("method", ["load_weights", "submit", "poll", "describe"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_replica_that_is_lost_is_replaced_and_others_make_its_responses(expected, method, call):
+    class Mortal(Engine):
+        calls = 0
+
+        def __getattribute__(self, name):
+            if name == method:
+                self.calls += 1
+                if self.calls == call:
+                    raise ProcessLost("Rollout rank 0 was killed.")
+            return super().__getattribute__(name)
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Mortal if number == 0 else Engine)(order))
+    pool = pool_of(executor, 2, losses, max_batch_size=6)
+    pool.describe()
+
+    assert two_steps(pool) == expected
+    assert pool.describe() == [{"version": 2}, {"version": 2}]
+    assert len(losses.errors) == 1
+    assert executor.groups[0].ended
+    assert executor.started == [(0, 2), (1, 2), (0, 2)]
+
+
+def extra(finished, engine):
+    return [*finished, (12345, Response((), (), "stop", ()))]
+
+
+def changed(**values):
+    def change(finished, engine):
+        response = Response((1, 2), (-0.1, -0.2), "stop", (engine.version,) * 2)
+        return [(number, Response(**{**vars(response), **values})) for number, _ in finished]
+
+    return change
+
+
+WRONG = {
+    "another request's": (extra, "response 12345: it was not asked for"),
+    "twice": (lambda finished, engine: [*finished, *finished[:1]], "it was not asked for"),
+    "log-probs": (changed(log_probs=(-0.1,)), "2 tokens have 1 log-probs and 2 versions"),
+    "versions": (changed(versions=()), "2 tokens have 2 log-probs and 0 versions"),
+    "length": (changed(tokens=(1,) * 6, log_probs=(0.0,) * 6, versions=(1,) * 6), "6 tokens, and 5 were allowed"),
+    "aborted": (changed(stop_reason="abort"), "it was given up"),
+    "mixed": (changed(versions=(0, 1)), "it comes from weights of version 0, and version 1 is current"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_replica_that_answers_wrongly_is_replaced(change, message):
+    class Liar(Engine):
+        def poll(self, seconds):
+            finished = super().poll(seconds)
+            return change(finished, self) if finished else finished
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Liar if number == 1 else Engine)(order))
+    pool, honest = pool_of(executor, 2, losses), pool_of(Executor(), 1)
+    for each in (pool, honest):
+        each.load_weights(weights(1))
+
+    assert pool.generate(PROMPTS, SAMPLING, 4, seed=0) == honest.generate(PROMPTS, SAMPLING, 4, seed=0)
+    (error,) = losses.errors
+    assert error.what == "Rollout replica 1 answered wrongly."
+    assert message in error.why
+    assert executor.groups[1].ended
+
+
+def test_a_replica_that_keeps_its_old_weights_is_replaced(expected):
+    class Stale(Engine):
+        def load_weights(self, manifest):
+            return super().load_weights(manifest if self.version is None else weights(self.version))
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Stale if number == 0 else Engine)(order))
+
+    assert two_steps(pool_of(executor, 2, losses)) == expected
+    (error,) = losses.errors
+    assert error.why == "it has weights of version 1 and was given version 2"
+
+
+def test_when_none_lives_the_run_ends_with_the_last_ones_words():
+    class Dead(Engine):
+        def poll(self, seconds):
+            raise ProcessLost("Rollout rank 0 was killed.", why="the last lines it wrote")
+
+    pool = pool_of(Executor(make=lambda number, order: Dead(order)), 2, Losses(limit=3))
+    pool.load_weights(weights(1))
+    with pytest.raises(WorkerError, match="the last lines it wrote"):
+        pool.generate(PROMPTS, SAMPLING, 4, seed=0)
+
+    pool = pool_of(Executor(make=lambda number, order: Dead(order)), 2)
+    pool.load_weights(weights(1))
+    with pytest.raises(ProcessLost, match="was killed"):
+        pool.generate(PROMPTS, SAMPLING, 4, seed=0)
