@@ -43,14 +43,8 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.checkpoint.manifest import FileRecord
-    from anytron.engines.protocol import (
-        Conformance,
-        EngineContext,
-        Inspection,
-        Topology,
-        TrainedRole,
-        UpdatedModel,
-    )
+    from anytron.engines.inspection import Inspection
+    from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole, UpdatedModel
     from anytron.engines.weights import WeightManifest
     from anytron.sequences.layout import Format
     from anytron_megatron.lora.adapters import Adapters

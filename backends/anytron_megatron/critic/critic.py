@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import Inspection
+    from anytron.engines.inspection import Inspection
     from anytron_megatron.experts.experts import Experts
     from anytron_megatron.training.micro_batch import BatchPreparer
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from anytron.engines.protocol import Inspection, NonFinite
+from anytron.engines.inspection import Inspection, NonFinite
 from anytron_megatron.training.schedule import forward_backward
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anytron.checkpoint.directory import Checkpoint
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import NonFinite
+    from anytron.engines.inspection import NonFinite
     from anytron.trainer.bad_batch import BadUpdate
     from anytron.trainer.replay import Finding
 

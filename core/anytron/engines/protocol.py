@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
+    from anytron.engines.inspection import Inspection
     from anytron.engines.weights import WeightManifest
     from anytron.hooks.facade import Hooks
     from anytron.hooks.types import ProcessInfo
@@ -226,46 +227,6 @@ class ObservableEngine(TrainingEngine, Protocol):
         Returns:
             What was found on this rank; None if the engine has nothing to check.
         """
-
-
-@dataclass(frozen=True)
-class NonFinite:
-    """A number that is NaN or infinite, and was the first to be so in a pass over a model.
-
-    Attributes:
-        place: Module or parameter, by its dotted name; or ``loss``.
-        what: What of it: its output, the loss, a gradient.
-        value: ``nan``, ``inf`` or ``-inf``.
-        count: Numbers of the same tensor that are not finite.
-        size: Numbers of that tensor.
-        micro_batch: Number of the micro-batch, from 0.
-        sequence: Position of the sequence in it; None if the tensor has no place for each token.
-        token: Position of the token in its sequence.
-    """
-
-    place: str
-    what: Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
-    value: str
-    count: int
-    size: int
-    micro_batch: int
-    sequence: int | None = None
-    token: int | None = None
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What :meth:`InspectableEngine.inspect_update` found.
-
-    Attributes:
-        weights: Names of parameters that hold numbers that are not finite, before the pass.
-        first: The first number in the pass that is not finite; None if all are.
-        metrics: The update's metrics.
-    """
-
-    weights: tuple[str, ...]
-    first: NonFinite | None
-    metrics: Mapping[str, float]
 
 
 class InspectableEngine(TrainingEngine, Protocol):

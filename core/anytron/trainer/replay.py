@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import Inspection
+    from anytron.engines.inspection import Inspection
     from anytron.executor.protocol import Executor
     from anytron.trainer.bad_batch import BadUpdate
 
