@@ -30,6 +30,7 @@ SKIPPED = {"gpu": 2, "npu": 0, "compiler": 0, "mcore": 0}
 
 WARM = (
     "tests/backends/megatron/",
+    "tests/core/engines/",
     "tests/core/rollout/test_processes.py",
     "tests/core/sequences/",
     "tests/core/trainer/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.engines.weights import write_weights
 from anytron.errors import ConfigError, EngineError
 from anytron.kernels.contract import LogProbSpec
 from anytron.layer import apply_phase
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.manifest import FileRecord
     from anytron.engines.inspection import Inspection
     from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole, UpdatedModel
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import Sent, WeightDestination
     from anytron.sequences.layout import Format
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource
@@ -204,13 +204,14 @@ class MegatronEngine:
         """Do one optimizer update of the critic."""
         return self._the_critic("update_critic").update(micro_batches, loss)
 
-    def export_weights(self, path: str) -> WeightManifest | None:
-        """Write the policy's weights as one safetensors file; rank 0 returns the manifest."""
+    def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
+        """Send the policy's weights; rank 0, which has each when it is gathered, returns what the destination does."""
         with self._merged():
-            weights = {name: tensor.contiguous() for name, tensor in self._source.export(self._modules())}
-        if torch.distributed.get_rank() != 0:
+            weights = self._source.export(self._modules())
+            if torch.distributed.get_rank() == 0:
+                return destination.send(weights, self._trained.updates, self._is_optional)
+            collections.deque(weights, maxlen=0)
             return None
-        return write_weights(weights, path, self._trained.updates, self._source.prediction_names(weights))
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
@@ -267,6 +268,10 @@ class MegatronEngine:
     def _merged(self) -> contextlib.AbstractContextManager[None]:
         """Give the policy's modules the weights that they compute with, adapters included."""
         return contextlib.nullcontext() if self._adapters is None else self._adapters.merged()
+
+    def _is_optional(self, name: str) -> bool:
+        """Whether a rollout engine may leave a tensor out: it belongs to modules that predict further tokens."""
+        return bool(self._source.prediction_names([name]))
 
     def _reference_model(self) -> tuple[list[ModelChunk], contextlib.AbstractContextManager[None]]:
         """Return the model that scores for the reference, and a context that gives it the reference's weights."""

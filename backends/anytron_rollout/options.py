@@ -22,4 +22,5 @@ TRANSFORMERS = EngineInfo(
     engine="anytron_rollout.transformers_engine:TransformersEngine",
     options_model=TransformersOptions,
     capabilities=frozenset({"observation"}),
+    takes_stream=True,
 )

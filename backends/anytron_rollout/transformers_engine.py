@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from anytron.data.images import ImagePatches
     from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, SamplingParams
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import WeightOrigin
 
 
 class TransformersEngine:
@@ -56,12 +56,13 @@ class TransformersEngine:
         model.generation_config = GenerationConfig()
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
 
-    def load_weights(self, manifest: WeightManifest) -> int:
+    def load_weights(self, origin: WeightOrigin) -> int:
         """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
-        self._version = None  # never generate with half-loaded weights
-        load_verified(self._model, manifest)
-        self._version = manifest.version
-        return manifest.version
+        with origin.open() as weights:
+            self._version = None  # never generate with half-loaded weights
+            load_verified(self._model, weights)
+            self._version = weights.version
+        return self._version
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; the longest prompts come first, so that a batch has little padding."""

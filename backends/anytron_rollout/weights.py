@@ -3,68 +3,63 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
-from anytron.engines.weights import checksum
 from anytron.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import Piece, ReceivedWeights
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def load_verified(model: PreTrainedModel, manifest: WeightManifest) -> None:
-    """Copy the weights of a manifest into a model, in place.
+def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
+    """Copy received weights into a model, in place, piece by piece.
 
-    It compares the bytes that it reads with the manifest before it changes a tensor, and the bytes in the model
-    after copying. A tensor of another dtype is cast first. Names are those of published checkpoints, which may
-    differ from the modules' (:func:`find_places`). Tied parameters (``tie_word_embeddings``) may come under one of
-    their names or under all, with equal values. A tensor that the manifest calls optional is left out if the
-    model has none of that name.
+    What comes has been verified; what was copied to a device is compared with it. A tensor of another dtype is cast
+    first. Names are those of published checkpoints, which may differ from the modules' (:class:`Places`). Tied
+    parameters (``tie_word_embeddings``) may come under one of their names or under all, with equal values. A tensor
+    that is optional is left out if the model has none of that name.
 
     Args:
         model: A Hugging Face model.
-        manifest: The file and the checksums.
+        weights: All of its weights.
 
     Raises:
-        EngineError: The file cannot be read, or a tensor is missing, unknown, of another shape, or
-            fails its checksum. The model must not be used then.
+        EngineError: A tensor is missing, unknown, or of another shape. The model must not be used then.
+        TransferError: Weights did not arrive as they were sent. Likewise.
     """
-    try:
-        weights = load_file(manifest.path)
-    except (OSError, SafetensorError) as error:
-        raise EngineError(
-            "The weights cannot be read.", where=f"version {manifest.version}, {manifest.path}", why=str(error)
-        ) from error
-    _check_manifest(weights.keys(), manifest)
-    places = find_places(model, weights)
-    left_out = manifest.optional - places.keys()
-    weights = {name: tensor for name, tensor in weights.items() if name not in left_out}
-    _check_names(weights.keys(), places, model.state_dict(), manifest)
-    targets = {name: places[name].tensor for name in weights}
-    expected: dict[str, int] = {}
-    for name, tensor in weights.items():
-        target = targets[name]
-        if tensor.shape != target.shape:
-            _refuse("has another shape", name, f"{tuple(tensor.shape)}, the model has {tuple(target.shape)}", manifest)
-        if (found := checksum(tensor)) != manifest.checksums[name]:
-            _refuse("was damaged in transfer", name, f"crc32 {found:08x}, not {manifest.checksums[name]:08x}", manifest)
-        cast = tensor.to(target.dtype)
-        expected[name] = manifest.checksums[name] if tensor.dtype == target.dtype else checksum(cast)
-        target.copy_(cast)
-    for name, crc in expected.items():
-        if (found := checksum(targets[name])) != crc:
-            why = f"crc32 {found:08x}, not {crc:08x}; a tied weight with two different values also causes this"
-            _refuse("differs from what was loaded", name, why, manifest)
+    places = Places(model)
+    loaded: dict[str, Place] = {}
+    owners: dict[tuple[int, torch.Size], str] = {}  # by address and shape: the first name whose values came
+    for piece in weights:
+        place = loaded.get(piece.name) or places.find(piece.name)
+        if place is None:
+            if piece.optional:
+                continue
+            _refuse("is unknown to the model", piece.name, "no module has that name", weights)
+        target = place.tensor
+        if piece.shape != target.shape:
+            why = f"{piece.shape}, the model has {tuple(target.shape)}"
+            _refuse("has another shape", piece.name, why, weights)
+        loaded[piece.name] = place
+        first = owners.setdefault((target.data_ptr(), target.shape), piece.name) == piece.name
+        if first:
+            _fill(target, piece)
+        if (target.device.type != "cpu" or not first) and not _holds(target, piece):
+            why = "a fault of the device" if first else "a tied weight has two different values"
+            _refuse("differs from what was loaded", piece.name, why, weights)
+    if missing := places.missing(loaded.values()):
+        _refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", weights)
 
 
 class Place(NamedTuple):
@@ -79,7 +74,7 @@ class Place(NamedTuple):
     tensor: Tensor
 
 
-def find_places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Place]:
+class Places:
     """Find which tensors of a model, or which parts of them, a checkpoint's tensors fill.
 
     Some families were published under other names than their modules have today: Qwen2.5-VL's
@@ -88,30 +83,43 @@ def find_places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Place
 
     Args:
         model: A Hugging Face model.
-        names: Names of a checkpoint's tensors, or of modules; those of modules stay as they are.
-
-    Returns:
-        The place of each tensor that the model has.
     """
-    modules: dict[str, Tensor] = dict(model.state_dict())
-    rules = get_model_conversion_mapping(model, add_legacy=False)
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
-    def find(name: str) -> Place | None:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._modules: dict[str, Tensor] = dict(model.state_dict())
+        rules = get_model_conversion_mapping(model, add_legacy=False)
+        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def find(self, name: str) -> Place | None:
+        """Find the place of a checkpoint's tensor, or of a module's; None if the model has none."""
+        modules = self._modules
         if name not in modules:
-            for rule in renamings:
+            for rule in self._renamings:
                 name, _ = rule.rename_source_key(name)
         if name in modules:
             return Place(name, modules[name])
-        for converter in converters:
+        for converter in self._converters:
             module, pattern = converter.rename_source_key(name)
             if pattern is not None and module in modules:
                 part = _part(modules[module], converter, pattern, name)
                 return None if part is None else Place(module, part)
         return None
 
-    return {name: place for name in names if (place := find(name)) is not None}
+    def missing(self, filled: Iterable[Place]) -> list[str]:
+        """Name the modules' tensors that places do not fill.
+
+        By address, because tied parameters have several names. The parts of a tensor must fill it.
+        """
+        parts: dict[int, dict[int, int]] = {}
+        for place in filled:
+            whole = parts.setdefault(self._modules[place.module].data_ptr(), {})
+            whole[place.tensor.data_ptr()] = place.tensor.numel()
+        return sorted(
+            name
+            for name, tensor in self._modules.items()
+            if sum(parts.get(tensor.data_ptr(), {}).values()) < tensor.numel()
+        )
 
 
 def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) -> Tensor | None:
@@ -132,28 +140,41 @@ def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) ->
     return whole
 
 
-def _check_manifest(given: Iterable[str], manifest: WeightManifest) -> None:
-    differing = sorted((set(given) ^ manifest.checksums.keys()) | (manifest.optional - manifest.checksums.keys()))
-    if differing:
-        _refuse("is in the file or in the manifest, not in both", differing[0], f"{len(differing)} such", manifest)
+def _fill(target: Tensor, piece: Piece) -> None:
+    for part, values in _paired(target, piece):
+        part.copy_(values)
 
 
-def _check_names(
-    given: Iterable[str], places: Mapping[str, Place], modules: Mapping[str, Tensor], manifest: WeightManifest
-) -> None:
-    given = set(given)
-    if unknown := sorted(given - places.keys()):
-        _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(given)} are unknown", manifest)
-    # By address, because tied parameters have several names. The parts of a tensor must fill it.
-    filled: dict[int, dict[int, int]] = {}
-    for place in places.values():
-        parts = filled.setdefault(modules[place.module].data_ptr(), {})
-        parts[place.tensor.data_ptr()] = place.tensor.numel()
-    if missing := sorted(
-        name for name, whole in modules.items() if sum(filled.get(whole.data_ptr(), {}).values()) < whole.numel()
-    ):
-        _refuse("is missing", missing[0], f"{len(missing)} of the model's {len(modules)} are missing", manifest)
+def _holds(target: Tensor, piece: Piece) -> bool:
+    """Whether a tensor has the bytes of a piece in its place."""
+    return all(_same_bits(part.to("cpu"), values.to(part.dtype)) for part, values in _paired(target, piece))
 
 
-def _refuse(what: str, name: str, why: str, manifest: WeightManifest) -> None:
-    raise EngineError(f"A weight {what}.", where=f"{name}, version {manifest.version}, {manifest.path}", why=why)
+def _paired(target: Tensor, piece: Piece) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield views that together are a piece's place in a tensor, each with its values."""
+    start = 0
+    for part in _parts(target, piece.start, piece.start + piece.values.numel()):
+        yield part, piece.values[start : start + part.numel()]
+        start += part.numel()
+
+
+def _parts(target: Tensor, start: int, stop: int) -> Iterator[Tensor]:
+    """Yield 1-D views that together are the elements ``start`` to ``stop`` of a tensor, row-major."""
+    if target.is_contiguous():
+        yield target.view(-1)[start:stop]
+        return
+    size = target[0].numel()
+    for row in range(start // size, -(-stop // size)):
+        yield from _parts(target[row], max(0, start - row * size), min(size, stop - row * size))
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare 1-D tensors of one dtype as integers: NaN equals itself, and zeros of different signs differ."""
+    size = one.element_size()
+    wide = all((start * size) % 8 == 0 for start in (one.storage_offset(), other.storage_offset(), one.numel()))
+    integer = torch.int64 if wide else _INTEGERS[size]
+    return torch.equal(one.view(integer), other.view(integer))
+
+
+def _refuse(what: str, name: str, why: str, weights: ReceivedWeights) -> NoReturn:
+    raise EngineError(f"A weight {what}.", where=f"{name}, version {weights.version}", why=why)

@@ -45,6 +45,8 @@ class EngineInfo:
         platform_check: Function that finds what of a run the engine cannot do on a platform, ``module:function`` that
             imports no engine: (:class:`anytron.config.schema.RunConfig`, :class:`anytron.platform.Platform`) ->
             diagnostics; empty = nothing can be said before the engine is built.
+        takes_stream: Of a rollout engine: the process in which it is built is the one that loads weights, so that they
+            may come through shared memory (:class:`anytron.engines.weight_stream.WeightStream`).
         place_of: Where below the options a name belongs that is none of them; for error messages.
     """
 
@@ -52,6 +54,7 @@ class EngineInfo:
     options_model: type[BaseModel] | None = None
     capabilities: frozenset[Capability] = frozenset()
     platform_check: str = ""
+    takes_stream: bool = False
     place_of: PlaceOf = nowhere
 
     def load(self) -> Any:

@@ -91,6 +91,10 @@ class EngineError(AnytronError):
     """A training or rollout engine cannot do what was asked."""
 
 
+class TransferError(EngineError):
+    """Weights did not arrive as they were sent. Nothing is wrong with the weights: sending them again can help."""
+
+
 class WorkerError(AnytronError):
     """A worker process failed; ``why`` holds its traceback."""
 

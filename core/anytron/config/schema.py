@@ -121,6 +121,10 @@ class RolloutSection(Section):
     """Sample among the k most probable tokens; 0 = off."""
     stop: list[str] = Field(default_factory=list)
     """Strings that end a response, besides the end token."""
+    weights: Literal["auto", "shared_memory", "file"] = "auto"
+    """How weights come from the training ranks: bucket by bucket through memory that rank 0 shares with the rollout
+    (``shared_memory``; docs/explanation/weights.md), or through a file in ``TMPDIR``. ``auto`` shares memory where all
+    processes are on one machine and the rollout engine can, and says what it chose."""
     replicas: int = Field(1, ge=1)
     """Rollout processes, each with the whole model, that share the prompts of a step; docs/how-to/scale-rollouts.md."""
     max_batch_size: int = Field(512, ge=1)

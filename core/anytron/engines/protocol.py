@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
     from anytron.engines.inspection import Inspection
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import Sent, WeightDestination, WeightOrigin
     from anytron.hooks.facade import Hooks
     from anytron.hooks.types import ProcessInfo
     from anytron.patches import Ledger
@@ -121,8 +121,11 @@ class TrainingEngine(Protocol):
             optimizer, schedule, routing biases - and ``update/skipped`` is 1; otherwise it is 0.
         """
 
-    def export_weights(self, path: str) -> WeightManifest | None:
-        """Write the policy's weights under their Hugging Face names; rank 0 returns the manifest."""
+    def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
+        """Send the policy's weights under their Hugging Face names; rank 0 returns what the destination does.
+
+        A rollout engine may be loading them at the same time (:class:`anytron.engines.weight_stream.WeightStream`).
+        """
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer and processor)."""
@@ -340,13 +343,17 @@ class RolloutEngine(Protocol):
             What there is of their responses, with the stop reason ``abort``.
         """
 
-    def load_weights(self, manifest: WeightManifest) -> int:
-        """Take new weights, verify every checksum, and return the version now in use.
+    def load_weights(self, origin: WeightOrigin) -> int:
+        """Take new weights, verify them, and return the version now in use.
+
+        The version before stays in use if nothing begins to arrive. After any later failure the engine has no
+        weights: it refuses to generate until all weights have been given again.
 
         What is under way goes on with them.
 
         Raises:
-            EngineError: A tensor is missing, unknown, of another shape, or fails its checksum.
+            EngineError: A tensor is missing, unknown, or of another shape.
+            TransferError: The weights did not arrive as they were sent.
         """
 
     def describe(self) -> Mapping[str, Any]:

@@ -1,29 +1,104 @@
-"""Weights on their way to the rollout engine: one safetensors file and its manifest."""
+"""Weights on their way from the training engine to a rollout engine: what both ends agree on, and the way by file.
+
+The other way, through shared memory, is :mod:`anytron.engines.weight_stream`. An engine knows neither: it sends to a
+:class:`WeightDestination` and loads from a :class:`WeightOrigin`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from anytron.errors import TransferError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
+
+Sent = TypeVar("Sent", covariant=True)  # noqa: PLC0105 - a word, as in the signatures that use it
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor, or a part of one that is larger than what is held at a time.
+
+    The pieces of a tensor come one after another, from its first element to its last.
+
+    Attributes:
+        name: The tensor's Hugging Face name.
+        shape: Of the whole tensor.
+        start: Place of the piece's first element, row-major.
+        values: Its elements, 1-D, on the host: verified, and valid until the next piece is asked for.
+        optional: A rollout engine leaves the tensor out if its model has none of that name: it belongs to modules
+            for speculative decoding, which not every engine builds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    values: Tensor
+    optional: bool
+
+
+class ReceivedWeights(Protocol):
+    """Weights as a rollout engine gets them.
+
+    Attributes:
+        version: Optimizer updates behind them.
+    """
+
+    version: int
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield all pieces.
+
+        Raises:
+            TransferError: They did not arrive as they were sent. What has been loaded so far must not be used.
+        """
+
+
+class WeightOrigin(Protocol):
+    """Where a rollout engine gets weights from; plain data, which travels to its process."""
+
+    def open(self) -> AbstractContextManager[ReceivedWeights]:
+        """Begin to receive.
+
+        Raises:
+            TransferError: There is nothing to receive.
+        """
+
+
+class WeightDestination(Protocol[Sent]):
+    """Where the training engine's rank 0 sends weights to; plain data, which travels to its process."""
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]) -> Sent:
+        """Send all weights.
+
+        Args:
+            weights: Tensors by their Hugging Face names. A collective: it is exhausted, even if nobody receives.
+            version: Optimizer updates behind them.
+            is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
+
+        Returns:
+            What the driver needs to know of them.
+        """
 
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """Weights on their way to the rollout engine.
+    """Weights in a file: a :class:`WeightOrigin`.
 
     Attributes:
         path: safetensors file, readable by the rollout process.
         version: Optimizer updates behind these weights.
         checksums: crc32 of each tensor's bytes, by Hugging Face name.
-        optional: Names of tensors that a rollout engine leaves out if its model has none of that name:
-            modules for speculative decoding, which not every engine builds.
+        optional: Names of tensors that may be left out (:attr:`Piece.optional`).
     """
 
     path: str
@@ -31,23 +106,70 @@ class WeightManifest:
     checksums: Mapping[str, int]
     optional: frozenset[str] = frozenset()
 
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ReceivedWeights]:
+        """Open the file.
 
-def write_weights(
-    weights: dict[str, Tensor], path: str, version: int, optional: frozenset[str] = frozenset()
-) -> WeightManifest:
-    """Write weights.
+        Raises:
+            TransferError: It cannot be read, or its names are not those of the manifest.
+        """
+        from safetensors import SafetensorError, safe_open
 
-    Args:
-        weights: Contiguous tensors on the host, by their Hugging Face names.
-        path: The file.
-        version: Optimizer updates behind them.
-        optional: Names that a rollout engine may leave out.
+        try:
+            file = safe_open(self.path, "pt")
+        except (OSError, SafetensorError) as error:
+            raise TransferError("The weights cannot be read.", where=self._where, why=str(error)) from error
+        with file:
+            differing = sorted((set(file.keys()) ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
+            if differing:
+                why = f"{differing[0]}; {len(differing)} such"
+                raise TransferError(
+                    "A weight is in the file or in the manifest, not in both.", where=self._where, why=why
+                )
+            yield _FileContent(self.version, self._pieces(file.get_tensor))
+
+    def _pieces(self, tensor_of: Callable[[str], Tensor]) -> Iterator[Piece]:
+        for name, crc in self.checksums.items():
+            tensor = tensor_of(name)
+            if (found := checksum(tensor)) != crc:
+                why = f"crc32 {found:08x}, not {crc:08x}"
+                raise TransferError("A weight was damaged in transfer.", where=f"{name}, {self._where}", why=why)
+            yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), name in self.optional)
+
+    @property
+    def _where(self) -> str:
+        return f"version {self.version}, {self.path}"
+
+
+@dataclass(frozen=True)
+class _FileContent:
+    version: int
+    pieces: Iterator[Piece]
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self.pieces
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A :class:`WeightDestination`: rank 0 holds all weights at one time and writes them to one file.
+
+    Attributes:
+        path: The safetensors file.
     """
-    from safetensors.torch import save_file
 
-    save_file(weights, path)
-    checksums = {name: checksum(tensor) for name, tensor in weights.items()}
-    return WeightManifest(path, version, checksums, optional)
+    path: str
+
+    def send(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]
+    ) -> WeightManifest:
+        """Write the file."""
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.to("cpu").contiguous() for name, tensor in weights}
+        save_file(tensors, self.path)
+        checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+        return WeightManifest(self.path, version, checksums, frozenset(filter(is_optional, tensors)))
 
 
 def checksum(tensor: Tensor) -> int:

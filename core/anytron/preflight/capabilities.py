@@ -29,6 +29,28 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
 
 
+def weight_diagnostics(config: RunConfig, *, on_this_machine: bool) -> Iterator[Diagnostic]:
+    """Find why weights cannot go through shared memory, if they must."""
+    obstacle = why_not_shared(config, on_this_machine=on_this_machine)
+    if config.rollout.weights == "shared_memory" and obstacle is not None:
+        yield Diagnostic("error", "rollout.weights", f"memory cannot be shared: {obstacle}", "rollout.weights=auto")
+
+
+def why_not_shared(config: RunConfig, *, on_this_machine: bool) -> str | None:
+    """Say why weights cannot go through shared memory; None if they can.
+
+    Args:
+        config: The run.
+        on_this_machine: Whether the executor's processes are on this machine alone.
+    """
+    if not on_this_machine:
+        return f"processes of executor.kind={config.executor.kind} may be on several machines"
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
+    if info is not None and not info.takes_stream:
+        return f"the engine {config.rollout.engine} takes weights from a file only"
+    return None
+
+
 def platform_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Find what the training engine cannot do on the active platform, as far as that is known before it is built."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")

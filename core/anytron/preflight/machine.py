@@ -12,6 +12,7 @@ from anytron.config.imports import missing
 from anytron.data.model_files import faults
 from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
+from anytron.preflight.capabilities import weight_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,8 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
 
     Yields:
         Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
-        without config or weights, files and modules that do not exist. Warnings: more ranks than processors.
+        without config or weights, files and modules that do not exist, memory that cannot be shared. Warnings: more
+        ranks than processors.
     """
     yield from _components(config)
     yield from _sizes(config)
@@ -38,6 +40,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _model(config.model)
     yield from _critic(config)
     yield from _references(config)
+    yield from weight_diagnostics(config, on_this_machine=_runs_here(config))
 
 
 def _components(config: RunConfig) -> Iterator[Diagnostic]:

@@ -1,7 +1,7 @@
 """Rollout engines that share the prompts of a step.
 
-What an engine does next follows from what it has: new weights first, then requests, then polls for as long as it
-holds any. The driver waits for whichever replica has something to say::
+What an engine does next follows from what it has: new weights first, which all that lack them get together, then
+requests, then polls for as long as it holds any. The driver waits for whichever replica has something to say::
 
     queue, longest prompts first -+-> replica 0: load_weights, submit, poll, submit, poll, poll ... -+-> finished
                                   +-> replica 1: load_weights, submit, poll, poll, submit, poll ... -+
@@ -9,10 +9,11 @@ holds any. The driver waits for whichever replica has something to say::
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytron.engines.protocol import GenerationRequest
-from anytron.errors import ProcessLost
+from anytron.errors import ProcessLost, TransferError
 from anytron.rollout.checks import mistake_in
 from anytron.seeds import derive_seed
 
@@ -23,11 +24,28 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RolloutSection
     from anytron.engines.protocol import PromptInputs, Response, SamplingParams
-    from anytron.engines.weights import WeightManifest
+    from anytron.errors import AnytronError
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
+
+    GiveWeights = Callable[[Sequence[WorkerGroup]], "Given"]
+    """Gives engines all weights of one version, and waits for it. What goes wrong in training ranks is raised."""
 
 POLL_S = 1.0
 """How long a poll may take if nothing finishes: new requests wait for its end."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What became of giving weights to engines.
+
+    Attributes:
+        version: Optimizer updates behind the weights.
+        answers: By place: the version that the engine says it has, or the error of one that did not get them all. Such
+            an engine holds a mixture of two versions: it has ended, and the one that takes its place needs all weights.
+    """
+
+    version: int
+    answers: Sequence[int | AnytronError]
 
 
 class Replica:
@@ -39,26 +57,29 @@ class Replica:
 
     Attributes:
         index, group: As given.
-        weights: Those that it has; None before the first.
+        ready: Whether its engine is built.
+        version: Of the weights that it has; None if they are not the current ones.
         held: The requests that it has and has not answered, by number.
         call: The call that is under way; None between two.
     """
 
     def __init__(self, index: int, group: WorkerGroup) -> None:
         self.index, self.group = index, group
-        self.weights: WeightManifest | None = None
+        self.ready = False
+        self.version: int | None = None
         self.held: dict[int, GenerationRequest] = {}
         self.call: Pending | None = None
         self._then: Callable[[Any], None] | None = None
 
-    def begin(self, method: str, argument: object, then: Callable[[Any], None] | None = None) -> None:
+    def begin(self, method: str, *arguments: object, then: Callable[[Any], None] | None = None) -> None:
         """Call the engine; ``then`` is given what it answers."""
-        self.call, self._then = self.group.submit(method, argument), then
+        self.call, self._then = self.group.submit(method, *arguments), then
 
     def finish(self, call: Pending) -> None:
         """Take the answer. Raises what the call raises."""
         self.call = None
         (answer,) = call.result()
+        self.ready = True
         if self._then is not None:
             self._then(answer)
 
@@ -75,10 +96,10 @@ class RolloutPool:
     """
 
     def __init__(
-        self, executor: Executor, settings: RolloutSection, lost: Callable[[ProcessLost, str], None] | None
+        self, executor: Executor, settings: RolloutSection, lost: Callable[[AnytronError, str], None] | None
     ) -> None:
         self._executor, self._settings, self._lost = executor, settings, lost
-        self._weights: WeightManifest | None = None
+        self._give: GiveWeights | None = None
         self._queue: list[GenerationRequest] = []
         self._finished: dict[int, Response] = {}
         self._requests = 0
@@ -109,10 +130,18 @@ class RolloutPool:
         starts = range(0, len(responses), samples_per_prompt)
         return [responses[start : start + samples_per_prompt] for start in starts]
 
-    def load_weights(self, manifest: WeightManifest) -> None:
-        """Give all replicas new weights at the same time; each verifies every checksum."""
-        self._weights = manifest
-        self._work_until(lambda: all(replica.weights is manifest for replica in self._replicas))
+    def load_weights(self, give: GiveWeights) -> int:
+        """Give all replicas new weights at the same time; return their version.
+
+        A replica that gets only a part of them never generates: it is replaced, and its successor is given all.
+        """
+        self._give = give
+        for replica in self._replicas:
+            replica.version = None
+        self._work_until(lambda: all(replica.version is not None for replica in self._replicas))
+        (version,) = {replica.version for replica in self._replicas}
+        assert version is not None, "that was waited for"
+        return version
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
@@ -135,7 +164,7 @@ class RolloutPool:
     def _ask(self, index: int, method: str, *arguments: object) -> Any:
         """Call a method of one replica, between generations; again, if its process is lost on the way."""
         while True:
-            self._work_until(lambda: self._replicas[index].weights is self._weights)
+            self._work_until(lambda: self._give is None or self._replicas[index].version is not None)
             replica = self._replicas[index]
             try:
                 return replica.group.call(method, *arguments)[0]
@@ -148,6 +177,8 @@ class RolloutPool:
             for replica in self._replicas:
                 if replica.call is None:
                     self._begin(replica)
+            if self._give_weights():
+                continue
             working = {replica.call: replica for replica in self._replicas if replica.call is not None}
             for call in self._executor.wait(list(working)):
                 replica = working[call]
@@ -158,15 +189,33 @@ class RolloutPool:
 
     def _begin(self, replica: Replica) -> None:
         """Let a replica do what comes next for it, if anything does."""
-        weights = self._weights
-        if replica.weights is not weights:
-            assert weights is not None, "weights are never taken back"
-            replica.begin("load_weights", weights, lambda version: self._loaded(replica, weights, version))
+        if not replica.ready:
+            replica.begin("describe")
+        elif replica.version is None:
+            return
         elif share := self._share_of(replica):
             replica.held |= {request.id: request for request in share}
             replica.begin("submit", share)
         elif replica.held:
-            replica.begin("poll", POLL_S, lambda finished: self._take(replica, finished))
+            replica.begin("poll", POLL_S, then=lambda finished: self._take(replica, finished))
+
+    def _give_weights(self) -> bool:
+        """Give the weights to those that lack them, once each of these can take them; return whether it was time to."""
+        lacking = [replica for replica in self._replicas if replica.version is None]
+        if self._give is None or not lacking or any(replica.call is not None for replica in lacking):
+            return False
+        given = self._give([replica.group for replica in lacking])
+        for replica, answer in zip(lacking, given.answers, strict=True):
+            if isinstance(answer, (ProcessLost, TransferError)):
+                self._replace(replica, answer)
+            elif isinstance(answer, Exception):
+                raise answer
+            elif answer != given.version:
+                mistake = f"it has weights of version {answer} and was given version {given.version}"
+                self._replace(replica, _wrong(replica, mistake))
+            else:
+                replica.version = answer
+        return True
 
     def _share_of(self, replica: Replica) -> list[GenerationRequest]:
         """Take from the queue what brings a replica to its equal part of all that is not finished."""
@@ -180,21 +229,16 @@ class RolloutPool:
         """Queue requests, longest prompts first: they take longest, and nothing should begin late that does."""
         self._queue = sorted([*self._queue, *requests], key=lambda request: -len(request.prompt.tokens))
 
-    def _loaded(self, replica: Replica, weights: WeightManifest, version: int) -> None:
-        if version != weights.version:
-            raise _wrong(replica, f"it has weights of version {version} and was given version {weights.version}")
-        replica.weights = weights
-
     def _take(self, replica: Replica, finished: Sequence[tuple[int, Response]]) -> None:
-        assert replica.weights is not None, "a poll comes after requests, and those after weights"
+        assert replica.version is not None, "a poll comes after requests, and those after weights"
         for number, response in finished:
             request = replica.held.get(number)
-            if mistake := mistake_in(response, request, replica.weights.version):
+            if mistake := mistake_in(response, request, replica.version):
                 raise _wrong(replica, f"response {number}: {mistake}")
             del replica.held[number]
             self._finished[number] = response
 
-    def _replace(self, replica: Replica, error: ProcessLost) -> None:
+    def _replace(self, replica: Replica, error: ProcessLost | TransferError) -> None:
         replica.group.end()
         if self._lost is None:
             raise error

@@ -21,7 +21,7 @@ class WeightExchange:
     on this machine deletes it. A directory whose lock is held is of a living run.
 
     Attributes:
-        file: Where the weights go.
+        path: The directory: weights go through a file or a socket in it.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,13 @@ class WeightExchange:
         # It gets its name when it is locked: until then no other run may take it for stale.
         unlocked = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
         self._lock = Lock(unlocked / LOCK)
-        self._path = unlocked.rename(temporary / f"{PREFIX}{unlocked.name.removeprefix(f'.{PREFIX}')}")
-        self.file = self._path / "policy.safetensors"
+        self.path = unlocked.rename(temporary / f"{PREFIX}{unlocked.name.removeprefix(f'.{PREFIX}')}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        remove(self._path)
+        remove(self.path)
         self._lock.release()
 
 

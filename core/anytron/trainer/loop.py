@@ -24,6 +24,7 @@ from anytron.trainer.restarts import Restarts
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.weight_transfer import WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             WeightExchange() as exchange,
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
         ):
-            return _train(config, prepared, score_rewards, start, run, exchange.file, executor, progress, restarts)
+            transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
+            return _train(config, prepared, score_rewards, start, run, transfer, executor, progress, restarts)
 
 
 def _train(
@@ -109,7 +111,7 @@ def _train(
     score_rewards: RewardWorkers,
     start: Start,
     run: RunDirectory,
-    exchange: Path,
+    transfer: WeightTransfer,
     executor: Executor,
     progress: Progress,
     restarts: Restarts,
@@ -137,9 +139,7 @@ def _train(
                 checkpoints.boundary(step - 1, version)
 
             with clock.measure("sync"):  # also before the first rollout: the training engine has the only weights
-                weights = trainer.export_weights(str(exchange))
-                rollout.load_weights(weights)
-                version = weights.version
+                version = rollout.load_weights(transfer.of(trainer))
 
             with checkpoints.abandonable():
                 with clock.measure("rollout"):

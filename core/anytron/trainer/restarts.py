@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from anytron.errors import ProcessLost
+    from anytron.errors import AnytronError
 
 
 class Restarts:
@@ -41,7 +41,7 @@ class Restarts:
         if step > self._furthest:
             self._furthest, self._in_a_row = step, 0
 
-    def lost(self, error: ProcessLost, then: str) -> None:
+    def lost(self, error: AnytronError, then: str) -> None:
         """Record a loss.
 
         Args:

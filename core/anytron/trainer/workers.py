@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
+from anytron.engines.weights import WeightFile
 from anytron.rollout.pool import RolloutPool
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.trainer.restarts import Restarts
     from anytron.trainer.updates import MicroBatch, UpdatePlan
+
 
 RANK_VALUES = ("grad_norm", "lr", "update/skipped")
 """Results of an update that are the same on every rank; all others are sums, to be added over replicas."""
@@ -106,7 +108,7 @@ class TrainingWorkers:
 
     def export_weights(self, path: str) -> WeightManifest:
         """Write the policy's weights to a safetensors file."""
-        manifest: WeightManifest = self.group.call("export_weights", path)[0]
+        manifest: WeightManifest = self.group.call("export_weights", WeightFile(path))[0]
         return manifest
 
     def save_hf(self, path: str) -> None:

@@ -10,7 +10,9 @@ import torch
 from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
 from anytron.preflight.prepare import prepare
+from anytron.trainer.exchange import WeightExchange
 from anytron.trainer.initial_model import model_directory, write_random_model
+from anytron.trainer.weight_transfer import WeightTransfer
 from anytron.trainer.workers import TrainingWorkers, kernel_suppliers, start_workers
 from anytron.verification.observation import WHOLE_LOGITS, Observation, observe
 from anytron.verification.report import CheckResult, Report, failed, measured, skipped
@@ -125,12 +127,14 @@ class _Run:
         return measured("mask-conformance", conformance.difference, conformance.tolerance, conformance.detail)
 
     def export_equals_import(self) -> CheckResult:
-        """Compare exported weights with the checkpoint, bit for bit, and load them into the rollout engine."""
+        """Compare exported weights with the checkpoint, bit for bit, and give them to the rollout engine."""
         from safetensors.torch import load_file
 
         file = Path(self._config.trainer.output_dir) / "verified.safetensors"
-        manifest = self._trainer.export_weights(str(file))
-        self._rollout.load_weights(manifest)
+        self._trainer.export_weights(str(file))
+        with WeightExchange() as exchange:
+            transfer = WeightTransfer.from_config(self._config, self._executor, exchange.path, lambda _: None)
+            self._rollout.load_weights(transfer.of(self._trainer))
         exported = load_file(file)
         file.unlink()
         checkpoint: dict[str, torch.Tensor] = {}

@@ -101,7 +101,7 @@ def test_tied_embeddings_come_under_one_name_or_under_both(new_engine, reference
         assert torch.equal(engine._model.lm_head.weight, weights["model.embed_tokens.weight"])
 
     weights["lm_head.weight"] = weights["lm_head.weight"] + 1
-    with pytest.raises(EngineError, match="tied weight with two different values"):
+    with pytest.raises(EngineError, match="tied weight has two different values"):
         new_engine(model={"config": config, "dtype": "float32"}).load_weights(write(weights))
 
 

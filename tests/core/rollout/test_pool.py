@@ -7,6 +7,7 @@ in this process, and a test decides whose call is over first.
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +16,15 @@ from anytron.config.schema import RolloutSection
 from anytron.engines.protocol import PromptInputs, Response, SamplingParams
 from anytron.errors import ProcessLost, WorkerError
 from anytron.rollout.pool import RolloutPool
+from anytron.trainer.weight_transfer import load_file
 
 SAMPLING = SamplingParams(max_new_tokens=5)
 PROMPTS = [PromptInputs((1,) * length) for length in (3, 9, 1, 4, 4, 7, 2, 8, 6, 5)]
 
 
 def weights(version):
-    return SimpleNamespace(version=version)
+    """Weights that engines can be given, as often as it takes."""
+    return partial(load_file, SimpleNamespace(version=version))
 
 
 def response_to(request, version):
@@ -244,7 +247,7 @@ def test_a_replica_that_answers_wrongly_is_replaced(change, message):
 def test_a_replica_that_keeps_its_old_weights_is_replaced(expected):
     class Stale(Engine):
         def load_weights(self, manifest):
-            return super().load_weights(manifest if self.version is None else weights(self.version))
+            return super().load_weights(manifest if self.version is None else SimpleNamespace(version=self.version))
 
     losses = Losses()
     executor = Executor(make=lambda number, order: (Stale if number == 0 else Engine)(order))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
@@ -20,7 +19,6 @@ from anytron.checkpoint.manifest import FileRecord
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.engines.protocol import EngineContext, Response, Topology
-from anytron.engines.weights import WeightManifest
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
 from anytron.trainer import checkpointing
@@ -107,11 +105,9 @@ class TorchEngine:
         rates = {"grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
         return totals | rates | {"update/skipped": float(not finite)}
 
-    def export_weights(self, path):
+    def export_weights(self, destination):
         weights = {name: tensor.clone() for name, tensor in self.models["policy"].state_dict().items()}
-        save_file(weights, path)
-        checksums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in weights.items()}
-        return WeightManifest(path, self.version, checksums)
+        return destination.send(weights.items(), self.version, lambda name: False)
 
     def save_hf(self, path):
         self.models["policy"].save_pretrained(path)
@@ -204,10 +200,13 @@ class Forgetful:
 class InProcessExecutor:
     """Runs engines in this process: the training engine above, the rollout engine by its entry point.
 
+    One thread cannot send and receive at the same time, so that weights go through a file.
+
     With ``lose_every`` the rollout engine loses every n-th response; with ``break_critic_at`` the critic's n-th update
     gives NaN.
     """
 
+    on_this_machine = False
     config: RunConfig
     started: list = field(default_factory=list)
     ended: int = 0

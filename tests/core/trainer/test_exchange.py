@@ -14,8 +14,8 @@ RUN = """
 import time
 from anytron.trainer.exchange import WeightExchange
 with WeightExchange() as exchange:
-    exchange.file.write_bytes(bytes(100))
-    print(exchange.file.parent, flush=True)
+    (exchange.path / "policy.safetensors").write_bytes(bytes(100))
+    print(exchange.path, flush=True)
     time.sleep(60)
 """
 
@@ -29,10 +29,10 @@ def temporary(tmp_path, monkeypatch):
 
 def test_it_is_private_and_goes_with_its_run(temporary):
     with WeightExchange() as exchange:
-        directory = exchange.file.parent
+        directory = exchange.path
         assert directory.parent == temporary
         assert directory.stat().st_mode & 0o077 == 0
-        exchange.file.touch()
+        (directory / "policy.safetensors").touch()
     assert list(temporary.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anytron.errors import AnytronError, EngineError
+from tests.backends.megatron.streams import assert_equals_file
 
 
 def test_recomputation_chunks_and_small_micro_batches_change_nothing(follow):
@@ -76,6 +77,26 @@ def test_export_equals_import_bit_for_bit(parallel, start_engine, tiny_model):
         assert torch.equal(exported[name], weight), name
     model = AutoModelForCausalLM.from_pretrained(output / "hf")
     assert torch.equal(model.state_dict()["lm_head.weight"], original["lm_head.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "parallel"),
+    [
+        ("qwen3", {"tensor_model_parallel_size": 2}),
+        ("qwen3", {"pipeline_model_parallel_size": 2}),
+        ("qwen3_moe", {"data_parallel_size": 2, "expert_model_parallel_size": 2}),
+        ("deepseek_v3", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_stream_through_shared_memory_gives_what_the_file_gives(start_engine, tiny_family, family, parallel, dtype):
+    with start_engine(model={"path": str(tiny_family(family)), "dtype": dtype}, parallel=parallel) as (
+        workers,
+        _,
+        output,
+    ):
+        assert_equals_file(workers, output)
 
 
 LAYER = "model.layers.3."

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.errors import AnytronError
 from tests.backends.megatron.lora.conftest import ALPHA, LORA, RANK, token_scores
+from tests.backends.megatron.streams import assert_equals_file
 
 
 @pytest.fixture
@@ -32,6 +33,17 @@ def test_new_adapters_change_nothing_and_are_the_reference_model_for_good(start_
             norm = workers.update(recorded, updates, policy_loss)["grad_norm"]
             assert norm > 1e-2
         assert (workers.score(recorded, updates, "policy") - before).abs().max() > 1e-3
+
+
+def test_adapters_are_merged_while_their_weights_are_streamed(start_lora, random_adapter, recorded, tiny_family):
+    lora = {**LORA, "path": str(random_adapter("qwen3"))}
+    with start_lora(lora=lora, parallel={"tensor_model_parallel_size": 2}) as (workers, updates, output):
+        before = workers.score(recorded, updates, "policy")
+        assert_equals_file(workers, output)
+        torch.testing.assert_close(workers.score(recorded, updates, "policy"), before, atol=0, rtol=0)
+        merged = load_file(output / "weights.safetensors")
+    original = load_file(tiny_family("qwen3") / "model.safetensors")
+    assert any(not torch.equal(merged[name], weight) for name, weight in original.items())
 
 
 def test_a_run_that_goes_on_from_an_adapter_has_it_for_reference(

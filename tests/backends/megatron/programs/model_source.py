@@ -17,6 +17,7 @@ layer = open_layer("cpu", engine="megatron")
 import torch  # noqa: E402
 
 from anytron.batch import RaggedBatch  # noqa: E402
+from anytron.engines.weights import WeightFile  # noqa: E402
 from anytron_megatron.engine import MegatronEngine  # noqa: E402
 from anytron_megatron.models.source import ModelSource  # noqa: E402
 
@@ -50,7 +51,7 @@ batch = RaggedBatch(
 (scores,) = engine.score([batch])
 (values,) = engine.values([batch])
 engine.attention_conformance()
-manifest = engine.export_weights(str(output / "weights.safetensors"))
+manifest = engine.export_weights(WeightFile(str(output / "weights.safetensors")))
 engine.save_hf(str(output / "hf"))
 engine.close()
 layer.undo()

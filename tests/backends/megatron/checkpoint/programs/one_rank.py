@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata  # noqa: 
 
 from anytron.algorithms.policy_loss import PolicyLoss  # noqa: E402
 from anytron.batch import RaggedBatch  # noqa: E402
+from anytron.engines.weights import WeightFile  # noqa: E402
 from anytron.errors import AnytronError  # noqa: E402
 from anytron_megatron.checkpoint import writer  # noqa: E402
 from anytron_megatron.engine import MegatronEngine  # noqa: E402
@@ -52,7 +53,7 @@ def update() -> None:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    engine.export_weights(str(output / "weights.safetensors"))
+    engine.export_weights(WeightFile(str(output / "weights.safetensors")))
     return load_file(output / "weights.safetensors")
 
 

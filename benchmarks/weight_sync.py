@@ -1,0 +1,192 @@
+"""What it costs to give a rollout process new weights: through shared memory, and through a file.
+
+One process has the weights of a random model and sends them; gathering them over ranks, which both ways need, is left
+out. Another one has the same model of transformers and loads them as the rollout engine does. Both ways take turns in
+one run, and memcpy of as many bytes is timed between them. ``peak_extra_bytes`` is what both processes hold at most
+beyond what they held before, pages of buckets counted once.
+
+    python benchmarks/weight_sync.py [--json] [--layers 10] [--hidden 2048] [--turns 5] [--bucket-mib 16]
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from anytron.engines.weight_stream import BUCKET_BYTES, BUCKETS, WeightStream
+from anytron.engines.weights import WeightFile, WeightManifest
+from anytron_rollout.weights import load_verified
+
+VOCABULARY = 32_768
+TIMEOUT_S = 600.0
+MIB = 1 << 20
+
+
+def build_model(layers, hidden):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        head_dim=64,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    return Qwen3ForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
+
+
+def is_optional(_):
+    return False
+
+
+class Memory:
+    """What this process holds at most, from now on."""
+
+    def __init__(self):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        self._before = self._read("VmRSS")
+
+    def extra(self):
+        return self._read("VmHWM") - self._before
+
+    @staticmethod
+    def _read(name):
+        return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+def receive(arguments):
+    """The rollout process: for each line of JSON, load from where it says, and answer with what it took."""
+    model = build_model(arguments.layers, arguments.hidden)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        given = json.loads(line)
+        if "path" in given:
+            origin = WeightManifest(given["path"], given["version"], given["checksums"])
+        else:
+            origin = WeightStream(given["stream"], 1, TIMEOUT_S, given["bucket_bytes"]).origin(0)
+        memory = Memory()
+        with origin.open() as weights:
+            load_verified(model, weights)
+        print(json.dumps({"extra": memory.extra()}), flush=True)
+
+
+class Sender:
+    """The training process, and the rollout process that it talks to."""
+
+    def __init__(self, arguments, folder):
+        sizes = ["--layers", str(arguments.layers), "--hidden", str(arguments.hidden)]
+        self._reader = subprocess.Popen(
+            [sys.executable, __file__, "--receive", *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._folder, self._bucket_bytes = folder, arguments.bucket_mib * MIB
+        self.weights = build_model(arguments.layers, arguments.hidden).state_dict()
+        assert self._reader.stdout.readline() == "ready\n"
+
+    def close(self):
+        self._reader.stdin.close()
+        self._reader.wait()
+
+    def shared_memory(self):
+        stream = WeightStream(str(self._folder / "stream"), 1, TIMEOUT_S, self._bucket_bytes)
+        seconds, extra = self._timed(
+            lambda: self._tell({"stream": stream.path, "bucket_bytes": self._bucket_bytes}),
+            lambda: stream.send(self.weights.items(), 1, is_optional),
+        )
+        return seconds, extra - BUCKETS * self._bucket_bytes
+
+    def file(self):
+        path = self._folder / "weights.safetensors"
+        manifest = []
+        seconds, extra = self._timed(
+            lambda: manifest.append(WeightFile(str(path)).send(self.weights.items(), 1, is_optional)),
+            lambda: self._tell({"path": str(path), "version": 1, "checksums": manifest[0].checksums}),
+        )
+        path.unlink()
+        return seconds, extra
+
+    def memcpy(self):
+        copies = {name: torch.empty_like(tensor) for name, tensor in self.weights.items()}
+        for _ in range(2):  # the first time pays for the pages
+            start = time.perf_counter()
+            for name, tensor in self.weights.items():
+                copies[name].copy_(tensor)
+        return time.perf_counter() - start
+
+    def _tell(self, message):
+        self._reader.stdin.write(json.dumps(message) + "\n")
+        self._reader.stdin.flush()
+
+    def _timed(self, *steps):
+        memory, start = Memory(), time.perf_counter()
+        for step in steps:
+            step()
+        answer = json.loads(self._reader.stdout.readline())
+        return time.perf_counter() - start, memory.extra() + answer["extra"]
+
+
+def measure(arguments, folder):
+    sender = Sender(arguments, folder)
+    size = sum(tensor.nbytes for tensor in sender.weights.values())
+    found = {"shared_memory": [], "file": []}
+    copying = []
+    for turn in range(arguments.turns + 1):
+        copying.append(sender.memcpy())
+        for way, results in found.items():
+            results.append(getattr(sender, way)())
+            if turn == 0:
+                results.clear()  # the first of each pays for what is made once
+    sender.close()
+    seconds = {way: statistics.median(second for second, _ in results) for way, results in found.items()}
+    extra = {way: max(bytes_ for _, bytes_ in results) for way, results in found.items()}
+    return {
+        "model_bytes": size,
+        "bucket_bytes": arguments.bucket_mib * MIB,
+        "memcpy_gb_per_s": size / statistics.median(copying) / 1e9,
+        "shared_memory_gb_per_s": size / seconds["shared_memory"] / 1e9,
+        "file_gb_per_s": size / seconds["file"] / 1e9,
+        "shared_memory_s": seconds["shared_memory"],
+        "file_s": seconds["file"],
+        "file_by_shared_memory": seconds["file"] / seconds["shared_memory"],
+        "shared_memory_peak_extra_bytes": extra["shared_memory"],
+        "shared_memory_peak_extra_by_model": extra["shared_memory"] / size,
+        "file_peak_extra_bytes": extra["file"],
+        "file_peak_extra_by_model": extra["file"] / size,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--hidden", type=int, default=2048, help="a multiple of 64")
+    parser.add_argument("--turns", type=int, default=5, help="transfers of each kind that count")
+    parser.add_argument("--bucket-mib", type=int, default=BUCKET_BYTES // MIB, help="size of each of the two buckets")
+    parser.add_argument("--folder", help="where the file goes; default: the temporary directory, as in a run")
+    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.receive:
+        receive(arguments)
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        result = measure(arguments, Path(folder))
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(result, indent=2)}\n")
+        return
+    for name, value in result.items():
+        sys.stdout.write(f"{name:36} {value}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Take weights from real ranks through shared memory, as a rollout process does."""
+
+import torch
+
+from anytron.engines.weight_stream import WeightStream
+
+
+def streamed(workers, folder, *, bucket_bytes=4096):
+    """Export through a stream of small buckets.
+
+    Returns:
+        Whole tensors by name, the names that are optional, and the version.
+    """
+    stream = WeightStream(str(folder / "stream"), 1, 60.0, bucket_bytes)
+    export = workers.group.submit("export_weights", stream)
+    parts, shapes, optional = {}, {}, set()
+    with stream.origin(0).open() as weights:
+        for piece in weights:
+            parts.setdefault(piece.name, []).append(piece.values.clone())
+            shapes[piece.name] = piece.shape
+            if piece.optional:
+                optional.add(piece.name)
+    assert [found for found in export.result() if found is not None] == [weights.version]
+    return {name: torch.cat(found).reshape(shapes[name]) for name, found in parts.items()}, optional, weights.version
+
+
+def assert_equals_file(workers, folder):
+    """Check that a stream gives bit for bit what the file gives."""
+    from safetensors.torch import load_file
+
+    manifest = workers.export_weights(str(folder / "weights.safetensors"))
+    expected = load_file(manifest.path)
+    found, optional, version = streamed(workers, folder)
+    assert (version, optional) == (manifest.version, manifest.optional)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    assert list(folder.glob("stream*")) == []
