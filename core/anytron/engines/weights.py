@@ -47,13 +47,11 @@ class Piece:
 
 
 class ReceivedWeights(Protocol):
-    """Weights as a rollout engine gets them.
+    """Weights as a rollout engine gets them."""
 
-    Attributes:
-        version: Optimizer updates behind them.
-    """
-
-    version: int
+    @property
+    def version(self) -> int:
+        """Optimizer updates behind them."""
 
     def __iter__(self) -> Iterator[Piece]:
         """Yield all pieces.

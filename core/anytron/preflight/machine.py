@@ -40,7 +40,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _model(config.model)
     yield from _critic(config)
     yield from _references(config)
-    yield from weight_diagnostics(config, on_this_machine=_runs_here(config))
+    yield from weight_diagnostics(config, on_this_machine=runs_here(config))
 
 
 def _components(config: RunConfig) -> Iterator[Diagnostic]:
@@ -132,7 +132,7 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
     ranks = config.parallel.world_size
-    if platform.accelerator and ranks > probe.devices and _runs_here(config):
+    if platform.accelerator and ranks > probe.devices and runs_here(config):
         sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
         product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
         yield Diagnostic(
@@ -142,12 +142,12 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
             "lower one of the sizes",
         )
     processors = len(os.sched_getaffinity(0))
-    if not platform.accelerator and ranks > processors and _runs_here(config):
+    if not platform.accelerator and ranks > processors and runs_here(config):
         message = f"{ranks} training ranks share {processors} processors: the run works and is slow"
         yield Diagnostic("warning", "parallel", message)
 
 
-def _runs_here(config: RunConfig) -> bool:
+def runs_here(config: RunConfig) -> bool:
     """Whether ranks are on this machine alone: its devices and processors are theirs."""
     try:
         return bool(find_component(EXECUTORS, config.executor.kind, "executor.kind").load().on_this_machine)

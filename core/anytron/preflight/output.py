@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.preflight.capabilities import saves_checkpoints
+from anytron.preflight.capabilities import saves_checkpoints, why_not_shared
+from anytron.preflight.machine import runs_here
 from anytron.tracking.claim import overwritten
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
     if config.model.path is None:
         return
     weights = sum(part.stat().st_size for part in Path(config.model.path).glob("*.safetensors"))
-    places = {"TMPDIR": Path(tempfile.gettempdir())}
+    places = {"TMPDIR": Path(tempfile.gettempdir())} if _through_a_file(config) else {}
     if config.trainer.save_hf:
         places["trainer.output_dir"] = path
     for key, place in places.items():
@@ -98,6 +99,12 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
                 f"{_size(free)} are free at {place}, and {count} checkpoints have about {_size(needed)}",
                 "make room, lower checkpoint.keep, or set checkpoint.path",
             )
+
+
+def _through_a_file(config: RunConfig) -> bool:
+    """Whether weights go to the rollout through a file."""
+    way = config.rollout.weights
+    return way == "file" or (way == "auto" and why_not_shared(config, on_this_machine=runs_here(config)) is not None)
 
 
 def _existing(path: Path) -> Path:

@@ -66,7 +66,10 @@ def test_a_disk_without_room_for_the_weights_is_found_before_the_run(check, tmp_
     model = {"path": "model", "config": None, "tokenizer": None}
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1999))
     with pytest.raises(ConfigError, match=r"(?s)2 mistakes.*TMPDIR.*trainer\.output_dir"):
+        check(model=model, rollout={"weights": "file"})
+    with pytest.raises(ConfigError, match=r"trainer\.output_dir") as caught:
         check(model=model)
+    assert "TMPDIR" not in str(caught.value)
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2000 * 7 * 3 - 1))
     (warning,) = check(model=model)
     assert "3 checkpoints have about" in warning
