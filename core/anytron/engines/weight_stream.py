@@ -239,7 +239,8 @@ class _Sender:
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._readers is None:
-            self._readers = self._accept()
+            self._readers = []
+            self._accept(self._readers)
         for reader in list(self._readers):
             with self._unless_it_leaves(reader):
                 _send(reader, message)
@@ -251,12 +252,12 @@ class _Sender:
                 done = _receive(reader)["done"]
                 assert done == number, f"a reader is done with {done}, not {number}"
 
-    def _accept(self) -> list[socket.socket]:
+    def _accept(self, come: list[socket.socket]) -> None:
         """Wait for the readers, and hand them the buckets."""
         stream = self._stream
         self._listener.settimeout(LOOK_S)
         deadline = time.monotonic() + stream.timeout_s
-        missing, come = set(range(stream.readers)), list[socket.socket]()
+        missing = set(range(stream.readers))
         while missing := {reader for reader in missing if not stream.withdrawn(reader)}:
             try:
                 connection, _ = self._listener.accept()
@@ -278,7 +279,6 @@ class _Sender:
             else:
                 missing.discard(reader)
                 come.append(connection)
-        return come
 
     @contextlib.contextmanager
     def _unless_it_leaves(self, reader: socket.socket) -> Iterator[None]:
