@@ -15,7 +15,7 @@ from anytron.errors import EngineError
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
 from anytron_rollout.sampling import TokenSampler
-from anytron_rollout.weights import load_verified
+from anytron_rollout.weights import differing_weights, load_verified
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +63,11 @@ class TransformersEngine:
             load_verified(self._model, weights)
             self._version = weights.version
         return self._version
+
+    def differing_weights(self, origin: WeightOrigin) -> list[str]:
+        """Name the model's weights that are not those of an origin."""
+        with origin.open() as weights:
+            return differing_weights(self._model, weights)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; the longest prompts come first, so that a batch has little padding."""

@@ -62,6 +62,30 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
         _refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", weights)
 
 
+def differing_weights(model: PreTrainedModel, weights: ReceivedWeights) -> list[str]:
+    """Compare a model's weights with received ones; names and casts are those of :func:`load_verified`.
+
+    Returns:
+        Names of tensors that differ in shape or bits, or that one side lacks.
+
+    Raises:
+        TransferError: Weights did not arrive as they were sent.
+    """
+    places = Places(model)
+    found: dict[str, Place] = {}
+    differing: dict[str, None] = {}
+    for piece in weights:
+        place = found.get(piece.name) or places.find(piece.name)
+        if place is not None:
+            found[piece.name] = place
+            if piece.shape == place.tensor.shape and _holds(place.tensor, piece):
+                continue
+        elif piece.optional:
+            continue
+        differing[piece.name] = None
+    return [*differing, *places.missing(found.values())]
+
+
 class Place(NamedTuple):
     """The place of a checkpoint's tensor in a model.
 

@@ -125,6 +125,9 @@ class RolloutSection(Section):
     """How weights come from the training ranks: bucket by bucket through memory that rank 0 shares with the rollout
     (``shared_memory``; docs/explanation/weights.md), or through a file in ``TMPDIR``. ``auto`` shares memory where all
     processes are on one machine and the rollout engine can, and says what it chose."""
+    check_weights_every: int = Field(0, ge=0)
+    """Steps from one comparison to the next of what each replica holds with what the training engine exports, bit for
+    bit: at such a step, weights travel twice. A replica that holds others is replaced. 0 = never."""
     replicas: int = Field(1, ge=1)
     """Rollout processes, each with the whole model, that share the prompts of a step; docs/how-to/scale-rollouts.md."""
     max_batch_size: int = Field(512, ge=1)

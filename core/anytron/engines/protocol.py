@@ -360,6 +360,26 @@ class RolloutEngine(Protocol):
         """Facts for the run's records: device, patches of this process, versions."""
 
 
+class ComparableRollout(RolloutEngine, Protocol):
+    """A rollout engine that can be asked whether it has the weights that it was given: capability ``comparison``.
+
+    ``rollout.check_weights_every`` needs it.
+    """
+
+    def differing_weights(self, origin: WeightOrigin) -> list[str]:
+        """Compare the weights in use with others, bit for bit, and change nothing.
+
+        Args:
+            origin: The others, which are cast as :meth:`load_weights` does.
+
+        Returns:
+            Names of those that differ, or that are on one side only.
+
+        Raises:
+            TransferError: The weights did not arrive as they were sent.
+        """
+
+
 class ObservableRollout(RolloutEngine, Protocol):
     """A rollout engine whose computation can be compared with others: capability ``observation``."""
 

@@ -30,10 +30,13 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def weight_diagnostics(config: RunConfig, *, on_this_machine: bool) -> Iterator[Diagnostic]:
-    """Find why weights cannot go through shared memory, if they must."""
+    """Find why weights cannot go through shared memory, if they must, or not be compared."""
     obstacle = why_not_shared(config, on_this_machine=on_this_machine)
     if config.rollout.weights == "shared_memory" and obstacle is not None:
         yield Diagnostic("error", "rollout.weights", f"memory cannot be shared: {obstacle}", "rollout.weights=auto")
+    if config.rollout.check_weights_every > 0:
+        key = "rollout.check_weights_every"
+        yield from _lacking(config, "rollout", "comparison", key, "compare its weights", f"{key}=0")
 
 
 def why_not_shared(config: RunConfig, *, on_this_machine: bool) -> str | None:
@@ -57,6 +60,12 @@ def platform_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diag
     check = None if info is None else info.load_platform_check()
     if check is not None:
         yield from check(config, platform)
+
+
+def compares_weights(config: RunConfig) -> bool:
+    """Whether the rollout engine can say which of its weights differ from others."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
+    return info is not None and "comparison" in info.capabilities
 
 
 def saves_checkpoints(config: RunConfig) -> bool:

@@ -139,7 +139,8 @@ def _train(
                 checkpoints.boundary(step - 1, version)
 
             with clock.measure("sync"):  # also before the first rollout: the training engine has the only weights
-                version = rollout.load_weights(transfer.of(trainer))
+                every = config.rollout.check_weights_every
+                version = rollout.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
 
             with checkpoints.abandonable():
                 with clock.measure("rollout"):

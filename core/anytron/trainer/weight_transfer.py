@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron.engines.weight_stream import WeightStream
-from anytron.errors import AnytronError
+from anytron.errors import AnytronError, TransferError
 from anytron.preflight.capabilities import why_not_shared
 from anytron.rollout.pool import Given
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
     from anytron.rollout.pool import GiveWeights
     from anytron.trainer.workers import TrainingWorkers
+
+    Sent = tuple[int, list[Any]]
+    """Version of the weights that were sent, and what each rollout process answered, or its error."""
+    Send = Callable[[str, Sequence[WorkerGroup]], Sent]
+    """Calls a method of rollout processes with an origin of the weights."""
 
 
 @dataclass(frozen=True)
@@ -52,41 +57,72 @@ class WeightTransfer:
             tell("weights go to the rollout through " + ("shared memory" if shared else f"a file: {obstacle}"))
         return cls(executor, directory, shared, config.executor.call_timeout_s)
 
-    def of(self, trainer: TrainingWorkers) -> GiveWeights:
-        """Prepare to give the weights that the training engine has now, and as long as it is not trained."""
-        if self.shared:
-            return partial(self._stream, trainer)
-        return partial(load_file, trainer.export_weights(str(self.directory / "policy.safetensors")))
+    def of(self, trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
+        """Prepare to give the weights that the training engine has now, and as long as it is not trained.
 
-    def _stream(self, trainer: TrainingWorkers, replicas: Sequence[WorkerGroup]) -> Given:
+        Args:
+            trainer: Exports them.
+            compared: Then send them again, to compare them with what the rollout processes hold. One that holds others
+                did not get its weights.
+        """
+        if self.shared:
+            send = partial(self._stream, trainer)
+        else:
+            send = partial(send_file, trainer.export_weights(str(self.directory / "policy.safetensors")))
+        return partial(load_and_compare if compared else load, send)
+
+    def _stream(self, trainer: TrainingWorkers, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
         path = str(self.directory / f"transfer-{next(self._numbers)}")
         stream = WeightStream(path, len(replicas), self.timeout_s)
         try:
-            loads = [replica.submit("load_weights", stream.origin(place)) for place, replica in enumerate(replicas)]
+            calls = [replica.submit(method, stream.origin(place)) for place, replica in enumerate(replicas)]
             export = trainer.group.submit("export_weights", stream)
-            calls = [export, *loads]
             # Without a sender nobody ends the readers' wait but the driver, which hears of it here.
-            while not trainer.group.ended and (waiting := [call for call in calls if not call.done]):
+            while not trainer.group.ended and (waiting := [call for call in (export, *calls) if not call.done]):
                 self.executor.wait(waiting)
-                for place, replica in enumerate(replicas):
-                    if replica.ended:
+                for place, call in enumerate(calls):
+                    if call.done:  # whether it came or not, it will not come now
                         stream.withdraw(place)
-            return Given(export.result()[0], _answers(loads))
+            return export.result()[0], _answers(calls)
         finally:
             stream.remove()
 
 
-def load_file(manifest: WeightManifest, replicas: Sequence[WorkerGroup]) -> Given:
-    """Give rollout processes the weights of a file."""
-    loads = [replica.submit("load_weights", manifest) for replica in replicas]
-    return Given(manifest.version, _answers(loads))
+def send_file(manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+    """Call a method of rollout processes with weights that lie in a file."""
+    return manifest.version, _answers([replica.submit(method, manifest) for replica in replicas])
 
 
-def _answers(loads: Sequence[Pending]) -> list[int | AnytronError]:
-    answers: list[int | AnytronError] = []
-    for load in loads:
+def _answers(calls: Sequence[Pending]) -> list[Any]:
+    """Wait for one answer of each engine: what it returned, or the error that ended it."""
+    answers: list[Any] = []
+    for call in calls:
         try:
-            answers += load.result()
+            answers += call.result()
         except AnytronError as error:  # noqa: PERF203 - each engine has its own
             answers.append(error)
     return answers
+
+
+def load(send: Send, replicas: Sequence[WorkerGroup]) -> Given:
+    """Let rollout processes load what is sent."""
+    return Given(*send("load_weights", replicas))
+
+
+def load_and_compare(send: Send, replicas: Sequence[WorkerGroup]) -> Given:
+    """Let rollout processes load what is sent, then compare what they hold with what is sent again."""
+    given = load(send, replicas)
+    places = [place for place, answer in enumerate(given.answers) if answer == given.version]
+    _, found = send("differing_weights", [replicas[place] for place in places])
+    answers = list(given.answers)
+    for place, differing in zip(places, found, strict=True):
+        if isinstance(differing, AnytronError):
+            answers[place] = differing
+        elif differing:
+            answers[place] = TransferError(
+                "A rollout process does not hold the weights that were exported.",
+                where=f"{differing[0]}, version {given.version}",
+                why=f"{len(differing)} of its weights differ",
+                fix="if it happens again, the rollout engine has a bug, or the memory of its device is faulty",
+            )
+    return replace(given, answers=answers)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from anytron.engines.protocol import PromptInputs, SamplingParams
 from anytron.errors import EngineError
+from anytron_rollout import weights as loading
 from tests.backends.rollout.conftest import generate
 from tests.tiny_models import CONFIGS, write_tiny_model
 
@@ -103,6 +104,32 @@ def test_tied_embeddings_come_under_one_name_or_under_both(new_engine, reference
     weights["lm_head.weight"] = weights["lm_head.weight"] + 1
     with pytest.raises(EngineError, match="tied weight has two different values"):
         new_engine(model={"config": config, "dtype": "float32"}).load_weights(write(weights))
+
+
+def test_weights_that_differ_by_a_bit_are_named_and_so_are_those_of_one_side(engine, reference, write):
+    weights = dict(reference.state_dict())
+    engine.load_weights(write(weights))
+    assert engine.differing_weights(write(weights)) == []
+    assert engine.differing_weights(write({name: part.double() for name, part in weights.items()})) == []
+    held = engine._model.state_dict()
+    held[NORM].view(torch.int32)[3] ^= 1
+    assert engine.differing_weights(write(weights)) == [NORM]
+    held[NORM].view(torch.int32)[3] ^= 1
+    others = {**weights, NORM: torch.ones(3), "extra": torch.ones(2), "left_out": torch.ones(2)}
+    del others["lm_head.weight"]
+    manifest = replace(write(others), optional=frozenset({"left_out"}))
+    assert sorted(engine.differing_weights(manifest)) == ["extra", "lm_head.weight", NORM]
+
+
+def test_a_saboteur_who_loads_all_weights_but_one_is_noticed(engine, reference, write, monkeypatch):
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(1)
+    real = loading._fill
+    monkeypatch.setattr(loading, "_fill", lambda target, piece: piece.name == NORM or real(target, piece))
+    manifest = write(reference.state_dict())
+    engine.load_weights(manifest)
+    assert engine.differing_weights(manifest) == [NORM]
 
 
 def test_a_file_that_is_not_there_is_refused(engine, reference, write):

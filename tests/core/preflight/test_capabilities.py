@@ -15,6 +15,7 @@ from anytron.preflight.capabilities import (
     saves_checkpoints,
     training_diagnostics,
     verification_diagnostics,
+    weight_diagnostics,
 )
 from anytron.preflight.open_run import open_run
 from anytron_megatron.options import MEGATRON
@@ -46,6 +47,13 @@ def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, ke
     assert found.message.startswith("the engine small cannot train")
     assert list(training_diagnostics(run_of("megatron", **sections))) == []
     assert "testchip_engine" not in sys.modules
+
+
+def test_an_engine_whose_weights_cannot_be_compared_is_refused_if_they_are_to_be(testchip):
+    (found,) = weight_diagnostics(run_of(rollout={"engine": "small", "check_weights_every": 3}), on_this_machine=True)
+    assert (found.severity, found.key) == ("error", "rollout.check_weights_every")
+    for rollout in ({"engine": "small"}, {"check_weights_every": 3}):
+        assert list(weight_diagnostics(run_of(rollout=rollout), on_this_machine=True)) == []
 
 
 def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):

@@ -16,7 +16,7 @@ from anytron.config.schema import RolloutSection
 from anytron.engines.protocol import PromptInputs, Response, SamplingParams
 from anytron.errors import ProcessLost, WorkerError
 from anytron.rollout.pool import RolloutPool
-from anytron.trainer.weight_transfer import load_file
+from anytron.trainer.weight_transfer import load, send_file
 
 SAMPLING = SamplingParams(max_new_tokens=5)
 PROMPTS = [PromptInputs((1,) * length) for length in (3, 9, 1, 4, 4, 7, 2, 8, 6, 5)]
@@ -24,7 +24,7 @@ PROMPTS = [PromptInputs((1,) * length) for length in (3, 9, 1, 4, 4, 7, 2, 8, 6,
 
 def weights(version):
     """Weights that engines can be given, as often as it takes."""
-    return partial(load_file, SimpleNamespace(version=version))
+    return partial(load, partial(send_file, SimpleNamespace(version=version)))
 
 
 def response_to(request, version):

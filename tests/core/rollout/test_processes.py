@@ -14,7 +14,7 @@ from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 from anytron.rollout.pool import RolloutPool
 from anytron.seeds import derive_seed
-from anytron.trainer.weight_transfer import load_file
+from anytron.trainer.weight_transfer import load, send_file
 from tests.backends.rollout.conftest import QWEN3, engine_for, run_config, write_weights
 
 PROMPTS = [PromptInputs(tuple(range(1, 2 + length))) for length in (3, 9, 1, 4, 7, 2)]
@@ -45,7 +45,7 @@ def test_two_processes_generate_what_one_engine_does_though_one_is_killed(tmp_pa
     losses = []
     with LocalExecutor(config, open_session(platform="cpu")) as executor:
         pool = RolloutPool(executor, config.rollout, lambda error, then: losses.append(error))
-        pool.load_weights(partial(load_file, manifest))
+        pool.load_weights(partial(load, partial(send_file, manifest)))
         groups = [pool.generate(PROMPTS, SAMPLING, 4, seed=1)]
         os.kill(pool._replicas[1].group._ranks[0].pid, signal.SIGKILL)
         groups.append(pool.generate(PROMPTS, SAMPLING, 4, seed=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,8 @@ class Rollout:
     def __init__(self, context):
         self.directory, self.loaded = context.config.trainer.output_dir, None
     def load_weights(self, origin):
-        self.meet("before")
+        if self.meet("before"):
+            return 0
         with origin.open() as weights:
             values = set()
             for place, piece in enumerate(weights):
@@ -55,11 +57,18 @@ class Rollout:
                 values |= set(piece.values[:: 1 << 19].tolist())
             self.loaded = (weights.version, sorted(values))
         return weights.version
+    def differing_weights(self, origin):
+        differs = self.meet("afterwards")
+        with origin.open() as weights:
+            held = (weights.version, sorted({float(piece.values[0]) for piece in weights}))
+        return ["weight.3"] if differs or held != self.loaded else []
     def meet(self, where):
-        for fate in ("dies", "stops", "raises"):
+        for fate in ("dies", "stops", "raises", "fails"):
             path = f"{self.directory}/rollout-{fate}-{where}"
             if os.path.exists(path):
                 os.unlink(path)
+                if fate == "fails":
+                    return True
                 if fate == "raises":
                     raise ValueError("it does not want them")
                 os.kill(os.getpid(), signal.SIGKILL if fate == "dies" else signal.SIGSTOP)
@@ -95,9 +104,9 @@ class Started:
         self.pool = RolloutPool(executor, config.rollout, lambda error, then: self.losses.append(error))
         self.transfer = WeightTransfer.from_config(config, executor, directory, self.notes.append)
 
-    def give(self):
+    def give(self, *, compared=False):
         self.trainer.group.call("step")
-        return self.pool.load_weights(self.transfer.of(self.trainer))
+        return self.pool.load_weights(self.transfer.of(self.trainer, compared=compared))
 
     def pids(self):
         return [replica.group._ranks[0].pid for replica in self.pool._replicas]
@@ -152,11 +161,34 @@ def test_a_process_that_is_lost_in_a_transfer_is_replaced_and_the_other_gets_its
     assert started.rest() == []
 
 
+def test_an_engine_that_answers_without_having_come_holds_up_nobody_and_is_replaced(started, tmp_path):
+    (tmp_path / "rollout-fails-before").touch()
+    assert started.give() == 1
+    assert started.pool.describe() == [(1, [1.0])] * 2
+    assert [error.what[-17:] for error in started.losses] == ["answered wrongly."]
+
+
 def test_a_process_that_is_lost_later_gets_the_same_weights_again(started):
     started.give()
     os.kill(started.pids()[0], signal.SIGKILL)
     assert started.pool.describe() == [(1, [1.0])] * 2
     assert len(started.losses) == 1
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "file"])
+def test_a_process_that_holds_other_weights_than_were_exported_is_replaced(started, tmp_path, way):
+    started.transfer = replace(started.transfer, shared=way == "shared_memory")
+    (tmp_path / "rollout-fails-afterwards").touch()
+    before = started.pids()
+    assert started.give(compared=True) == 1
+    (loss,) = started.losses
+    assert loss.what == "A rollout process does not hold the weights that were exported."
+    assert loss.where == "weight.3, version 1"
+    assert len(set(before) & set(started.pids())) == 1
+    assert started.pool.describe() == [(1, [1.0])] * 2
+    (tmp_path / "rollout-dies-afterwards").touch()
+    assert started.give(compared=True) == 2
+    assert [type(error) for error in started.losses[1:]] == [ProcessLost]
 
 
 def test_the_loss_of_the_sender_is_told_as_such(started, tmp_path):
@@ -177,7 +209,10 @@ def test_an_engine_that_raises_ends_the_run(started, tmp_path):
 
 def test_weights_that_did_not_arrive_are_given_again_and_those_that_do_not_fit_are_not(started):
     started.give()
-    real, failures = started.transfer.of(started.trainer), [TransferError("damaged"), EngineError("unknown")]
+    real, failures = (
+        started.transfer.of(started.trainer, compared=False),
+        [TransferError("damaged"), EngineError("unknown")],
+    )
 
     def give(groups):
         given = real(groups)
