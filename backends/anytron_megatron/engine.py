@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron.engines.protocol import MemoryUse
 from anytron.errors import ConfigError, EngineError
 from anytron.kernels.contract import LogProbSpec
 from anytron.layer import apply_phase
@@ -30,6 +31,7 @@ from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.mtp import MultiTokenPrediction
+from anytron_megatron.training.offload import Offload
 from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.trained_model import TrainedModel
@@ -111,8 +113,11 @@ class MegatronEngine:
             sequence_format = config.engine.sequence_format
             experts = Experts(modules, source.experts_config, sequence_format=sequence_format, router_replay=False)
             self._critic = Critic(modules, preparer, config, source.save, experts)
+        trained = {"policy": self._trained, **({} if self._critic is None else {"critic": self._critic.trained})}
+        reference = [chunk.module for chunk in self._reference or []]
+        self._offload = Offload(config.engine.offload, list(trained.values()), reference, self._runtime)
         self._checkpoints = Checkpoints(
-            {"policy": self._trained, **({} if self._critic is None else {"critic": self._critic.trained})},
+            trained,
             self._adapters,
             runtime=self._runtime,
             sizes=self._sizes,
@@ -150,6 +155,7 @@ class MegatronEngine:
 
     def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
+        self._offload.end()
         if role == "reference":
             chunks, weights = self._reference_model()
             with weights:
@@ -181,6 +187,7 @@ class MegatronEngine:
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update on this replica's part of a mini-batch."""
+        self._offload.end()
         loss_fn = partial(self._prediction.add_loss, loss)
         features = self._experts.replay_routing(), self._prediction.scope
         metrics = self._trained.update(micro_batches, loss_fn, *features)
@@ -191,6 +198,7 @@ class MegatronEngine:
         self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, model: UpdatedModel
     ) -> Inspection:
         """Do an update's passes and say where a number stops being finite; nothing is updated."""
+        self._offload.end()
         if model == "critic":
             return self._the_critic("inspect_update").inspect(micro_batches, loss)
         loss_fn = partial(self._prediction.add_loss, loss)
@@ -202,6 +210,7 @@ class MegatronEngine:
 
     def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update of the critic."""
+        self._offload.end()
         return self._the_critic("update_critic").update(micro_batches, loss)
 
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
@@ -212,6 +221,13 @@ class MegatronEngine:
                 return destination.send(weights, self._trained.updates, self._is_optional)
             collections.deque(weights, maxlen=0)
             return None
+
+    def offload(self) -> MemoryUse:
+        """Move what generation does not need to the host; the next call that needs any of it brings all of it back."""
+        peak = self._runtime.memory_stats().peak_allocated
+        offloaded = self._offload.begin()
+        self._runtime.reset_peak_memory_stats()
+        return MemoryUse(peak, offloaded)
 
     def save_hf(self, path: str) -> None:
         """Write a complete Hugging Face model directory (without tokenizer)."""
@@ -230,6 +246,7 @@ class MegatronEngine:
 
     def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
         """Begin to write the training state."""
+        self._offload.end()
         self._checkpoints.save(Path(path), asynchronous=asynchronous)
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
@@ -238,6 +255,7 @@ class MegatronEngine:
 
     def load_checkpoint(self, path: str) -> None:
         """Take back a training state, whatever layout wrote it."""
+        self._offload.end()
         self._checkpoints.load(Path(path))
 
     def describe(self) -> Mapping[str, Any]:

@@ -100,7 +100,7 @@ def _place_of(name: str) -> str | None:
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
-    capabilities=frozenset({"critic", "adapters", "checkpoints", "observation", "inspection"}),
+    capabilities=frozenset({"critic", "adapters", "checkpoints", "observation", "inspection", "offload"}),
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     place_of=_place_of,
 )

@@ -21,6 +21,6 @@ class TransformersOptions(Section):
 TRANSFORMERS = EngineInfo(
     engine="anytron_rollout.transformers_engine:TransformersEngine",
     options_model=TransformersOptions,
-    capabilities=frozenset({"observation", "comparison"}),
+    capabilities=frozenset({"observation", "comparison", "sleep"}),
     takes_stream=True,
 )

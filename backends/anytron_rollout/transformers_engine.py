@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
-from anytron.engines.protocol import Response
+from anytron.engines.device_memory import Parked
+from anytron.engines.protocol import MemoryUse, Response
 from anytron.errors import EngineError
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
@@ -48,6 +50,7 @@ class TransformersEngine:
         self._tokenizer: Any = None
         self._version: int | None = None
         self._queue: list[GenerationRequest] = []
+        self._parked: Parked | None = None  # while it sleeps
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
@@ -60,6 +63,9 @@ class TransformersEngine:
         """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
         with origin.open() as weights:
             self._version = None  # never generate with half-loaded weights
+            if self._parked is not None:
+                self._parked.take_back()
+                self._parked = None
             load_verified(self._model, weights)
             self._version = weights.version
         return self._version
@@ -68,6 +74,20 @@ class TransformersEngine:
         """Name the model's weights that are not those of an origin."""
         with origin.open() as weights:
             return differing_weights(self._model, weights)
+
+    def sleep(self) -> MemoryUse:
+        """Empty the device's memory of the model; what no weights come for, such as frequencies, waits on the host."""
+        self._version = None
+        peak = self._runtime.memory_stats().peak_allocated
+        if self._parked is None:
+            self._runtime.synchronize()
+            loaded = {id(tensor) for tensor in self._model.state_dict(keep_vars=True).values()}
+            others = [buffer for buffer in self._model.buffers() if id(buffer) not in loaded]
+            pin = self._runtime.can_pin_memory()
+            self._parked = Parked(others, chain(self._model.parameters(), self._model.buffers()), pin=pin)
+            self._runtime.empty_cache()
+        self._runtime.reset_peak_memory_stats()
+        return MemoryUse(peak, self._parked.num_bytes)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; the longest prompts come first, so that a batch has little padding."""

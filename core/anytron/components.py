@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
 EXECUTORS = "anytron.executors"
 
-Capability = Literal["critic", "adapters", "checkpoints", "observation", "inspection", "comparison"]
+Capability = Literal["critic", "adapters", "checkpoints", "observation", "inspection", "comparison", "offload", "sleep"]
 """What not every engine can do; each is a protocol of :mod:`anytron.engines.protocol`."""
 
 PlaceOf = Callable[[str], str | None]

@@ -13,7 +13,9 @@ from anytron_megatron.training.optimizer import build_optimizer, step_if_finite,
 from anytron_megatron.training.schedule import ModelChunk, forward_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
@@ -112,6 +114,27 @@ class TrainedModel:
         """Do the passes of an update and look at every number; nothing is updated."""
         self.zero_grad()
         return inspect_update(self.chunks, micro_batches, self._preparer, loss_fn, *features)
+
+    def optimizer_memory(self) -> Iterator[Tensor]:
+        """Yield the tensors that are the optimizer's alone: moments, and float32 copies of parameters."""
+        of_model = {
+            parameter.untyped_storage().data_ptr() for module in self._modules for parameter in module.parameters()
+        }
+        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            if getattr(part, "is_stub_optimizer", False):
+                continue
+            inner = part.optimizer
+            held = [
+                value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+            ]
+            held += [parameter for group in inner.param_groups for parameter in group["params"]]
+            yield from (one for one in held if one.untyped_storage().data_ptr() not in of_model)
+
+    def gradient_memory(self) -> Iterator[Tensor]:
+        """Yield the gradient buffers, whose values no update needs of the one before."""
+        for chunk in self.chunks:
+            for buffer in [*chunk.module.buffers, *chunk.module.expert_parallel_buffers]:
+                yield buffer.grad_data
 
     def zero_grad(self) -> None:
         """Empty the gradient buffers."""

@@ -128,6 +128,8 @@ class RolloutSection(Section):
     check_weights_every: int = Field(0, ge=0)
     """Steps from one comparison to the next of what each replica holds with what the training engine exports, bit for
     bit: at such a step, weights travel twice. A replica that holds others is replaced. 0 = never."""
+    sleep: bool = False
+    """Rollout engines give their device's memory back while training works; docs/how-to/share-devices.md."""
     replicas: int = Field(1, ge=1)
     """Rollout processes, each with the whole model, that share the prompts of a step; docs/how-to/scale-rollouts.md."""
     max_batch_size: int = Field(512, ge=1)
@@ -249,6 +251,10 @@ class ParallelSection(Section):
         return self.sizes().model * self.data_parallel_size
 
 
+Offloadable = Literal["optimizer", "gradients", "reference"]
+"""What of the training state can leave the device."""
+
+
 class EngineSection(Section):
     """The training engine."""
 
@@ -266,6 +272,9 @@ class EngineSection(Section):
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True
     """Share the optimizer's state between data-parallel ranks."""
+    offload: list[Offloadable] = Field(default_factory=list)
+    """What leaves the device while responses are generated: the ``optimizer``'s state and the model of the
+    ``reference`` go to the host, memory of ``gradients`` is given back; docs/how-to/share-devices.md."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
     options: dict[str, Any] = Field(default_factory=dict)

@@ -205,6 +205,33 @@ class CheckpointEngine(TrainingEngine, Protocol):
         """
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """Device memory of one process, in bytes.
+
+    Attributes:
+        peak: The most that was allocated since it was last asked for, or since the process began.
+        released: What the device has got back.
+    """
+
+    peak: int
+    released: int
+
+
+class OffloadingEngine(TrainingEngine, Protocol):
+    """A training engine that can leave its device to a rollout engine: capability ``offload``.
+
+    ``engine.offload`` needs it.
+    """
+
+    def offload(self) -> MemoryUse:
+        """Move the parts that ``engine.offload`` names from the device to the host. A collective.
+
+        ``export_weights`` works without them. Any other call that needs them brings them back before, bit for bit;
+        gradients, which no update needs of the one before, come back as zeros.
+        """
+
+
 class ObservableEngine(TrainingEngine, Protocol):
     """A training engine whose computation can be compared with others: capability ``observation``.
 
@@ -378,6 +405,16 @@ class ComparableRollout(RolloutEngine, Protocol):
         Raises:
             TransferError: The weights did not arrive as they were sent.
         """
+
+
+class SleepingRollout(RolloutEngine, Protocol):
+    """A rollout engine that can leave its device to training ranks: capability ``sleep``.
+
+    ``rollout.sleep`` needs it.
+    """
+
+    def sleep(self) -> MemoryUse:
+        """Give the device's memory back. It has no weights then, and no requests; ``load_weights`` wakes it."""
 
 
 class ObservableRollout(RolloutEngine, Protocol):

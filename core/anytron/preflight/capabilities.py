@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 
 def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find capabilities that the run needs and its training engine does not declare."""
+    """Find capabilities that the run needs and its engines do not declare."""
     if config.critic is not None:
         fix = "use another engine, or an algorithm.advantage that needs no critic"
         yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
+    if config.engine.offload:
+        yield from _lacking(config, "engine", "offload", "engine.offload", "leave its device", "engine.offload=[]")
+    if config.rollout.sleep:
+        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "leave its device", "rollout.sleep=false")
     if config.resume != "never":
         yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
     elif config.checkpoint.keep > 0:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RolloutSection
-    from anytron.engines.protocol import PromptInputs, Response, SamplingParams
+    from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
     from anytron.errors import AnytronError
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
 
@@ -142,6 +142,17 @@ class RolloutPool:
         (version,) = {replica.version for replica in self._replicas}
         assert version is not None, "that was waited for"
         return version
+
+    def sleep(self) -> dict[str, float]:
+        """Let all replicas give their devices' memory back until they get weights; return it as metrics."""
+        self._give = None  # those who sleep wait for the next weights, and so do their successors
+        found: list[MemoryUse] = [self._ask(index, "sleep") for index in range(len(self._replicas))]
+        for replica in self._replicas:
+            replica.version = None
+        return {
+            "memory/rollout_peak_bytes": max(one.peak for one in found),
+            "memory/asleep_bytes": sum(one.released for one in found),
+        }
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""

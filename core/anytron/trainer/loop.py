@@ -139,6 +139,7 @@ def _train(
                 checkpoints.boundary(step - 1, version)
 
             with clock.measure("sync"):  # also before the first rollout: the training engine has the only weights
+                memory = trainer.offload() if config.engine.offload else {}
                 every = config.rollout.check_weights_every
                 version = rollout.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
 
@@ -148,6 +149,7 @@ def _train(
                     inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
                     count, draw = config.rollout.samples_per_prompt, derive_seed(seed, "rollout", step)
                     responses = rollout.generate(inputs, prepared.sampling, count, draw)
+                    memory |= rollout.sleep() if config.rollout.sleep else {}
                 samples = make_samples(prompts, responses, prepared.tokenizer)
 
                 with clock.measure("reward"):
@@ -176,6 +178,7 @@ def _train(
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
+            metrics |= memory
             run.write_metrics(metrics)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()

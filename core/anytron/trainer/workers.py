@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import Conformance, Topology, TrainedRole
+    from anytron.engines.protocol import Conformance, MemoryUse, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.trainer.restarts import Restarts
@@ -110,6 +110,14 @@ class TrainingWorkers:
         """Write the policy's weights to a safetensors file."""
         manifest: WeightManifest = self.group.call("export_weights", WeightFile(path))[0]
         return manifest
+
+    def offload(self) -> dict[str, float]:
+        """Move what generation does not need to the host; return the ranks' memory as metrics."""
+        found: list[MemoryUse] = self.group.call("offload")
+        return {
+            "memory/training_peak_bytes": max(one.peak for one in found),
+            "memory/offloaded_bytes": sum(one.released for one in found),
+        }
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face model directory, without tokenizer and processor."""

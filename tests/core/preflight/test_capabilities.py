@@ -56,6 +56,16 @@ def test_an_engine_whose_weights_cannot_be_compared_is_refused_if_they_are_to_be
         assert list(weight_diagnostics(run_of(rollout=rollout), on_this_machine=True)) == []
 
 
+def test_engines_that_cannot_leave_their_devices_are_refused_if_they_are_to(testchip):
+    def found(engine, rollout):
+        run = run_of(engine, rollout={"engine": rollout, "sleep": True})
+        run = run.model_copy(update={"engine": run.engine.model_copy(update={"offload": ["optimizer"]})})
+        return [(one.severity, one.key) for one in training_diagnostics(run)]
+
+    assert found("small", "small") == [("error", "engine.offload"), ("error", "rollout.sleep")]
+    assert found("megatron", "transformers") == []
+
+
 def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):
     assert list(training_diagnostics(run_of())) == []
 

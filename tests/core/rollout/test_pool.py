@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from anytron.config.schema import RolloutSection
-from anytron.engines.protocol import PromptInputs, Response, SamplingParams
+from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
 from anytron.errors import ProcessLost, WorkerError
 from anytron.rollout.pool import RolloutPool
 from anytron.trainer.weight_transfer import load, send_file
@@ -52,6 +52,10 @@ class Engine:
         self.order.shuffle(self.held)
         done, self.held = self.held[:3], self.held[3:]
         return [(request.id, response_to(request, self.version)) for request in done]
+
+    def sleep(self):
+        self.version, self.slept = None, True
+        return MemoryUse(peak=7 + self.order.randint(0, 1), released=5)
 
     def describe(self):
         return {"version": self.version}
@@ -255,6 +259,25 @@ def test_a_replica_that_keeps_its_old_weights_is_replaced(expected):
     assert two_steps(pool_of(executor, 2, losses)) == expected
     (error,) = losses.errors
     assert error.why == "it has weights of version 1 and was given version 2"
+
+
+def test_replicas_sleep_until_they_get_weights_also_if_one_is_lost_meanwhile(expected):
+    class Sleepless(Engine):
+        def sleep(self):
+            raise ProcessLost("Rollout rank 0 was killed.")
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Sleepless if number == 0 else Engine)(order))
+    pool, found = pool_of(executor, 2, losses), []
+    for step in (1, 2):
+        pool.load_weights(weights(step))
+        found.append(pool.generate(PROMPTS, SAMPLING, 4, seed=step))
+        metrics = pool.sleep()
+        assert metrics["memory/asleep_bytes"] == 10
+        assert metrics["memory/rollout_peak_bytes"] in {7, 8}
+        assert [replica.group.engine.version for replica in pool._replicas] == [None, None]
+    assert found == expected
+    assert len(losses.errors) == 1
 
 
 def test_when_none_lives_the_run_ends_with_the_last_ones_words():

@@ -1,0 +1,60 @@
+"""Move what generation does not need from the device to the host, and back: ``engine.offload``."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from anytron.engines.device_memory import Parked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from torch import Tensor, nn
+
+    from anytron.config.schema import Offloadable
+    from anytron.platform import DeviceRuntime
+    from anytron_megatron.training.trained_model import TrainedModel
+
+
+class Offload:
+    """What of the training state leaves the device.
+
+    Args:
+        parts: Section ``engine``, ``offload``.
+        trained: The models with optimizers.
+        reference: Modules of the reference model; empty without.
+        runtime: The device.
+    """
+
+    def __init__(
+        self,
+        parts: Collection[Offloadable],
+        trained: Sequence[TrainedModel],
+        reference: Sequence[nn.Module],
+        runtime: DeviceRuntime,
+    ) -> None:
+        self._parts, self._trained, self._reference, self._runtime = parts, trained, reference, runtime
+        self._parked: Parked | None = None
+
+    def begin(self) -> int:
+        """Empty the device's memory of these parts; return the bytes."""
+        self.end()
+        kept: Iterator[Tensor] = iter(())
+        dropped: Iterator[Tensor] = iter(())
+        if "optimizer" in self._parts:
+            kept = chain(kept, *(model.optimizer_memory() for model in self._trained))
+        if "reference" in self._parts:
+            kept = chain(kept, *(chain(module.parameters(), module.buffers()) for module in self._reference))
+        if "gradients" in self._parts:
+            dropped = chain(dropped, *(model.gradient_memory() for model in self._trained))
+        self._runtime.synchronize()
+        self._parked = Parked(kept, dropped, pin=self._runtime.can_pin_memory())
+        self._runtime.empty_cache()
+        return self._parked.num_bytes
+
+    def end(self) -> None:
+        """Bring back what is on the host."""
+        if self._parked is not None:
+            self._parked.take_back()
+            self._parked = None

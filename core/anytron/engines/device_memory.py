@@ -1,0 +1,67 @@
+"""Give the memory of tensors back to the device for a while, and take it again.
+
+Tensors stay what they are: only the storage below them is emptied, so that every view of it, and whoever holds one,
+finds its values again. Between the two, nobody may compute with them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, UntypedStorage
+
+
+class Parked:
+    """Storages that are emptied, until :meth:`take_back`.
+
+    Args:
+        kept: Tensors whose values are needed again: they wait on the host.
+        dropped: Tensors whose values are not: they are zeros afterwards. What shares memory with ``kept`` is kept.
+        pin: Whether the host's memory can be pinned for the device, so that copies are fast.
+
+    Attributes:
+        num_bytes: Bytes that the device has got back.
+    """
+
+    def __init__(self, kept: Iterable[Tensor], dropped: Iterable[Tensor] = (), *, pin: bool) -> None:
+        kept_storages = _storages(kept)
+        dropped_storages = {key: one for key, one in _storages(dropped).items() if key not in kept_storages}
+        self.num_bytes = 0
+        self._emptied: list[tuple[UntypedStorage, int, Tensor | None]] = []
+        for storage in kept_storages.values():
+            values = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pin)
+            values.copy_(_bytes(storage))
+            self._empty(storage, values)
+        for storage in dropped_storages.values():
+            self._empty(storage, None)
+
+    def take_back(self) -> None:
+        """Allocate the memory again and give it its values. Once is enough: another time does nothing."""
+        while self._emptied:
+            storage, size, values = self._emptied.pop()
+            storage.resize_(size)
+            if values is None:
+                _bytes(storage).zero_()
+            else:
+                _bytes(storage).copy_(values)
+
+    def _empty(self, storage: UntypedStorage, values: Tensor | None) -> None:
+        self._emptied.append((storage, storage.nbytes(), values))
+        self.num_bytes += storage.nbytes()
+        storage.resize_(0)
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
+    """The storages of tensors, by address: each once, however many tensors share it, and none that is empty."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
+
+
+def _bytes(storage: UntypedStorage) -> Tensor:
+    """View all of a storage, uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
