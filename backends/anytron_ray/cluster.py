@@ -67,20 +67,26 @@ def start_here() -> None:
     ray.init(address="local", log_to_driver=False, include_dashboard=False, _node_ip_address=LOOPBACK)
 
 
-def require(ranks: int, resource: str | None) -> None:
-    """Check that the cluster as a whole has a processor and a device for each training rank.
+def require(ranks: int, replicas: int, resource: str | None) -> None:
+    """Check that the cluster as a whole has a processor and a device for each of those that need their own.
+
+    Args:
+        ranks: Training ranks.
+        replicas: Rollout replicas, those that are placed apart from them.
+        resource: Ray's name of the devices.
 
     Raises:
         ConfigError: It has not.
     """
     total = ray.cluster_resources()
     for name in _bundle(resource):
-        if total.get(name, 0) < ranks:
-            option = OPTIONS.get(name, f"--resources='{{{{\"{name}\": {{}}}}}}'").format(ranks)
+        if total.get(name, 0) < ranks + replicas:
+            option = OPTIONS.get(name, f"--resources='{{{{\"{name}\": {{}}}}}}'").format(ranks + replicas)
+            they = f"{ranks} training ranks" + (f" and {replicas} rollout replicas" if replicas else "")
             raise ConfigError(
                 f"The Ray cluster has too few {name}.",
                 where="executor.kind=ray",
-                why=f"{ranks} training ranks need {ranks} {name}, and the cluster has {total.get(name, 0):g}",
+                why=f"{they} need {ranks + replicas} {name}, and the cluster has {total.get(name, 0):g}",
                 fix=f"lower a parallel size, or tell Ray what its machines have: ray start --head {option}",
             )
 
@@ -119,7 +125,7 @@ class Agents:
 
 
 def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
-    """Place an agent for each training rank, on as few machines as possible, with a processor and a device.
+    """Place an agent for each rank that has a device of its own, and a processor, on as few machines as possible.
 
     A machine that was lost may come back, or another for it: what the cluster lacks at first is waited for, too.
 
@@ -176,7 +182,7 @@ def _bundle(resource: str | None) -> dict[str, float]:
 def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> WorkerError:
     free = ray.available_resources()
     return WorkerError(
-        f"Ray did not place {ranks} training ranks within {timeout_s:g} s.",
+        f"Ray did not place {ranks} processes within {timeout_s:g} s.",
         where="executor.start_timeout_s",
         why=f"each needs {', '.join(f'1 {name}' for name in bundle)} on one machine; "
         f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",

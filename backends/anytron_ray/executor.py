@@ -60,7 +60,8 @@ class RayExecutor(BaseExecutor):
 
     An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
     of training ranks take one device and one processor each; others take none and go to the machine of rank 0, with
-    whose devices they work: what ranks and rollout exchange through files stays there.
+    whose devices they work: what ranks and rollout exchange through files stays there. With
+    ``rollout.placement=separate`` they take a device each like training ranks, wherever there is one.
 
     What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.
 
@@ -85,11 +86,12 @@ class RayExecutor(BaseExecutor):
         from anytron_ray import cluster
 
         self._resource = session.platform.ray_resource
+        self._apart = config.rollout.placement == "separate"
         self._home: str | None = None
         self._home_devices: list[str] = []
         self._disconnects = cluster.connect()
         try:
-            cluster.require(config.parallel.world_size, self._resource)
+            cluster.require(config.parallel.world_size, config.rollout.replicas if self._apart else 0, self._resource)
         except ConfigError:
             self._leave()
             raise
@@ -121,6 +123,8 @@ class RayExecutor(BaseExecutor):
         if role == "trainer":
             agents = cluster.place_ranks(world_size, self._resource, timeout_s)
             self._home, self._home_devices = agents.places[0].node, agents.devices_at(0)
+        elif self._apart:
+            agents = cluster.place_ranks(world_size, self._resource, timeout_s)
         else:
             agents = cluster.place_beside(self._home, world_size, timeout_s)
         try:

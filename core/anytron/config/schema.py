@@ -128,6 +128,9 @@ class RolloutSection(Section):
     check_weights_every: int = Field(0, ge=0)
     """Steps from one comparison to the next of what each replica holds with what the training engine exports, bit for
     bit: at such a step, weights travel twice. A replica that holds others is replaced. 0 = never."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """``colocated`` replicas use the devices of the training ranks, in turns; each of ``separate`` ones has a device of
+    its own beside them; docs/how-to/share-devices.md."""
     sleep: bool = False
     """Rollout engines give their device's memory back while training works; docs/how-to/share-devices.md."""
     replicas: int = Field(1, ge=1)

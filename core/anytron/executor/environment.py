@@ -64,3 +64,15 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
         "OMP_NUM_THREADS": str(bootstrap.num_threads),
         "PYTHONUNBUFFERED": "1",  # a process that is killed leaves all it wrote in its log
     }
+
+
+def with_one_device(environment: Mapping[str, str], variable: str, index: int) -> dict[str, str]:
+    """Let a process see one device of those that it would see.
+
+    Args:
+        environment: Its own.
+        variable: The one that restricts which devices it sees.
+        index: Which of them.
+    """
+    visible = environment.get(variable)
+    return {**environment, variable: visible.split(",")[index] if visible else str(index)}

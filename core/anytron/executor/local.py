@@ -11,7 +11,7 @@ from anytron.components import find_component
 from anytron.executor.address import StoreFiles
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.environment import loopback_interface, loopback_variables, worker_environment
+from anytron.executor.environment import loopback_interface, loopback_variables, with_one_device, worker_environment
 from anytron.executor.group import RankGroup
 from anytron.executor.process import WorkerProcess, answered, end_all
 
@@ -108,6 +108,11 @@ class LocalExecutor(BaseExecutor):
                     sys_path=list(sys.path),
                 )
                 log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
+                if role == "rollout" and self._config.rollout.placement == "separate":
+                    variable = self._session.platform.visible_devices_variable
+                    assert variable is not None, "a platform without one is refused before"
+                    first = self._config.parallel.world_size  # training ranks have those before
+                    environment = with_one_device(environment, variable, first + replica)
                 processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
         except BaseException:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)

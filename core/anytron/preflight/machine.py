@@ -132,6 +132,8 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
     ranks = config.parallel.world_size
+    if config.rollout.placement == "separate":
+        yield from _separate_devices(config, platform, probe)
     if platform.accelerator and ranks > probe.devices and runs_here(config):
         sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
         product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
@@ -145,6 +147,16 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
     if not platform.accelerator and ranks > processors and runs_here(config):
         message = f"{ranks} training ranks share {processors} processors: the run works and is slow"
         yield Diagnostic("warning", "parallel", message)
+
+
+def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
+    ranks, replicas, obstacle = config.parallel.world_size, config.rollout.replicas, None
+    if not platform.accelerator or platform.visible_devices_variable is None:
+        obstacle = f"{platform.name} has no devices that could be given to one process alone"
+    elif ranks <= probe.devices < ranks + replicas and runs_here(config):
+        obstacle = f"{ranks} training ranks and {replicas} replicas, but {platform.name} has {probe.devices} devices"
+    if obstacle is not None:
+        yield Diagnostic("error", "rollout.placement", obstacle, "rollout.placement=colocated")
 
 
 def runs_here(config: RunConfig) -> bool:

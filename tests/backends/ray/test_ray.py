@@ -43,7 +43,7 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
         assert listening(facts["pid"]) <= LOOPBACK
     assert free(ray, "CHIP", 0)
 
-    with pytest.raises(WorkerError, match=r"did not place 1 training ranks within 1 s") as caught:
+    with pytest.raises(WorkerError, match=r"did not place 1 processes within 1 s") as caught:
         make_executor(start_timeout_s=1.0).start("trainer", "anytron.training_engines", "small", 1, 1)
     assert "each needs 1 CHIP, 1 CPU on one machine; free in the cluster: 0 CHIP" in caught.value.why
 
@@ -86,6 +86,17 @@ def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, mo
     rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
 
     assert [facts["env"]["CHIPS"] for facts in group.call("describe") + rollout.call("describe")] == ["0,1"] * 3
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_placed_apart_has_a_device_of_its_own(make_executor, monkeypatch):
+    executor = make_executor(1)
+    monkeypatch.setattr(type(executor._session.platform), "visible_devices_variable", "CHIPS")
+    executor._resource, executor._apart = "NPU", True
+    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    seen = [facts["env"]["CHIPS"] for facts in group.call("describe") + rollout.call("describe")]
+    assert sorted(seen) == ["0", "1"]
 
 
 @pytest.mark.slow

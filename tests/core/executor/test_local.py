@@ -74,6 +74,22 @@ def test_call_gives_the_same_to_all_and_scatter_to_each_its_own(group):
         group.scatter("echo", [("a",)])
 
 
+def test_a_replica_that_is_placed_apart_sees_the_device_behind_those_of_the_training_ranks(
+    testchip, tmp_path, monkeypatch
+):
+    session = open_session(platform="testchip")
+    monkeypatch.setattr(type(session.platform), "visible_devices_variable", "CHIPS")
+    config = small_config(tmp_path / "run", None, {}, data_parallel_size=2)
+    apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"placement": "separate"})})
+    found = []
+    for chips, settings in (("4,5,6,7", config), ("4,5,6,7", apart), ("", apart)):
+        monkeypatch.setenv("CHIPS", chips)
+        with LocalExecutor(settings, session) as executor:
+            group = executor.start("rollout", "anytron.rollout_engines", "small", 1, 1, replica=1, replicas=2)
+            found.append(group.call("describe")[0]["env"]["CHIPS"])
+    assert found == ["4,5,6,7", "7", "3"]
+
+
 def test_large_tensors_arrive_as_they_were(group):
     tensor = torch.randn(1000, 1000)
 

@@ -109,6 +109,17 @@ def test_a_mistake_is_refused_with_its_key(check, sections, key, says):
     assert says in f"{caught.value.why} {caught.value.fix}"
 
 
+def test_replicas_are_placed_apart_where_devices_can_be_given_to_one_process_and_suffice(check, monkeypatch):
+    apart = {"placement": "separate"}
+    for platform in (Processor(), Chip()):
+        with pytest.raises(ConfigError, match=f"{platform.name} has no devices that could be given to one process"):
+            check(platform, rollout=apart)
+    monkeypatch.setattr(Chip, "visible_devices_variable", "CHIPS")
+    check(Chip(), rollout=apart)
+    with pytest.raises(ConfigError, match="1 training ranks and 2 replicas, but chip has 2 devices"):
+        check(Chip(), rollout={**apart, "replicas": 2})
+
+
 def test_more_ranks_than_devices_are_refused_on_accelerators_only(check):
     sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 
