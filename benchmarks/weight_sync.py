@@ -3,13 +3,15 @@
 One process has the weights of a random model and sends them; gathering them over ranks, which both ways need, is left
 out. Another one has the same model of transformers and loads them as the rollout engine does. Both ways take turns in
 one run, and memcpy of as many bytes is timed between them. ``peak_extra_bytes`` is what both processes hold at most
-beyond what they held before, pages of buckets counted once.
+beyond what they held before, pages of buckets counted once; ``cpu_s`` is what both compute. Shared memory keeps two
+processors busy, a file one at a time: look at ``load_average``, what else the machine did as the benchmark began.
 
     python benchmarks/weight_sync.py [--json] [--layers 10] [--hidden 2048] [--turns 5] [--bucket-mib 16]
 """
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -75,10 +77,10 @@ def receive(arguments):
             origin = WeightManifest(given["path"], given["version"], given["checksums"])
         else:
             origin = WeightStream(given["stream"], 1, TIMEOUT_S, given["bucket_bytes"]).origin(0)
-        memory = Memory()
+        memory, cpu = Memory(), time.process_time()
         with origin.open() as weights:
             load_verified(model, weights)
-        print(json.dumps({"extra": memory.extra()}), flush=True)
+        print(json.dumps({"extra": memory.extra(), "cpu": time.process_time() - cpu}), flush=True)
 
 
 class Sender:
@@ -99,21 +101,21 @@ class Sender:
 
     def shared_memory(self):
         stream = WeightStream(str(self._folder / "stream"), 1, TIMEOUT_S, self._bucket_bytes)
-        seconds, extra = self._timed(
+        seconds, cpu, extra = self._timed(
             lambda: self._tell({"stream": stream.path, "bucket_bytes": self._bucket_bytes}),
             lambda: stream.send(self.weights.items(), 1, is_optional),
         )
-        return seconds, extra - BUCKETS * self._bucket_bytes
+        return seconds, cpu, extra - BUCKETS * self._bucket_bytes
 
     def file(self):
         path = self._folder / "weights.safetensors"
         manifest = []
-        seconds, extra = self._timed(
+        measured = self._timed(
             lambda: manifest.append(WeightFile(str(path)).send(self.weights.items(), 1, is_optional)),
             lambda: self._tell({"path": str(path), "version": 1, "checksums": manifest[0].checksums}),
         )
         path.unlink()
-        return seconds, extra
+        return measured
 
     def memcpy(self):
         copies = {name: torch.empty_like(tensor) for name, tensor in self.weights.items()}
@@ -128,14 +130,16 @@ class Sender:
         self._reader.stdin.flush()
 
     def _timed(self, *steps):
-        memory, start = Memory(), time.perf_counter()
+        memory, start, cpu = Memory(), time.perf_counter(), time.process_time()
         for step in steps:
             step()
         answer = json.loads(self._reader.stdout.readline())
-        return time.perf_counter() - start, memory.extra() + answer["extra"]
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        return seconds, cpu + answer["cpu"], memory.extra() + answer["extra"]
 
 
 def measure(arguments, folder):
+    load = os.getloadavg()[0]
     sender = Sender(arguments, folder)
     size = sum(tensor.nbytes for tensor in sender.weights.values())
     found = {"shared_memory": [], "file": []}
@@ -147,9 +151,11 @@ def measure(arguments, folder):
             if turn == 0:
                 results.clear()  # the first of each pays for what is made once
     sender.close()
-    seconds = {way: statistics.median(second for second, _ in results) for way, results in found.items()}
-    extra = {way: max(bytes_ for _, bytes_ in results) for way, results in found.items()}
+    seconds = {way: statistics.median(result[0] for result in results) for way, results in found.items()}
+    cpu = {way: statistics.median(result[1] for result in results) for way, results in found.items()}
+    extra = {way: max(result[2] for result in results) for way, results in found.items()}
     return {
+        "load_average": load,
         "model_bytes": size,
         "bucket_bytes": arguments.bucket_mib * MIB,
         "memcpy_gb_per_s": size / statistics.median(copying) / 1e9,
@@ -157,6 +163,8 @@ def measure(arguments, folder):
         "file_gb_per_s": size / seconds["file"] / 1e9,
         "shared_memory_s": seconds["shared_memory"],
         "file_s": seconds["file"],
+        "shared_memory_cpu_s": cpu["shared_memory"],
+        "file_cpu_s": cpu["file"],
         "file_by_shared_memory": seconds["file"] / seconds["shared_memory"],
         "shared_memory_peak_extra_bytes": extra["shared_memory"],
         "shared_memory_peak_extra_by_model": extra["shared_memory"] / size,
