@@ -32,8 +32,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "seeds", "traits"),
         ("components", "files"),
-        ("config", "patches", "sequences", "kernels"),
-        ("data", "masks", "platform"),
+        ("config", "isolation", "patches", "sequences", "kernels"),
+        ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),
         ("checkpoint",),

@@ -24,7 +24,8 @@ class RaggedBatch:
     Attributes:
         lengths: int64 ``[B]``, tokens of each sequence, prompt included, at least 1.
         tokens: int64 ``[T]``.
-        response_mask: bool ``[T]``, True = the token was generated.
+        response_mask: bool ``[T]``, True = the model wrote the token. What an environment wrote in the middle of a
+            response is not trained: such tokens are read, as a prompt's are.
         temperature: Sampling temperature; log-probs are those of logits divided by it.
         rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
         old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the

@@ -19,7 +19,7 @@ EVERYBODY = "0.0.0.0"
 ALLOWED = {
     ("core/anytron/executor/channel.py", "pickle.loads"): "between processes of one run, over unnamed socket pairs",
     (
-        "core/anytron/rewards/worker.py",
+        "core/anytron/isolation/worker.py",
         "pickle.loads",
     ): "what the driver sends, over an unnamed socket pair; answers are JSON",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "pickle.Unpickler"): "with a list of classes, of all others",

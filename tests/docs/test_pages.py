@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from anytron.config.imports import resolve
 from anytron.config.load import load_config
-from anytron.config.schema import DataSection
+from anytron.config.schema import DataSection, EnvironmentSection
 from anytron.data.sources import load_prompts
+from anytron.environments import Task, Turn
+from anytron.environments.loading import check_environment
 from anytron.rewards import Sample
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +70,19 @@ def test_the_example_of_a_reward_scores(tmp_path):
     scores = module.short_and_right([sample("it is 42", 3), sample("it is 42", 101), sample("41", 1)], limit=100)
 
     assert scores == [1.0, 0.5, 0.0]
+
+
+def test_the_example_of_an_environment_plays(tmp_path):
+    (tmp_path / "my_environments.py").write_text(blocks("docs/how-to/use-tools-and-environments.md", "python")[0])
+    made = resolve(f"{tmp_path}/my_environments.py:HigherOrLower", key="environment.path")
+    game = made(tries=3)
+    game.reset(Task("p", "?", {"number": 42}, seed=0))
+
+    answers = [game.step(Turn(text, (1,), finished=True)) for text in ("17", "50", "42")]
+
+    assert [answer.text for answer in answers] == [" higher\n", " lower\n", None]
+    assert (answers[-1].done, answers[-1].reward) == (True, 1.0)
+    check_environment(EnvironmentSection(path=f"{tmp_path}/my_environments.py:HigherOrLower", options={"tries": 3}))
 
 
 def test_the_examples_of_prompts_with_pictures_are_read(tmp_path):

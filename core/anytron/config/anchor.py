@@ -19,7 +19,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function``, and the option ``path`` of a registered ``data.source``.
+    file in every ``file.py:function`` and ``file.py:Class``, and the option ``path`` of a registered ``data.source``.
 
     Args:
         config: As read.
@@ -40,9 +40,13 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     critic = config.critic
     if critic is not None and critic.path is not None:
         critic = critic.model_copy(update={"path": _absolute(critic.path, directory)})
+    environment = config.environment
+    if environment is not None:
+        environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
     return config.model_copy(
         update={
             "critic": critic,
+            "environment": environment,
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
             "rewards": rewards,

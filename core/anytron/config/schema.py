@@ -110,7 +110,7 @@ class RolloutSection(Section):
     samples_per_prompt: int = Field(8, ge=1)
     """Responses for each prompt: the group of GRPO."""
     max_new_tokens: int = Field(256, ge=1)
-    """Longest response, in tokens."""
+    """Longest response, in tokens; with an ``environment``, longest turn."""
     min_new_tokens: int = Field(0, ge=0)
     """Shortest response, in tokens: the end token is suppressed before."""
     temperature: float = Field(1.0, gt=0.0)
@@ -141,6 +141,26 @@ class RolloutSection(Section):
     """Processor threads of a replica; default: the executor's choice."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
+
+
+class EnvironmentSection(Section):
+    """What answers the model during a response: tools, games, users; docs/how-to/use-tools-and-environments.md."""
+
+    path: str
+    """The environment's class: ``module:Class`` or ``file.py:Class``."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+    max_turns: int = Field(8, ge=1)
+    """Turns of the model in a response; each may have ``rollout.max_new_tokens`` tokens."""
+    max_observation_tokens: int = Field(1024, ge=1)
+    """Longest observation, in tokens. A longer one ends the response, as one does that finds no room in the model's
+    context: the model is never given a part of it."""
+    processes: int = Field(1, ge=1)
+    """Processes that call environments; each answers one call at a time, and keeps many environments."""
+    timeout_s: float = Field(120.0, gt=0.0)
+    """Seconds that one call may take. An environment that takes longer costs its sample."""
+    memory_gib: float | None = Field(None, gt=0.0)
+    """Memory that a process may allocate, in GiB; null = no limit."""
 
 
 class AlgorithmSection(Section):
@@ -291,6 +311,7 @@ class RunConfig(Section):
     data: DataSection
     rewards: list[RewardSection] = Field(min_length=1)
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     optimizer: OptimizerSection = OptimizerSection()
     critic: CriticSection | None = None
@@ -315,6 +336,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"a critic is for algorithm.advantage=gae, and it is {advantage}: set that, or remove critic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_of_an_environment(self) -> RunConfig:
+        if self.environment is None and any(reward.function == "environment" for reward in self.rewards):
+            raise ValueError("the reward environment is what an environment gives: add a section environment")
         return self
 
     @property

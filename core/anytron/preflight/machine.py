@@ -171,6 +171,8 @@ def _references(config: RunConfig) -> Iterator[Diagnostic]:
     named = {"data.source": config.data.source}
     named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    if config.environment is not None:
+        named["environment.path"] = config.environment.path
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
         if reference is not None and ":" in reference:
             named[key] = reference

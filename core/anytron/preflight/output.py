@@ -61,6 +61,7 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "model.processor": model.processor,
         "model.lora.path": None if lora is None else lora.path,
         "critic.path": None if critic is None else critic.path,
+        "environment.path": None if config.environment is None else config.environment.path,
         "data.source": config.data.source,
         "data.options.path": config.data.options.get("path"),
         "algorithm.advantage": config.algorithm.advantage,

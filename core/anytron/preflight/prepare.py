@@ -12,6 +12,8 @@ from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.protocol import SamplingParams
+from anytron.environments.loading import check_environment
+from anytron.errors import ConfigError
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class PreparedRun:
         sampler: Draws prompts.
         rewards: The reward functions, checked.
         sampling: How responses are sampled.
+        context_length: Tokens that the model can see, prompt and response together; None = unlimited.
+        vocab_size: Token ids are below this.
     """
 
     tokenizer: Any
@@ -35,6 +39,8 @@ class PreparedRun:
     sampler: EpochSampler[TokenizedPrompt]
     rewards: RewardSum
     sampling: SamplingParams
+    context_length: int | None
+    vocab_size: int
 
     def draw(self, count: int) -> list[TokenizedPrompt]:
         """Take the next prompts, their images prepared: only now, because patches are large."""
@@ -50,7 +56,7 @@ class PreparedRun:
 
 
 def prepare(config: RunConfig) -> PreparedRun:
-    """Load tokenizer, prompts and rewards, and check them against the model.
+    """Load tokenizer, prompts, rewards and environment, and check them against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
@@ -59,16 +65,26 @@ def prepare(config: RunConfig) -> PreparedRun:
     load_advantage(config.algorithm)
     load_loss(config.algorithm)
     rewards = RewardSum.from_config(config.rewards)
+    if config.environment is not None:
+        check_environment(config.environment)
     prompts = load_prompts(config.data)
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
     vision = load_vision(config.model, hf_config, tokenizer)
+    if vision is not None and config.environment is not None:
+        raise ConfigError(
+            "An environment cannot answer a vision-language model yet.",
+            where="environment",
+            why="a later turn would take image tokens that the model has written for images of the prompt",
+            fix="remove environment, or train a language model",
+        )
+    context_length = getattr(text_config, "max_position_embeddings", None)
     tokenized = tokenize(
         prompts,
         tokenizer,
         vision,
-        context_length=getattr(text_config, "max_position_embeddings", None),
+        context_length=context_length,
         vocab_size=text_config.vocab_size,
         max_new_tokens=config.rollout.max_new_tokens,
     )
@@ -91,4 +107,6 @@ def prepare(config: RunConfig) -> PreparedRun:
             end_token_ids=ends,
             pad_token_id=padding,
         ),
+        context_length=context_length,
+        vocab_size=text_config.vocab_size,
     )

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from anytron.isolation.failure import Failure as IsolationFailure
+from anytron.isolation.failure import traced
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,22 +23,14 @@ LARGEST = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(IsolationFailure):
     """Why there is no usable reward.
 
     Attributes:
-        what: As a sentence.
-        why: The cause: a traceback, what was returned, how a process ended.
-        fix: What would help.
         sample: Position, in the call, of the sample concerned; None if that is not known.
-        ends: The process had better be replaced: its memory is full, or the function wanted to end it.
     """
 
-    what: str
-    why: str
-    fix: str = ""
     sample: int | None = None
-    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,15 +108,15 @@ def _unusable(value: object, position: int) -> Failure | None:
 
 
 def _raised(error: BaseException, samples: Sequence[Sample]) -> Failure:
-    text = "".join(traceback.format_exception(error)).rstrip()
+    text = traced(error)
     sample = culprit(error, samples)
     if isinstance(error, MemoryError):
         fix = "raise rewards[].memory_gib, or let the function keep less"
-        return Failure("A reward function ran out of memory.", text, fix, sample, ends=True)
+        return Failure("A reward function ran out of memory.", text, fix, sample=sample, ends=True)
     if isinstance(error, Exception):
-        return Failure("A reward function raised.", text, "correct the function", sample)
+        return Failure("A reward function raised.", text, "correct the function", sample=sample)
     fix = "return a number; a program that the function tries out belongs into a process of its own"
-    return Failure("A reward function wanted to end its process.", text, fix, sample, ends=True)
+    return Failure("A reward function wanted to end its process.", text, fix, sample=sample, ends=True)
 
 
 def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:

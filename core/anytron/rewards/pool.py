@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from anytron.errors import DataError
-from anytron.files import exhausted
 from anytron.rewards.process import RewardProcess
 
 if TYPE_CHECKING:
@@ -134,14 +133,7 @@ class RewardPool:
         return self._processes[number]
 
     def _started(self, number: int) -> RewardProcess:
-        log = self._logs[number]
-        try:
-            return RewardProcess(self.name, self.section, self._key, log, self._start_timeout_s)
-        except OSError as error:
-            where = f"{self._key} ({self.name})"
-            raise exhausted(error, where) or DataError(
-                "A reward process could not be started.", where=where, why=str(error)
-            ) from error
+        return RewardProcess(self.name, self.section, self._key, self._logs[number], self._start_timeout_s)
 
     def _error(self, failure: Failure, call: Call, samples: Sequence[Sample], extent: str = "") -> DataError:
         where = f"reward {self.name}"

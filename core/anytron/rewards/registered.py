@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
+    from anytron.environments.outcome import Outcome
     from anytron.rewards.sample import Sample
 
 RewardFunction = Callable[..., Sequence[float]]
@@ -18,6 +19,8 @@ RewardFunction = Callable[..., Sequence[float]]
 def exact_match(samples: Sequence[Sample], key: str = "answer") -> list[float]:
     """Give 1 to a response that is the right answer, else 0. White space around both is ignored.
 
+    Where there is an environment, the response is what the model wrote in its last turn.
+
     Args:
         samples: The samples.
         key: The entry of ``sample.data`` that holds the right answer.
@@ -25,12 +28,27 @@ def exact_match(samples: Sequence[Sample], key: str = "answer") -> list[float]:
     Raises:
         DataError: A prompt has no such entry.
     """
-    return [float(sample.response_text.strip() == str(_entry(sample, key)).strip()) for sample in samples]
+    return [float(sample.turns[-1].strip() == str(_entry(sample, key)).strip()) for sample in samples]
 
 
 def contains(samples: Sequence[Sample], key: str = "answer") -> list[float]:
     """Give 1 to a response that contains the right answer, else 0; otherwise as :func:`exact_match`."""
-    return [float(str(_entry(sample, key)).strip() in sample.response_text) for sample in samples]
+    return [float(str(_entry(sample, key)).strip() in sample.turns[-1]) for sample in samples]
+
+
+def environment(samples: Sequence[Sample]) -> list[float]:
+    """Give what the environment gave, all turns together.
+
+    Raises:
+        DataError: There is no environment.
+    """
+    return [_outcome(sample).reward for sample in samples]
+
+
+def _outcome(sample: Sample) -> Outcome:
+    if sample.environment is None:
+        raise DataError("The reward environment needs one.", where="rewards", fix="add a section environment")
+    return sample.environment
 
 
 def _entry(sample: Sample, key: str) -> object:
@@ -44,5 +62,7 @@ def _entry(sample: Sample, key: str) -> object:
     return sample.data[key]
 
 
-REWARDS: Mapping[str, RewardFunction] = MappingProxyType({"exact_match": exact_match, "contains": contains})
+REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
+    {"exact_match": exact_match, "contains": contains, "environment": environment}
+)
 """By their name in ``rewards[].function``."""

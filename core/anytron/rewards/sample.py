@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from anytron.data.images import ImagePatches
     from anytron.data.vision import Picture
+    from anytron.environments.outcome import Outcome
+    from anytron.isolation.failure import Failure
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,18 @@ class Sample:
     Attributes:
         prompt_id: The prompt's name in its source.
         prompt_text: As given, or decoded if the source gave token ids.
-        response_text: Decoded without special tokens.
+        response_text: Decoded without special tokens; with an environment, what it wrote is part of it.
         prompt_tokens: Token ids, at least one.
         response_tokens: Token ids, the end token included if there is one; may be empty.
-        log_probs: Log-prob of each response token as the rollout engine saw it, in nats.
-        finished: True if an end token or a stop string ended it, False if the length limit did.
+        log_probs: Log-prob of each response token as the rollout engine saw it, in nats; 0 for one that the
+            environment wrote.
+        finished: True if an end token or a stop string ended it, or the environment did; False if a limit of length
+            or of turns did.
         data: What the source said of the prompt, for example the right answer.
         images: The prompt's pictures as the source gave them.
         patches: The same as the model reads them; None without images.
+        response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
+        environment: What the environment made of the response; None without one.
     """
 
     prompt_id: str
@@ -39,3 +45,20 @@ class Sample:
     data: Mapping[str, Any]
     images: tuple[Picture, ...] = ()
     patches: ImagePatches | None = None
+    response_mask: tuple[bool, ...] | None = None
+    environment: Outcome | None = None
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """What the model itself wrote, turn by turn, decoded without special tokens; without an environment, one."""
+        return (self.response_text,) if self.environment is None else self.environment.turns
+
+    @property
+    def environment_failure(self) -> Failure | None:
+        """Why the environment could not be used to the end, so that the sample is dropped; None if nothing failed."""
+        return None if self.environment is None else self.environment.failure
+
+    @property
+    def own_tokens(self) -> int:
+        """How many of the response's tokens the model wrote."""
+        return len(self.response_tokens) if self.response_mask is None else sum(self.response_mask)

@@ -31,7 +31,8 @@ class RewardScores:
 
     Attributes:
         total: float32 ``[N]``, the weighted sum; NaN for a sample that is dropped.
-        parts: float32 ``[N]`` each, by the function's name, without weight; NaN where it failed and drops its samples.
+        parts: float32 ``[N]`` each, by the function's name, without weight; NaN where it failed and drops its samples,
+            and where the environment failed.
         failures: By the function's name: the samples that it failed for, by their index, and why.
     """
 
@@ -96,18 +97,21 @@ class RewardWorkers:
         self._pools = pools
 
     def __call__(self, samples: Sequence[Sample]) -> RewardScores:
-        """Score samples by every function.
+        """Score samples by every function; those whose environment failed are shown to none, and dropped.
 
         Raises:
             DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample.
         """
-        plain = [replace(sample, patches=None) for sample in samples]
+        whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
+        plain = [replace(samples[index], patches=None) for index in whole]
         parts: dict[str, Tensor] = {}
         failures: dict[str, Mapping[int, Failure]] = {}
         for pool in self._pools:
-            values, failures[pool.name] = pool.score(plain)
+            values, found = pool.score(plain)
+            failures[pool.name] = {whole[index]: failure for index, failure in found.items()}
             missing = float("nan") if pool.section.on_error == "drop" else 0.0
-            parts[pool.name] = torch.tensor([missing if value is None else value for value in values])
+            parts[pool.name] = torch.full((len(samples),), float("nan"))
+            parts[pool.name][whole] = torch.tensor([missing if value is None else value for value in values])
         total = torch.stack([pool.section.weight * parts[pool.name] for pool in self._pools]).sum(dim=0)
         if total.isnan().all():
             name, found = next((name, found) for name, found in failures.items() if found)

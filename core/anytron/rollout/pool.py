@@ -9,6 +9,7 @@ requests, then polls for as long as it holds any. The driver waits for whichever
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,16 +120,29 @@ class RolloutPool:
             seed: The seed of each response follows from it and from the response's place.
         """
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
-        requests = [
-            GenerationRequest(self._requests + place, prompt, sampling, derive_seed(seed, "response", place))
-            for place, prompt in enumerate(asked)
-        ]
-        self._requests += len(requests)
-        self._enqueue(requests)
-        self._work_until(lambda: len(self._finished) == len(requests))
-        responses = [self._finished.pop(request.id) for request in requests]
+        numbers = self.ask([(prompt, sampling, response_seed(seed, place)) for place, prompt in enumerate(asked)])
+        self._work_until(lambda: len(self._finished) == len(numbers))
+        responses = [self._finished.pop(number) for number in numbers]
         starts = range(0, len(responses), samples_per_prompt)
         return [responses[start : start + samples_per_prompt] for start in starts]
+
+    def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
+        """Ask for a response to each of these (prompt, how to sample, seed); return their numbers."""
+        requests = [GenerationRequest(self._requests + place, *one) for place, one in enumerate(questions)]
+        self._requests += len(requests)
+        self._enqueue(requests)
+        return [request.id for request in requests]
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:
+        """Keep all replicas at work for about so long at most, or until one has something to say.
+
+        Returns:
+            Number and response of what has finished since the last poll; each is given once.
+        """
+        if not self._finished:
+            self._work(seconds)
+        finished, self._finished = list(self._finished.items()), {}
+        return finished
 
     def load_weights(self, give: GiveWeights) -> int:
         """Give all replicas new weights at the same time; return their version.
@@ -185,18 +199,22 @@ class RolloutPool:
     def _work_until(self, done: Callable[[], bool]) -> None:
         """Keep all replicas at work until something is so."""
         while not done():
-            for replica in self._replicas:
-                if replica.call is None:
-                    self._begin(replica)
-            if self._give_weights():
-                continue
-            working = {replica.call: replica for replica in self._replicas if replica.call is not None}
-            for call in self._executor.wait(list(working)):
-                replica = working[call]
-                try:
-                    replica.finish(call)
-                except ProcessLost as error:
-                    self._replace(replica, error)
+            self._work(math.inf)
+
+    def _work(self, timeout_s: float) -> None:
+        """Let each replica do what comes next for it, and wait until a call is over."""
+        for replica in self._replicas:
+            if replica.call is None:
+                self._begin(replica)
+        if self._give_weights():
+            return
+        working = {replica.call: replica for replica in self._replicas if replica.call is not None}
+        for call in self._executor.wait(list(working), timeout_s):
+            replica = working[call]
+            try:
+                replica.finish(call)
+            except ProcessLost as error:
+                self._replace(replica, error)
 
     def _begin(self, replica: Replica) -> None:
         """Let a replica do what comes next for it, if anything does."""
@@ -256,6 +274,11 @@ class RolloutPool:
         self._lost(error, "another process takes its place")
         self._enqueue(list(replica.held.values()))
         self._replicas[replica.index] = self._start(replica.index)
+
+
+def response_seed(seed: int, place: int) -> int:
+    """The seed of a response, from its step's and its place among the step's responses."""
+    return derive_seed(seed, "response", place)
 
 
 def _wrong(replica: Replica, mistake: str) -> ProcessLost:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
+    from anytron.environments.outcome import Outcome
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
     from anytron.tracking.claim import ClaimedDirectory
@@ -108,7 +109,7 @@ class RunDirectory:
         self._metrics.write(metrics)
 
     def write_samples(self, step: int, samples: Sequence[Sample], rewards: RewardScores | None) -> None:
-        """Append ``trainer.log_samples`` samples, spread over the step's prompts, and some that a reward failed for.
+        """Append ``trainer.log_samples`` samples, spread over the step's prompts, and some that user code failed for.
 
         Args:
             step: The step.
@@ -121,7 +122,12 @@ class RunDirectory:
         for name, failures in ({} if rewards is None else rewards.failures).items():
             for index, failure in failures.items():
                 errors.setdefault(index, {})[name] = f"{failure.what} {failure.why}"[:ERROR_LENGTH]
-        chosen.update(sorted(errors)[:LOGGED_FAILURES])
+        broken = {
+            index: f"{failure.what} {failure.why}"[:ERROR_LENGTH]
+            for index, failure in enumerate(sample.environment_failure for sample in samples)
+            if failure is not None
+        }
+        chosen.update(sorted(errors)[:LOGGED_FAILURES], sorted(broken)[:LOGGED_FAILURES])
         album = Album(self.path, step)
         for index in sorted(chosen):
             sample = samples[index]
@@ -134,9 +140,11 @@ class RunDirectory:
                     **({"images": album.add(sample.images)} if sample.images else {}),
                     "response": sample.response_text,
                     "response_tokens": sample.response_tokens,
+                    **({} if sample.environment is None else _of_turns(sample, sample.environment)),
                     "finished": sample.finished,
                     "reward": None if reward is None or math.isnan(reward) else reward,
                     **({"reward_errors": errors[index]} if index in errors else {}),
+                    **({"environment_error": broken[index]} if index in broken else {}),
                 }
             )
 
@@ -171,3 +179,8 @@ class RunDirectory:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _of_turns(sample: Sample, outcome: Outcome) -> dict[str, Any]:
+    mask = [] if sample.response_mask is None else [int(own) for own in sample.response_mask]
+    return {"response_mask": mask, "turns": outcome.turns, "environment_reward": outcome.reward}

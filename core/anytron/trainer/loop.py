@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from anytron.algorithms.registered import load_loss, with_advantages
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
-from anytron.engines.protocol import PromptInputs
+from anytron.environments.loading import start_environments
 from anytron.errors import DataError, ProcessLost
 from anytron.preflight.prepare import prepare
+from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
 from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
+    from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Executor
     from anytron.preflight.prepare import PreparedRun
     from anytron.rewards.scoring import RewardWorkers
@@ -100,15 +102,18 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             start.open(config, claimed) as run,
             WeightExchange() as exchange,
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
+            start_environments(config, run.path / "logs") as environments,
         ):
             transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
-            return _train(config, prepared, score_rewards, start, run, transfer, executor, progress, restarts)
+            shared = executor, progress, restarts
+            return _train(config, prepared, score_rewards, environments, start, run, transfer, *shared)
 
 
 def _train(
     config: RunConfig,
     prepared: PreparedRun,
     score_rewards: RewardWorkers,
+    environments: EnvironmentPool | None,
     start: Start,
     run: RunDirectory,
     transfer: WeightTransfer,
@@ -123,6 +128,7 @@ def _train(
 
     write_random_model(config, prepared.tokenizer)
     trainer, rollout = start_workers(executor, config, restarts)
+    turns = turns_of(config, prepared, rollout, environments)
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     guarded = GuardedUpdates(trainer, updates, config, run.path)
     facts = trainer.describe()
@@ -146,11 +152,10 @@ def _train(
             with checkpoints.abandonable():
                 with clock.measure("rollout"):
                     prompts = prepared.draw(config.data.prompts_per_step)
-                    inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
                     count, draw = config.rollout.samples_per_prompt, derive_seed(seed, "rollout", step)
-                    responses = rollout.generate(inputs, prepared.sampling, count, draw)
+                    trajectories = turns.generate(prompts, count, draw)
                     memory |= rollout.sleep() if config.rollout.sleep else {}
-                samples = make_samples(prompts, responses, prepared.tokenizer)
+                samples = make_samples(prompts, trajectories, prepared.tokenizer)
 
                 with clock.measure("reward"):
                     try:

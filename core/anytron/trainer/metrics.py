@@ -41,7 +41,7 @@ def step_metrics(
     kept = rewards.total[~rewards.total.isnan()]
     groups = rewards.total.view(-1, group_size)
     groups = groups[~groups.isnan().all(dim=1)]
-    lengths = torch.tensor([len(sample.response_tokens) for sample in samples], dtype=torch.float32)
+    lengths = torch.tensor([sample.own_tokens for sample in samples], dtype=torch.float32)
     truncated = sum(not sample.finished for sample in samples) / len(samples)
     tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
     seconds = clock.elapsed()
@@ -56,6 +56,7 @@ def step_metrics(
     if len(rewards.parts) > 1:
         metrics |= {f"reward/{name}/mean": part[~part.isnan()].mean().item() for name, part in rewards.parts.items()}
     metrics |= {f"reward/{name}/failed": len(failures) for name, failures in rewards.failures.items()}
+    metrics |= _of_environments(samples)
     metrics |= _averages(outcomes)
     if batch.values is not None and batch.returns is not None:
         metrics["critic/explained_variance"] = explained_variance(batch.values, batch.returns, batch.response_mask)
@@ -67,6 +68,22 @@ def step_metrics(
     }
     metrics |= {f"time/{name}_s": spent for name, spent in clock.seconds.items()}
     return metrics | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / seconds}
+
+
+def _of_environments(samples: Sequence[Sample]) -> dict[str, float]:
+    """Average what environments say of samples that they have not failed for; nothing without environments."""
+    found = [(sample, sample.environment) for sample in samples if sample.environment is not None]
+    if not found:
+        return {}
+    whole = [(sample, outcome) for sample, outcome in found if outcome.failure is None]
+    turns = [len(outcome.turns) for _, outcome in whole]
+    read = [len(sample.response_tokens) - sample.own_tokens for sample, _ in whole]
+    numbers: dict[str, float] = {"turns_mean": sum(turns), "observation_tokens_mean": sum(read)}
+    for _, outcome in whole:
+        for name, number in outcome.metrics.items():
+            numbers[f"metrics/{name}"] = numbers.get(f"metrics/{name}", 0.0) + number
+    averages = {f"environment/{name}": number / len(whole) for name, number in numbers.items()}
+    return {"environment/failed": len(found) - len(whole), "environment/turns_max": max(turns)} | averages
 
 
 def _averages(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:

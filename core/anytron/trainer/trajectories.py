@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,14 +11,14 @@ from anytron.batch import RaggedBatch
 from anytron.rewards.sample import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from anytron.data.prompts import TokenizedPrompt
-    from anytron.engines.protocol import Response
+    from anytron.rollout.trajectory import Trajectory
 
 
 def make_samples(
-    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], tokenizer: Any
+    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Trajectory]], tokenizer: Any
 ) -> list[Sample]:
     """Join each prompt with its responses, decoded without special tokens.
 
@@ -40,10 +40,12 @@ def make_samples(
             prompt_tokens=prompt.tokens,
             response_tokens=response.tokens,
             log_probs=response.log_probs,
-            finished=response.stop_reason == "stop",
+            finished=response.finished,
             data=prompt.data,
             images=prompt.images,
             patches=prompt.patches,
+            response_mask=response.response_mask,
+            environment=response.outcome,
         )
         for (prompt, response), text in zip(pairs, texts, strict=True)
     ]
@@ -56,26 +58,22 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
         samples: B samples.
         temperature: What they were sampled at.
     """
-    prompt_lengths = torch.tensor([len(sample.prompt_tokens) for sample in samples])
-    response_lengths = torch.tensor([len(sample.response_tokens) for sample in samples])
-    lengths = prompt_lengths + response_lengths
-    tokens = torch.tensor(
-        list(chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)),
-        dtype=torch.int64,
-    )
-    starts = torch.cumsum(lengths, 0) - lengths
-    position = torch.arange(tokens.numel()) - torch.repeat_interleave(starts, lengths)
-    response_mask = position >= torch.repeat_interleave(prompt_lengths, lengths)
-    rollout_log_probs = torch.zeros(tokens.numel())
-    rollout_log_probs[response_mask] = torch.tensor(
-        list(chain.from_iterable(sample.log_probs for sample in samples)), dtype=torch.float32
+    lengths = torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples])
+    tokens = chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)
+    mask = chain.from_iterable(chain(repeat(False, len(sample.prompt_tokens)), _own(sample)) for sample in samples)
+    log_probs = chain.from_iterable(
+        chain(repeat(0.0, len(sample.prompt_tokens)), sample.log_probs) for sample in samples
     )
     images = tuple(sample.patches for sample in samples)
     return RaggedBatch(
         lengths=lengths,
-        tokens=tokens,
-        response_mask=response_mask,
+        tokens=torch.tensor(list(tokens), dtype=torch.int64),
+        response_mask=torch.tensor(list(mask), dtype=torch.bool),
         temperature=temperature,
-        rollout_log_probs=rollout_log_probs,
+        rollout_log_probs=torch.tensor(list(log_probs), dtype=torch.float32),
         images=images if any(patches is not None for patches in images) else None,
     )
+
+
+def _own(sample: Sample) -> Iterable[bool]:
+    return repeat(True, len(sample.response_tokens)) if sample.response_mask is None else sample.response_mask

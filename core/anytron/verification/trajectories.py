@@ -9,6 +9,7 @@ import torch
 
 from anytron.algorithms.grpo import broadcast_to_tokens
 from anytron.engines.protocol import PromptInputs
+from anytron.rollout.conversations import SingleTurns
 from anytron.seeds import derive_seed
 from anytron.trainer.trajectories import assemble, make_samples
 
@@ -50,14 +51,14 @@ def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: Rollo
         max_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.max_new_tokens),
         min_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.min_new_tokens),
     )
-    inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-    responses = rollout.generate(inputs, sampling, SAMPLES, derive_seed(config.trainer.seed, "verify", 1))
+    turns = SingleTurns(rollout, sampling)
+    responses = turns.generate(prompts, SAMPLES, derive_seed(config.trainer.seed, "verify", 1))
     samples = make_samples(prompts, responses, prepared.tokenizer)
     batch = assemble(samples, config.rollout.temperature)
     signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])
     advantages = broadcast_to_tokens(signs, batch.lengths, batch.response_mask)
     sequences = [
-        PromptInputs(sample.prompt_tokens + sample.response_tokens, inputs[index // SAMPLES].images)
+        PromptInputs(sample.prompt_tokens + sample.response_tokens, prompts[index // SAMPLES].patches)
         for index, sample in enumerate(samples)
     ]
     return Trajectories(samples, replace(batch, advantages=advantages), sequences)

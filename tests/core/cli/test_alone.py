@@ -9,6 +9,7 @@ from anytron.preflight.open_run import open_run
 PIPELINED = """
 model: {config: {model_type: qwen3, num_hidden_layers: 8, vocab_size: 16}, tokenizer: .}
 data: {source: gone.py:prompts, options: {seed: 1}, prompts_per_step: 8}
+environment: {path: gone.py:Environment}
 rewards: [{function: gone.py:reward, options: {strict: true}}]
 rollout: {engine: nobody_has_it, options: {eager: true}, samples_per_prompt: 4}
 algorithm: {mini_batches: 8}

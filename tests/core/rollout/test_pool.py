@@ -105,7 +105,7 @@ class Executor:
         self.groups.append(Group(self.make(len(self.groups), self.order)))
         return self.groups[-1]
 
-    def wait(self, calls):
+    def wait(self, calls, timeout_s):
         return self.order.sample(calls, self.order.randint(1, len(calls)))
 
 

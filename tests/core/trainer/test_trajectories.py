@@ -12,8 +12,8 @@ from anytron.config.imports import resolve
 from anytron.config.schema import AlgorithmSection
 from anytron.data.images import ImagePatches
 from anytron.data.prompts import TokenizedPrompt
-from anytron.engines.protocol import Response
 from anytron.executor.channel import Result, decode, encode
+from anytron.rollout.trajectory import Trajectory
 from anytron.trainer.trajectories import assemble, make_samples
 
 
@@ -27,8 +27,8 @@ PROMPTS = [
     TokenizedPrompt("b", "5>", (5, 10), {"answer": "5"}),
 ]
 RESPONSES = [
-    [Response((1, 3, 11), (-0.1, -0.2, -0.3), "stop", (1, 1, 1)), Response((), (), "stop", ())],
-    [Response((5,), (-0.4,), "length", (1,)), Response((7, 7), (-0.5, -0.6), "length", (1, 1))],
+    [Trajectory((1, 3, 11), (-0.1, -0.2, -0.3), finished=True), Trajectory((), (), finished=True)],
+    [Trajectory((5,), (-0.4,), finished=False), Trajectory((7, 7), (-0.5, -0.6), finished=False)],
 ]
 
 
@@ -56,7 +56,7 @@ def test_a_batch_is_the_samples_side_by_side(tokenizer):
 
 
 def test_a_batch_of_empty_responses_can_be_made(tokenizer):
-    empty = [[Response((), (), "stop", ())]] * 2
+    empty = [[Trajectory((), (), finished=True)]] * 2
     batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)
     assert batch.lengths.tolist() == [3, 2]
     assert not batch.response_mask.any()

@@ -1,0 +1,125 @@
+"""What an environment is, sees and says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+"""``role`` and ``content``, and what else the chat template reads."""
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an environment is set up for.
+
+    Attributes:
+        prompt_id: The prompt's name in its source.
+        prompt_text: As given, or decoded if the source gave token ids; the model has read it.
+        data: What the source said of the prompt, for example the right answer.
+        seed: In ``[0, 2**63)``, another one for each response; the same in a repetition of the run.
+    """
+
+    prompt_id: str
+    prompt_text: str
+    data: Mapping[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the model has written since the environment last spoke.
+
+    Attributes:
+        text: Decoded without special tokens.
+        tokens: Token ids, the end token included if there is one; may be empty.
+        finished: True if an end token or a stop string ended it, False if ``rollout.max_new_tokens`` did.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment answers to a turn: what the model reads next, or that the conversation is over.
+
+    What the model reads is one of ``text``, ``messages`` and ``tokens``. It follows the tokens that the model wrote:
+    nothing that the model has read or written is tokenised again.
+
+    Attributes:
+        text: Tokenised as it stands, by itself.
+        messages: Turned into text by the tokenizer's chat template, up to where the model's next turn begins.
+        tokens: Token ids.
+        done: The conversation is over; there is nothing to read then.
+        reward: Of this turn; those of all turns are added up.
+        metrics: Numbers that are added up over the turns, for example ``{"tool_calls": 1}``.
+
+    Raises:
+        TypeError: Something is of another type.
+        ValueError: There is nothing to read, several things, or something behind the end; a number is not finite.
+    """
+
+    text: str | None = None
+    messages: Sequence[Message] | None = None
+    tokens: Sequence[int] | None = None
+    done: bool = False
+    reward: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("text", "messages", "tokens") if getattr(self, name) is not None]
+        if len(given) != (0 if self.done else 1):
+            wanted = "an observation with done=True has none" if self.done else "an observation has one"
+            raise ValueError(f"{wanted} of text, messages and tokens, and this one has {' and '.join(given) or 'none'}")
+        if self.text is not None and not isinstance(self.text, str):
+            raise TypeError(f"an observation's text is a {type(self.text).__name__}")
+        if self.messages is not None and not _are(self.messages, Mapping):
+            raise TypeError("an observation's messages are no list of mappings")
+        if self.tokens is not None and not _are(self.tokens, int):
+            raise TypeError("an observation's tokens are no list of integers")
+        if not isinstance(self.metrics, Mapping):
+            raise TypeError(f"an observation's metrics are a {type(self.metrics).__name__}, not a mapping")
+        for name, number in {"reward": self.reward, **self.metrics}.items():
+            if not isinstance(number, Real) or not math.isfinite(number):
+                raise ValueError(f"{name} is {number!r}, not a finite number")
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what :meth:`from_json` reads."""
+        return {
+            "text": self.text,
+            "messages": None if self.messages is None else [dict(message) for message in self.messages],
+            "tokens": None if self.tokens is None else [int(token) for token in self.tokens],
+            "done": bool(self.done),
+            "reward": float(self.reward),
+            "metrics": {str(name): float(number) for name, number in self.metrics.items()},
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Observation:
+        """Read what :meth:`as_json` gave."""
+        return cls(**record)
+
+
+class Environment(Protocol):
+    """One conversation's environment: made for each response with ``environment.options``, in a process of its own.
+
+    It may also have a method ``close()``, which is called at the end of the conversation, however that came about.
+    Calls are not concurrent; those of other conversations may come in between.
+    """
+
+    def reset(self, task: Task) -> None:
+        """Set it up for a prompt; the first call. What the model reads first is the prompt."""
+
+    def step(self, turn: Turn) -> Observation:
+        """Answer a turn of the model's."""
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(one, kind) for one in values)

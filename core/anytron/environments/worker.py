@@ -1,0 +1,33 @@
+"""An environment process: it makes environments and calls them, for the driver, until the driver is gone.
+
+Importing this module imports no torch; the environments may.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from anytron.environments.calls import answer
+from anytron.isolation.worker import calls, enter, send
+
+if TYPE_CHECKING:
+    from anytron.environments.protocol import Environment
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Answer the calls that the driver sends.
+
+    Arguments as for :func:`anytron.isolation.worker.enter`.
+    """
+    connection, start = enter(channel, lifeline)
+
+    from anytron.config.imports import resolve
+
+    make = partial(resolve(start["path"], key="environment.path"), **start["options"])
+    environments: dict[int, Environment] = {}
+    for call in calls(connection):
+        found = answer(call, environments, make)
+        send(connection, found)
+        if found.get("failure", {}).get("ends"):
+            return

@@ -1,0 +1,249 @@
+"""A process that runs a user's code, as the driver sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import DataError
+from anytron.files import exhausted, open_to_append
+from anytron.isolation.worker import STACK_SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PROGRAM = (
+    "import sys; sys.path[:] = [path for path in sys.path if path]; "
+    "import importlib; importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:]))"
+)
+"""The current directory is no place to import from: a ``logging.py`` that lies there would be run."""
+STACKS_S = 0.3
+"""How long a process that takes too long gets to write its stacks."""
+END_S = 2.0
+"""How long a process that has closed its channel gets to end, so that one can say how."""
+IO_TIMEOUT_S = 60.0
+"""How long a process may take to read a message, or to write the rest of one."""
+LOG_TAIL_LINES = 30
+"""Lines of its log that a failure shows."""
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """What a process runs, and within which limits.
+
+    Attributes:
+        title: What it is, for people: ``A reward process``.
+        where: Where it stands in the configuration.
+        worker: Module whose ``main`` it runs.
+        start: What the worker is told first; plain values.
+        timeout_s: Seconds that a call may take, or, if the worker says how far it has come, from there on.
+        memory_gib: Memory that it may allocate; None = no limit.
+        start_timeout_s: Seconds until it must be ready.
+    """
+
+    title: str
+    where: str
+    worker: str
+    start: Mapping[str, Any]
+    timeout_s: float
+    memory_gib: float | None
+    start_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Gone:
+    """How a process came to its end that owed an answer.
+
+    Attributes:
+        late: It took too long, and was killed.
+        why: Where it stood, or how it ended, with the last lines that it wrote.
+        killed: It was ended by SIGKILL, and not by us.
+    """
+
+    late: bool
+    why: str
+    killed: bool = False
+
+
+class IsolatedProcess:
+    """An interpreter of its own, the leader of a session of its own: it is killed with all that it has started.
+
+    One call at a time: :meth:`send`, then :meth:`receive` until there is an answer.
+
+    Args:
+        settings: What it runs.
+        log: Takes all that the process writes; appended to.
+
+    Raises:
+        DataError: It could not be started.
+        ResourceError: Memory, processes or files have run out.
+
+    Attributes:
+        connection: Ready to be read when :meth:`receive` has something to do.
+        deadline: When :meth:`receive` has something to do in any case, on the clock of :func:`time.monotonic`.
+        settings, log: As given.
+    """
+
+    def __init__(self, settings: ProcessSettings, log: Path) -> None:
+        self.settings, self.log = settings, log
+        self._ready = False
+        self._owed: object = None
+        try:
+            self._start()
+        except OSError as error:
+            raise exhausted(error, settings.where) or DataError(
+                f"{settings.title} could not be started.", where=settings.where, why=str(error)
+            ) from error
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        limit = struct.pack("ll", int(IO_TIMEOUT_S), 0)  # a stopped process neither reads nor writes
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.connection = Connection(ours.detach())
+        lifeline, self._lifeline = os.pipe()
+        with theirs, os.fdopen(open_to_append(self.log), "ab") as output:
+            self._log_start = output.tell()
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-c", PROGRAM, self.settings.worker, str(theirs.fileno()), str(lifeline)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                pass_fds=(theirs.fileno(), lifeline),
+                start_new_session=True,
+            )
+        os.close(lifeline)
+        start = {**self.settings.start, "memory_gib": self.settings.memory_gib, "sys_path": sys.path}
+        self._write(json.dumps(start).encode())
+        self.deadline = monotonic() + self.settings.start_timeout_s
+
+    def send(self, call: object) -> None:
+        """Make a call, as soon as the process is up.
+
+        Raises:
+            DataError: It cannot be pickled.
+        """
+        self._owed = call
+        if self._ready:
+            self._call()
+
+    def receive(self) -> Mapping[str, Any] | Gone | None:
+        """Take what has come, or find that the time is over; None if there is nothing yet.
+
+        Raises:
+            DataError: The process could not start, or cannot read the call.
+        """
+        try:
+            message: Mapping[str, Any] | None = (
+                json.loads(self.connection.recv_bytes()) if self.connection.poll() else None
+            )
+        except (EOFError, OSError, ValueError):
+            return self._lost()
+        if message is None:
+            return self._overdue() if monotonic() >= self.deadline else None
+        if "unreadable" in message:
+            raise DataError(
+                f"{self.settings.title} cannot read a prompt's data.",
+                where=self.settings.where,
+                why=message["unreadable"],
+                fix="let Prompt.data hold plain values, or objects of an importable module",
+            )
+        if "ready" in message:
+            self._ready = True
+            if self._owed is not None:
+                self._call()
+            return None
+        return message
+
+    def extend(self) -> None:
+        """Let the time of the call count from now."""
+        self.deadline = monotonic() + self.settings.timeout_s
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone; another one must take its place."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Kill the process and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        self.connection.close()
+
+    def _call(self) -> None:
+        try:
+            frame = pickle.dumps(self._owed, protocol=5)
+        except Exception as error:
+            raise DataError(
+                f"A prompt's data cannot be sent: {self.settings.title.lower()} must read it.",
+                where=self.settings.where,
+                why=f"{type(error).__name__}: {error}",
+                fix="let Prompt.data hold plain values, or objects of an importable module",
+            ) from error
+        self._owed = None
+        self._write(frame)
+        self.extend()
+
+    def _write(self, frame: bytes) -> None:
+        # What became of a process that does not read is found by receive().
+        with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
+            self.connection.send_bytes(frame)
+
+    def _overdue(self) -> Gone:
+        os.kill(self._process.pid, STACK_SIGNAL)
+        sleep(STACKS_S)
+        stacks = self._tail()
+        self.end()
+        if not self._ready:
+            seconds = self.settings.start_timeout_s
+            raise self._never_started(f"it was not ready within {seconds:g} s\n{stacks}")
+        return Gone(True, f"where it stood, at the end of {self.log}:\n{stacks}")
+
+    def _lost(self) -> Gone:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        status = self._process.poll()
+        if status is None:
+            fate = "it closed its channel and still runs"
+        elif status < 0:
+            fate = f"it was killed by {signal.Signals(-status).name}"
+        else:
+            fate = f"it exited with status {status}"
+        tail = self._tail()
+        self.end()
+        if not self._ready:
+            raise self._never_started(f"{fate}\n{tail}".rstrip())
+        why = f"{fate}; the last lines of {self.log}:\n{tail}" if tail else f"{fate}; it wrote nothing"
+        return Gone(False, why, killed=status == -signal.SIGKILL)
+
+    def _never_started(self, why: str) -> DataError:
+        return DataError(
+            f"{self.settings.title} could not start.",
+            where=self.settings.where,
+            why=why,
+            fix="import less, or raise memory_gib if it is set; loading a model belongs into the first call",
+        )
+
+    def _tail(self) -> str:
+        """The last lines that this process wrote."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])

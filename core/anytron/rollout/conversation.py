@@ -1,0 +1,98 @@
+"""One response of several turns while it is being made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from anytron.engines.protocol import PromptInputs
+from anytron.environments import Task, Turn
+from anytron.environments.outcome import Outcome
+from anytron.rollout.trajectory import Trajectory
+from anytron.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from anytron.data.prompts import TokenizedPrompt
+    from anytron.engines.protocol import Response, SamplingParams
+    from anytron.environments import Observation
+    from anytron.isolation.failure import Failure
+
+
+@dataclass
+class Conversation:
+    """What model and environment have said so far. Tokens are only ever added at the end.
+
+    Attributes:
+        prompt: Where it begins.
+        seed: Everything random in it follows from this.
+        number: Of its environment.
+        tokens: What follows the prompt.
+        log_probs, response_mask: As in :class:`Trajectory`, for these tokens.
+        turns: What the model wrote, decoded.
+        reward, metrics: The environment's, added up.
+        over: Nothing will be added.
+        finished: It came to its end, and to no limit.
+        failure: Why the environment could not go on.
+    """
+
+    prompt: TokenizedPrompt
+    seed: int
+    number: int = -1
+    tokens: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    response_mask: tuple[bool, ...] = ()
+    turns: tuple[str, ...] = ()
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    over: bool = False
+    finished: bool = False
+    failure: Failure | None = None
+
+    @property
+    def task(self) -> Task:
+        """What its environment is set up for."""
+        prompt = self.prompt
+        return Task(prompt.id, prompt.text, dict(prompt.data), derive_seed(self.seed, "environment", 0))
+
+    def question(self, sampling: SamplingParams, room: int | None) -> tuple[PromptInputs, SamplingParams, int]:
+        """Ask for the model's next turn, which sees everything so far.
+
+        Args:
+            sampling: How a turn is sampled.
+            room: Tokens that the model's context has left; None = unlimited.
+        """
+        length = sampling.max_new_tokens if room is None else min(sampling.max_new_tokens, room)
+        seed = self.seed if not self.turns else derive_seed(self.seed, "turn", len(self.turns))
+        shortest = min(sampling.min_new_tokens, length)
+        limited = replace(sampling, max_new_tokens=length, min_new_tokens=shortest)
+        return PromptInputs(self.prompt.tokens + self.tokens, self.prompt.patches), limited, seed
+
+    def add_turn(self, response: Response, text: str) -> Turn:
+        """Add what the model wrote; return what its environment is told."""
+        self._add(response.tokens, response.log_probs, own=True)
+        self.turns += (text,)
+        return Turn(text, response.tokens, response.stop_reason == "stop")
+
+    def add_observation(self, tokens: tuple[int, ...]) -> None:
+        """Add what the environment wrote."""
+        self._add(tokens, (0.0,) * len(tokens), own=False)
+
+    def count(self, observation: Observation) -> None:
+        """Add up what the environment gives."""
+        self.reward += observation.reward
+        for name, number in observation.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + number
+
+    def end(self, *, finished: bool, failure: Failure | None = None) -> None:
+        """Add nothing more."""
+        self.over, self.finished, self.failure = True, finished, failure
+
+    def trajectory(self) -> Trajectory:
+        """Give what is trained on."""
+        outcome = Outcome(self.turns, self.reward, self.metrics, self.failure)
+        return Trajectory(self.tokens, self.log_probs, self.finished, self.response_mask, outcome)
+
+    def _add(self, tokens: tuple[int, ...], log_probs: tuple[float, ...], *, own: bool) -> None:
+        self.tokens += tokens
+        self.log_probs += log_probs
+        self.response_mask += (own,) * len(tokens)

@@ -1,0 +1,32 @@
+"""The example with a tool, run as a user runs it: the command line, real Megatron, real processes."""
+
+import json
+from pathlib import Path
+
+from tests.demo.test_grpo_sort import anytron
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_calculator.yaml"
+
+
+def train(output, *overrides):
+    finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_steps_on_two_ranks_with_a_reference_model(tmp_path):
+    metrics = train(
+        tmp_path / "run",
+        "trainer.total_steps=2",
+        "parallel.tensor_model_parallel_size=2",
+        "algorithm.kl_coefficient=0.01",
+        "algorithm.mini_batches=2",
+        "data.prompts_per_step=8",
+    )
+    for line in metrics:
+        assert line["rollout/log_prob_abs_diff"] <= 1e-5
+        assert line["environment/failed"] == 0
+        assert 1 < line["environment/turns_mean"] < 2
+        assert line["environment/observation_tokens_mean"] > 0
+        assert line["grad_norm"] > 0
+    assert (tmp_path / "run" / "logs" / "environment-0.log").exists()
