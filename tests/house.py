@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine",),
     ),
     "anytron_rollout": (
-        ("__init__", "draws", "options", "placement", "weights"),
+        ("__init__", "draws", "options", "placement", "routing", "routing_check", "weights"),
         ("sampling",),
         ("transformers_engine",),
     ),

@@ -87,7 +87,7 @@ class MegatronEngine:
             self._modules(),
             self._source.experts_config,
             sequence_format=config.engine.sequence_format,
-            router_replay=self._options.replays_routing,
+            replay=self._options.replay(config),
         )
         self._prediction = MultiTokenPrediction(
             self._policy, coefficient=self._options.mtp_loss_coefficient, detach=self._options.mtp_detach
@@ -110,8 +110,7 @@ class MegatronEngine:
             source = self.open_source(model_directory(config) if path is None else Path(path), policy=False)
             preparer = self._preparer_for(source)
             modules = self._build_modules(source, preparer)
-            sequence_format = config.engine.sequence_format
-            experts = Experts(modules, source.experts_config, sequence_format=sequence_format, router_replay=False)
+            experts = Experts(modules, source.experts_config, sequence_format=config.engine.sequence_format)
             self._critic = Critic(modules, preparer, config, source.save, experts)
         trained = {"policy": self._trained, **({} if self._critic is None else {"critic": self._critic.trained})}
         reference = [chunk.module for chunk in self._reference or []]
@@ -130,7 +129,7 @@ class MegatronEngine:
 
         Args:
             directory: Where the policy or the critic starts from.
-            policy: It is the policy's: its routing may be replayed, its prediction modules may be trained.
+            policy: It is the policy's: its prediction modules may be trained.
         """
         config = self._context.config
         return BridgeSource(
@@ -139,7 +138,6 @@ class MegatronEngine:
             sizes=self._sizes,
             recompute=config.engine.recompute,
             deterministic=config.engine.deterministic,
-            router_replay=policy and self._options.replays_routing,
             predicts_ahead=policy and self._options.mtp_loss_coefficient > 0,
             transformer=self._options.transformer,
         )
@@ -150,7 +148,8 @@ class MegatronEngine:
             parallel.topology(),
             # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
             micro_batch_multiple=self._sizes.pipeline if self._sizes.virtual_pipeline > 1 else 1,
-            replays_scoring=self._options.replays_routing,
+            replays_scoring=self._options.replay(self._context.config) == "old-log-probs",
+            rollout_routing=self._experts.rollout_routing,
         )
 
     def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
@@ -161,7 +160,7 @@ class MegatronEngine:
             with weights:
                 outputs = forward(chunks, micro_batches, self._preparer)
             return outputs if parallel.topology().reports else None
-        outputs = forward(self._policy, micro_batches, self._preparer, self._experts.record_routing())
+        outputs = forward(self._policy, micro_batches, self._preparer, self._experts.score_routing())
         routing = self._experts.recorded_routing(len(micro_batches))
         if not parallel.topology().reports:
             return None

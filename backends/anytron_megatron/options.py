@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from anytron.traits import ParallelSizes
 
 
+RoutingReplay = Literal["off", "old-log-probs", "rollout"]
+"""Whose routing updates replay."""
+
+
 class MegatronOptions(Section):
     """Options of the engine ``megatron``."""
 
@@ -42,10 +46,9 @@ class MegatronOptions(Section):
         """Take the options of a run; the defaults if its engine is another one over other models."""
         return cls.model_validate(config.engine.options) if config.engine.name == ENGINE else cls()
 
-    @property
-    def replays_routing(self) -> bool:
-        """Whether updates route tokens as the pass before them did."""
-        return self.router_replay != "off"
+    def replay(self, config: RunConfig) -> RoutingReplay:
+        """Tell whose routing updates replay; the checks let a run ask for one only."""
+        return "rollout" if config.rollout.replay_routing else self.router_replay
 
     def sizes(self, config: RunConfig) -> ParallelSizes:
         """The run's parallel sizes, with the chunks of a pipeline rank; without a pipeline there is one chunk."""
@@ -100,7 +103,7 @@ def _place_of(name: str) -> str | None:
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
-    capabilities=frozenset({"critic", "adapters", "checkpoints", "observation", "inspection", "offload"}),
+    capabilities=frozenset({"critic", "adapters", "checkpoints", "observation", "inspection", "offload", "routing"}),
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     place_of=_place_of,
 )

@@ -21,6 +21,7 @@ class TransformersOptions(Section):
 TRANSFORMERS = EngineInfo(
     engine="anytron_rollout.transformers_engine:TransformersEngine",
     options_model=TransformersOptions,
-    capabilities=frozenset({"observation", "comparison", "sleep"}),
+    capabilities=frozenset({"observation", "comparison", "sleep", "routing"}),
     takes_stream=True,
+    platform_check="anytron_rollout.routing_check:routing_diagnostics",
 )

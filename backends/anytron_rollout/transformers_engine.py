@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from anytron.engines.protocol import MemoryUse, Response
 from anytron.errors import EngineError
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
+from anytron_rollout.routing import RoutingRecorder, with_routing
 from anytron_rollout.sampling import TokenSampler
 from anytron_rollout.weights import differing_weights, load_verified
 
@@ -58,6 +60,7 @@ class TransformersEngine:
         # The model's own sampling defaults (temperature, repetition penalty) must not take effect.
         model.generation_config = GenerationConfig()
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
+        self._routing = RoutingRecorder(self._model) if rollout.replay_routing else None
 
     def load_weights(self, origin: WeightOrigin) -> int:
         """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
@@ -148,19 +151,25 @@ class TransformersEngine:
         device = self._runtime.current_device()
         seeds, tokenizer = [request.seed for request in requests], self._stop_tokenizer(sampling)
         sampler = TokenSampler(sampling, seeds, prompt_width=input_ids.shape[1], tokenizer=tokenizer)
-        output = self._model.generate(
-            input_ids.to(device),
-            attention_mask=attention_mask.to(device),
-            **{name: value.to(device) for name, value in arguments.items()},
-            # Our sampler does all of the sampling, end tokens included: this code could not tell in which
-            # order transformers' own processors come.
-            generation_config=GenerationConfig(
-                do_sample=False, max_new_tokens=sampling.max_new_tokens, pad_token_id=sampling.pad_token_id
-            ),
-            logits_processor=LogitsProcessorList([sampler]),
-            stopping_criteria=StoppingCriteriaList([sampler.stopping]),
-        )
-        return sampler.responses(output, version)
+        with self._recording() as passes:
+            output = self._model.generate(
+                input_ids.to(device),
+                attention_mask=attention_mask.to(device),
+                **{name: value.to(device) for name, value in arguments.items()},
+                # Our sampler does all of the sampling, end tokens included: this code could not tell in which
+                # order transformers' own processors come.
+                generation_config=GenerationConfig(
+                    do_sample=False, max_new_tokens=sampling.max_new_tokens, pad_token_id=sampling.pad_token_id
+                ),
+                logits_processor=LogitsProcessorList([sampler]),
+                stopping_criteria=StoppingCriteriaList([sampler.stopping]),
+            )
+        responses = sampler.responses(output, version)
+        return with_routing(responses, prompts, passes) if passes else responses
+
+    def _recording(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """Keep the experts of every token, if they are asked for."""
+        return contextlib.nullcontext([]) if self._routing is None else self._routing.recording()
 
     def _image_arguments(self, images: Sequence[ImagePatches], input_ids: Tensor) -> dict[str, Tensor]:
         """Make the model's arguments for images, which are in the order of the rows that hold their tokens.

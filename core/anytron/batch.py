@@ -40,7 +40,8 @@ class RaggedBatch:
         token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
             elsewhere, adding up to 1: what metrics are averaged with.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
-            a token when the old log-probs were computed; None if updates do not replay it.
+            a token in the rollout, where the last token of a sequence has none and its row means nothing, or when the
+            old log-probs were computed; None if it is not replayed.
         images: B entries, each sequence's images, None for a sequence without; None if no sequence has
             any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
     """
@@ -85,6 +86,11 @@ class RaggedBatch:
         per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
         images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
         return replace(self, lengths=self.lengths[sequences], images=images, **per_token)
+
+    def scored(self, outputs: TokenOutputs) -> RaggedBatch:
+        """Add what the policy says of the tokens before this step's updates, and its routing if that was recorded."""
+        routing = self.routing if outputs.routing is None else outputs.routing
+        return replace(self, old_log_probs=outputs.log_probs, routing=routing)
 
     def to(self, device: torch.device) -> RaggedBatch:
         """Copy the per-token values to ``device``; lengths and images stay on the host."""

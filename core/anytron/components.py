@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
 EXECUTORS = "anytron.executors"
 
-Capability = Literal["critic", "adapters", "checkpoints", "observation", "inspection", "comparison", "offload", "sleep"]
-"""What not every engine can do; each is a protocol of :mod:`anytron.engines.protocol`."""
+Capability = Literal[
+    "critic", "adapters", "checkpoints", "observation", "inspection", "comparison", "offload", "sleep", "routing"
+]
+"""What not every engine can do. Each is a protocol of :mod:`anytron.engines.protocol`, but for ``routing``: responses
+carry their routing (rollout), passes repeat it (training)."""
 
 PlaceOf = Callable[[str], str | None]
 """Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""

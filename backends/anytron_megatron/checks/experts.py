@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
 from anytron_megatron.lora.names import matches
+from anytron_megatron.models.families import FAMILIES, proved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,8 +20,9 @@ EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_expe
 
 _EXPERT = "parallel.expert_model_parallel_size"
 _EXPERT_TENSOR = "parallel.expert_tensor_parallel_size"
-_REPLAY = "engine.options.router_replay"
+_REPLAY, _ROLLOUT_REPLAY = "engine.options.router_replay", "rollout.replay_routing"
 _BALANCING = "engine.options.transformer.moe_router_load_balancing_type"
+_CAPACITY = "engine.options.transformer.moe_expert_capacity_factor"
 _COEFFICIENT = "engine.options.transformer.moe_aux_loss_coeff"
 
 
@@ -65,16 +67,33 @@ def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
 
 def routing_replay_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that the routing of the policy can be replayed, if it is to be."""
-    if not options.replays_routing or not policy.config:
+    replay = options.replay(run)
+    if replay == "off" or not policy.config:
         return
+    key = _ROLLOUT_REPLAY if replay == "rollout" else _REPLAY
     if not _number_of_experts(policy, run, options):
-        yield Diagnostic("error", _REPLAY, "the model has no experts, hence no routing", "leave it out")
+        yield Diagnostic("error", key, "the model has no experts, hence no routing", "leave it out")
         return
+    if replay == "rollout":
+        yield from _rollout_routing(policy, options)
     if "sinkhorn" in _listed(options.transformer.get("moe_router_load_balancing_type")):
-        yield Diagnostic("error", _REPLAY, "sinkhorn routing cannot be replayed", "leave it out")
+        yield Diagnostic("error", key, "sinkhorn routing cannot be replayed", "leave it out")
     if options.transformer.get("moe_router_fusion"):
         message = "Megatron's fused router does not let replay choose the experts"
-        yield Diagnostic("error", _REPLAY, message, "set engine.options.transformer.moe_router_fusion=false")
+        yield Diagnostic("error", key, message, "set engine.options.transformer.moe_router_fusion=false")
+
+
+def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
+    if options.router_replay != "off":
+        message = "the rollout's routing (rollout.replay_routing) is replayed in all passes already"
+        yield Diagnostic("error", _REPLAY, message, "leave it out")
+    model_type = policy.config.get("model_type")
+    if model_type not in FAMILIES or "replay" not in FAMILIES[model_type].proof:
+        message = f"no test compares the replayed routing of {model_type} with Hugging Face"
+        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave it out; there is one for {proved('replay')}")
+    if options.transformer.get("moe_expert_capacity_factor") is not None:
+        message = "Megatron drops tokens of experts that are over their capacity, which no rollout engine does"
+        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave {_CAPACITY} out")
 
 
 def _coefficients(options: MegatronOptions) -> dict[str, float]:
@@ -93,7 +112,7 @@ def _listed(value: Any) -> list[Any]:
 def _number_of_experts(subject: Subject, run: RunConfig, options: MegatronOptions) -> int:
     """Return how many experts a layer has; 0 for a dense model."""
     given = next((subject.text[name] for name in EXPERTS if subject.text.get(name)), 0)
-    needed = run.parallel.sizes().expert > 1 or options.replays_routing
+    needed = run.parallel.sizes().expert > 1 or options.replay(run) != "off"
     if given or not needed or subject.path is not None:
         return int(given)
     # A config that is written by hand may leave the number to the default of its class.

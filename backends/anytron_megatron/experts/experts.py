@@ -12,15 +12,20 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor, nn
 
+    from anytron.engines.routing import RoutingShape
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.experts.load_balancing import LoadBalancing
     from anytron_megatron.experts.router_replay import RouterReplays
+    from anytron_megatron.options import RoutingReplay
     from anytron_megatron.training.micro_batch import PreparedBatch
     from anytron_megatron.training.schedule import Feature
 
 
 class Experts:
     """The mixture-of-experts layers of one model. With a dense model every method does nothing.
+
+    Attributes:
+        rollout_routing: What the rollout's routing must look like, if it is replayed; None = it is not.
 
     Raises:
         ConfigError: The auxiliary loss would not be what its name says.
@@ -32,8 +37,9 @@ class Experts:
         config: TransformerConfig | None,
         *,
         sequence_format: str,
-        router_replay: bool,
+        replay: RoutingReplay = "off",
     ) -> None:
+        self.rollout_routing: RoutingShape | None = None
         self._balancing: LoadBalancing | None = None
         self._replays: RouterReplays | None = None
         if config is None:
@@ -43,30 +49,44 @@ class Experts:
         from anytron_megatron.experts.router_replay import RouterReplays
 
         self._balancing = LoadBalancing(chunks, config, sequence_format)
-        self._replays = RouterReplays(chunks, config) if router_replay else None
+        if replay != "off":
+            self._replays = RouterReplays(chunks, config, from_rollout=replay == "rollout")
+            self.rollout_routing = self._replays.shape if self._replays.from_rollout else None
 
-    def record_routing(self) -> Feature:
-        """Begin a scoring pass; in the scope of its forward passes routing is recorded."""
+    def score_routing(self) -> Feature:
+        """Begin a scoring pass; its forward passes replay the rollout's routing, or record their own."""
         if self._replays is not None:
-            self._replays.start_recording()
-        return self._recording
+            self._replays.start()
+        return self._scoring
 
     def recorded_routing(self, micro_batches: int) -> list[Tensor] | list[None]:
         """Give each micro-batch's routing in the scoring pass that has ended. A collective over pipeline stages."""
-        return [None] * micro_batches if self._replays is None else self._replays.recorded()
+        if self._replays is None or self._replays.from_rollout:
+            return [None] * micro_batches
+        return self._replays.recorded()
 
     def replay_routing(self) -> Feature:
         """Begin an update; in the scope of its forward passes routing is replayed and auxiliary losses weighted."""
         if self._balancing is not None:
             self._balancing.start()
+        if self._replays is not None:
+            self._replays.start()
         return self._replaying
 
     def metrics(self) -> dict[str, float]:
-        """Report the update's auxiliary losses, to be added over replicas. A collective over a replica's ranks."""
-        return {} if self._balancing is None else self._balancing.metrics()
+        """Report the update's auxiliary losses, and how much of its routing was replayed against the routers' choice.
 
-    def _recording(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
-        return None if self._replays is None else self._replays.recording(chunk, prepared)
+        To be added over data-parallel replicas. A collective over a replica's ranks.
+        """
+        balance = {} if self._balancing is None else self._balancing.metrics()
+        return balance if self._replays is None else {**balance, **self._replays.metrics()}
+
+    def _scoring(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        if self._replays is None:
+            return None
+        if self._replays.from_rollout:
+            return self._replays.replaying(chunk, prepared)
+        return self._replays.recording(chunk, prepared)
 
     def _replaying(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
         return scopes.combine(

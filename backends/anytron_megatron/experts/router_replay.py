@@ -1,28 +1,32 @@
-"""Router replay: tokens go to the experts to which they went when the old log-probs were computed.
+"""Router replay: tokens go to the experts to which they went before.
 
-Between the pass that computes old log-probs and an update the weights move, or only the order of a sum
-changes, and a token near a decision is routed to other experts. Its probability ratio then compares two
-different networks. Megatron's ``RouterReplay`` (one object in each router) records the choice of experts
-and replays it; this file brings it to token coordinates and back, whatever the layout of either pass,
-and ties it to a micro-batch's scope, so that recomputation replays the same.
+With ``old-log-probs`` that is in the pass that computed old log-probs: between it and an update the weights move, or
+only the order of a sum changes, and a token near a decision is routed to other experts. Its probability ratio then
+compares two different networks. With ``rollout`` it is in the rollout, which other kernels have computed: then both
+engines speak of one network, and scoring passes replay as well.
+
+Megatron's routers hand their top-k to an object, if they have one (``TopKRouter.router_replay``). Here they have one
+inside of a micro-batch's scope, so that recomputation replays the same, and nothing is left behind. (Megatron's own
+class replays all tokens or none.) This file brings choices to token coordinates and back, whatever the layout of
+either pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
+from anytron.engines.routing import RoutingShape
 from anytron.errors import EngineError
 from anytron.sequences.parallel import gather_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor, nn
@@ -31,16 +35,32 @@ if TYPE_CHECKING:
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import PreparedBatch
 
+    TopK = Callable[..., tuple[Tensor, Tensor]]
+    """Megatron's own choice: (scores ``[N, E]``, topk, num_groups=, group_topk=) -> values and experts ``[N, K]``."""
+
+METRIC = "moe/rerouted_fraction"
+_OWN = -1
+"""In the place of an expert: the router chooses."""
+
 
 class RouterReplays:
-    """The routers of one model, built with ``moe_enable_routing_replay``, on this rank, and which of all they are.
+    """The routers of one model on this rank, and which of all they are.
 
     Routers of multi-token prediction are left alone: they do not run where log-probs are computed.
     Making one is a collective over pipeline stages.
+
+    Args:
+        chunks: The model's on this rank.
+        config: Its configuration.
+        from_rollout: Batches bring their routing; otherwise it is recorded.
+
+    Attributes:
+        from_rollout: As given.
+        shape: Of the whole model's routing.
     """
 
-    def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig) -> None:
-        self._experts, self._topk = config.num_moe_experts, config.moe_router_topk
+    def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, *, from_rollout: bool) -> None:
+        self.from_rollout = from_rollout
         self._shared_out = config.sequence_parallel
         self._chunks = [_routers(chunk) for chunk in chunks]
         mine = [router.layer_number for routers in self._chunks for router in routers]
@@ -48,11 +68,15 @@ class RouterReplays:
         torch.distributed.all_gather_object(everywhere, mine, group=parallel_state.get_pipeline_model_parallel_group())
         layers = sorted(number for numbers in everywhere for number in numbers)
         self._columns = {number: column for column, number in enumerate(layers)}
+        self.shape = RoutingShape(len(layers), config.moe_router_topk, config.num_moe_experts)
+        self._device = next(chunks[0].parameters()).device
         self._recorded: list[list[Tensor]] = []
+        self._replays: list[_Replay] = []
 
-    def start_recording(self) -> None:
-        """Forget what an earlier pass recorded."""
+    def start(self) -> None:
+        """Begin a pass: forget what an earlier one recorded and counted."""
         self._recorded = [[] for _ in self._chunks]
+        self._replays = []
 
     def recording(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory:
         """Make the scope of a forward pass that records."""
@@ -62,8 +86,8 @@ class RouterReplays:
         """Collect the routing of all layers. A collective over pipeline stages.
 
         Returns:
-            One tensor for each micro-batch since :meth:`start_recording`: ``[T, layers, topk]`` on the host,
-            uint8, or int16 where there are more than 256 experts.
+            One tensor for each micro-batch since :meth:`start`: ``[T, layers, topk]`` on the host, of the type of
+            :attr:`shape`.
         """
         group = parallel_state.get_pipeline_model_parallel_group()
         numbers = [router.layer_number for routers in self._chunks for router in routers]
@@ -71,11 +95,11 @@ class RouterReplays:
         collected = []
         for parts in zip(*self._recorded, strict=True):
             local = torch.cat(parts, dim=1)
-            whole = local.new_zeros(local.shape[0], len(self._columns), self._topk)
+            whole = local.new_zeros(local.shape[0], self.shape.layers, self.shape.chosen)
             whole[:, mine.to(whole.device)] = local
             if group.size() > 1:
                 torch.distributed.all_reduce(whole, group=group)
-            collected.append(whole.to(torch.uint8 if self._experts <= 256 else torch.int16).cpu())
+            collected.append(whole.to(self.shape.dtype).cpu())
         return collected
 
     def replaying(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory:
@@ -85,54 +109,132 @@ class RouterReplays:
             EngineError: The batch carries no routing, or that of another model.
         """
         routing = prepared.batch.routing
-        if routing is None or tuple(routing.shape[1:]) != (len(self._columns), self._topk):
+        expected = self.shape.layers, self.shape.chosen
+        if routing is None or tuple(routing.shape[1:]) != expected:
             found = "none" if routing is None else f"{tuple(routing.shape)}"
             raise EngineError(
                 "The batch has no routing to replay.",
-                where="update",
-                why=f"expected (tokens, {len(self._columns)} layers, {self._topk} experts), found {found}",
-                fix="compute old log-probs with this engine first (engine.options.router_replay)",
+                where="router replay",
+                why=f"expected (tokens, {expected[0]} layers, {expected[1]} experts), found {found}",
+                fix="compute old log-probs with this engine first (engine.options.router_replay), or let the rollout "
+                "engine tell its routing (rollout.replay_routing)",
             )
         routers = self._chunks[chunk]
-        return partial(_replay, routers, self._to_slots(routing, routers, prepared.inputs.layout))
+        weights = self._weights(prepared)
+        targets = self._to_slots(routing, routers, prepared.inputs.layout)
+        replays = [_Replay(target, weights) for target in targets]
+        self._replays += replays
+        return partial(_choosing, routers, replays)
+
+    def metrics(self) -> dict[str, float]:
+        """Report how often this replica's routers would have chosen otherwise. A collective over the replica's ranks.
+
+        Returns:
+            Of the tokens that predict a response token, in all layers, the share that goes to other experts than the
+            router's own top-k; to be added over data-parallel replicas.
+        """
+        counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
+        if len(counted) < len(self._replays):
+            raise EngineError("A router has not asked for the experts to replay.", where="router replay")
+        total = torch.stack([torch.zeros((), device=self._device), *counted]).sum()
+        # Ranks that share a micro-batch's tokens have different ones.
+        torch.distributed.all_reduce(total, group=parallel_state.get_tensor_and_context_parallel_group())
+        torch.distributed.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
+        return {METRIC: float(total) / self.shape.layers}
 
     @contextlib.contextmanager
     def _record(self, chunk: int, layout: SequenceLayout) -> Iterator[None]:
         routers = self._chunks[chunk]
-        with _acting(routers, RouterReplayAction.RECORD):
+        records = [_Record() for _ in routers]
+        with _choosing(routers, records):
             yield
-            chosen = [router.router_replay.get_recorded_indices() for router in routers]
-            self._recorded[chunk].append(self._to_tokens(chosen, layout))
+        self._recorded[chunk].append(self._to_tokens([record.experts for record in records], layout))
 
     def _to_tokens(self, chosen: Sequence[Tensor], layout: SequenceLayout) -> Tensor:
         """Bring routers' choices, int64 ``[N, K]`` of this rank's tokens each, to int32 ``[T, layers, K]``."""
         if not chosen:
-            return layout.slot_index.new_zeros(layout.num_tokens, 0, self._topk, dtype=torch.int32)
+            return layout.slot_index.new_zeros(layout.num_tokens, 0, self.shape.chosen, dtype=torch.int32)
         # Routers see tokens as [S, B]; with sequence parallelism each rank has a part of them.
         slots = torch.stack(list(chosen), dim=1).to(torch.int32)
         if self._shared_out:
             slots = gather_slots(parallel_state.get_tensor_model_parallel_group())(slots)
         rows, columns = layout.shape
         group = layout.shard.group
-        values = slots.view(columns, rows, len(chosen), self._topk).transpose(0, 1)
+        values = slots.view(columns, rows, len(chosen), self.shape.chosen).transpose(0, 1)
         return layout.unpack(values, gather_slots(group) if group is not None else None)
 
     def _to_slots(self, routing: Tensor, routers: Sequence[TopKRouter], layout: SequenceLayout) -> list[Tensor]:
-        """Undo :meth:`_to_tokens` for some routers: int64 ``[N, K]`` each."""
+        """Undo :meth:`_to_tokens` for some routers: int64 ``[N, K]`` each, :data:`_OWN` where nothing is replayed."""
         if not routers:
             return []
         columns = [self._columns[router.layer_number] for router in routers]
         mine = routing[:, columns].to(layout.slot_index.device, torch.int64)
-        values = layout.pack(mine)  # [R, C, layers, K]
-        # Every token goes to `topk` different experts, padding too: Megatron's dispatcher counts on it.
-        place = torch.arange(layout.token_index.numel(), device=mine.device)
-        spread = (place[:, None] * self._topk + torch.arange(self._topk, device=mine.device)) % self._experts
-        values = torch.where(layout.valid[..., None, None], values, spread.view(*layout.shape, 1, self._topk))
+        if self.from_rollout:
+            mine.index_fill_(0, layout.cu_seqlens[1:].long() - 1, _OWN)
+        return list(self._of_this_rank(layout.pack(mine, fill=_OWN)).unbind(1))
+
+    def _weights(self, prepared: PreparedBatch) -> Tensor:
+        """What each of this rank's slots counts in the metric, float32 ``[N]``: nothing in a scoring pass."""
+        layout, shares = prepared.inputs.layout, prepared.batch.token_shares
+        if shares is None:
+            shares = torch.zeros(layout.num_tokens)
+        # A token counts as the one that it predicts; the first of a sequence is in no response.
+        return self._of_this_rank(layout.pack(shares.roll(-1).to(layout.slot_index.device)))
+
+    def _of_this_rank(self, values: Tensor) -> Tensor:
+        """Bring ``[R, C, ...]`` to the tokens of this rank's routers, in their order: ``[N, ...]``."""
         slots = values.transpose(0, 1)
         if self._shared_out:
             group = parallel_state.get_tensor_model_parallel_group()
             slots = slots.chunk(group.size())[group.rank()]
-        return list(slots.flatten(0, 1).unbind(1))
+        return slots.flatten(0, 1)
+
+
+class _Chooser(Protocol):
+    """What Megatron's ``topk_routing_with_score_function`` asks for each token's experts."""
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
+    ) -> tuple[Tensor, Tensor]:
+        """Choose K of E experts by their scores ``[N, E]``: their scores, with gradients, and numbers, ``[N, K]``."""
+
+
+class _Record:
+    """Leaves the choice to the router and keeps it."""
+
+    experts: Tensor
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
+    ) -> tuple[Tensor, Tensor]:
+        values, self.experts = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        return values, self.experts
+
+
+class _Replay:
+    """Chooses what is to be replayed, and counts where the router would have chosen otherwise.
+
+    Args:
+        target: int64 ``[N, K]``, :data:`_OWN` where the router chooses.
+        weights: float32 ``[N]``, what each token counts.
+
+    Attributes:
+        rerouted: The weight of tokens with other experts than the router's own choice; None before it has asked.
+    """
+
+    def __init__(self, target: Tensor, weights: Tensor) -> None:
+        self._target, self._weights = target, weights
+        self.rerouted: Tensor | None = None
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            _, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+            experts = torch.where(self._target == _OWN, own, self._target)
+            differ = (own.sort(-1).values != experts.sort(-1).values).any(-1)
+            self.rerouted = (self._weights * differ).sum()  # a recomputation finds the same
+        return scores.gather(1, experts), experts
 
 
 def _routers(chunk: nn.Module) -> list[TopKRouter]:
@@ -145,21 +247,12 @@ def _routers(chunk: nn.Module) -> list[TopKRouter]:
 
 
 @contextlib.contextmanager
-def _replay(routers: Sequence[TopKRouter], targets: Sequence[Tensor]) -> Iterator[None]:
-    with _acting(routers, RouterReplayAction.REPLAY_FORWARD):
-        for router, target in zip(routers, targets, strict=True):
-            router.router_replay.set_target_indices(target)
-        yield
-
-
-@contextlib.contextmanager
-def _acting(routers: Sequence[TopKRouter], action: RouterReplayAction) -> Iterator[None]:
-    """Let routers record or replay, and leave nothing behind."""
-    for router in routers:
-        router.router_replay.set_router_replay_action(action)
+def _choosing(routers: Sequence[TopKRouter], choosers: Sequence[_Chooser]) -> Iterator[None]:
+    """Let each router ask its own object, and leave nothing behind."""
+    for router, chooser in zip(routers, choosers, strict=True):
+        router.router_replay = chooser
     try:
         yield
     finally:
         for router in routers:
-            router.router_replay.clear_router_replay_action()
-            router.router_replay.clear_indices()
+            router.router_replay = None

@@ -56,7 +56,6 @@ class BridgeSource:
         sizes: The parallel sizes; process groups must exist.
         recompute: ``none``, ``selective`` or ``full``.
         deterministic: Sets Megatron's ``deterministic_mode``.
-        router_replay: Give each router what records and replays its choices.
         predicts_ahead: Build the model's multi-token prediction modules.
         transformer: Fields of Megatron's transformer config to override.
 
@@ -72,7 +71,6 @@ class BridgeSource:
         sizes: ParallelSizes,
         recompute: str,
         deterministic: bool,
-        router_replay: bool = False,
         predicts_ahead: bool = False,
         transformer: Mapping[str, Any],
     ) -> None:
@@ -102,7 +100,6 @@ class BridgeSource:
             "expert_tensor_parallel_size": sizes.expert_tensor,
             "sequence_parallel": sizes.sequence_parallel,
             "deterministic_mode": deterministic,
-            "moe_enable_routing_replay": router_replay,
             "mtp_num_layers": modules,
             # Without it embedding and output weights lack tensor_model_parallel, the gradient norm of
             # TP > 1 comes out too small (1.757 for 2.032) and clipping differs.

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from anytron_megatron.models.weight_names import LayerTensors, Shapes
 
-COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "MTP", "LoRA", "images")
-"""What a family may have a proof for: sequence formats, ways to split a model, and what else can be trained."""
+COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "replay", "MTP", "LoRA", "images")
+"""What a family may have a proof for: sequence formats, ways to split a model, replay of the rollout's routing, and
+what else can be trained."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Family:
 
 _FORMATS = ("thd", "bshd")
 _DENSE = (*_FORMATS, "TP", "PP", "CP")
-_EXPERTS = (*_DENSE, "VPP", "EP", "LoRA")
+_EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA")
 _RECURRENT = (*_FORMATS, "TP", "PP")
 
 _ROWS = (

@@ -135,6 +135,9 @@ class RolloutSection(Section):
     """Rollout engines give their device's memory back while training works; docs/how-to/share-devices.md."""
     replicas: int = Field(1, ge=1)
     """Rollout processes, each with the whole model, that share the prompts of a step; docs/how-to/scale-rollouts.md."""
+    replay_routing: bool = False
+    """Mixture of experts: training sends each token to the experts to which the rollout engine sent it;
+    docs/how-to/train-mixture-of-experts.md."""
     max_batch_size: int = Field(512, ge=1)
     """Sequences that a replica generates at one time."""
     num_threads: int | None = Field(None, ge=1)

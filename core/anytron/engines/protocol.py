@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.data.images import ImagePatches
     from anytron.engines.inspection import Inspection
+    from anytron.engines.routing import RoutingShape
     from anytron.engines.weights import Sent, WeightDestination, WeightOrigin
     from anytron.hooks.facade import Hooks
     from anytron.hooks.types import ProcessInfo
@@ -68,6 +69,8 @@ class Topology:
         micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
         replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenOutputs.routing``), so
             that such a pass comes before every update.
+        rollout_routing: What the routing of the rollout must look like, which passes that score the policy and updates
+            repeat (``RaggedBatch.routing``); None = they repeat none.
     """
 
     dp_rank: int
@@ -75,6 +78,7 @@ class Topology:
     reports: bool
     micro_batch_multiple: int = 1
     replays_scoring: bool = False
+    rollout_routing: RoutingShape | None = None
 
 
 @dataclass(frozen=True)
@@ -331,12 +335,15 @@ class Response:
         stop_reason: ``stop`` = an end token or a stop string ended it, ``length`` = the length limit did, ``abort`` =
             :meth:`RolloutEngine.abort` did.
         versions: Version of the weights that made each token.
+        routing: The experts of each token of prompt and response but the last (:mod:`anytron.engines.routing`), on the
+            host; None unless ``rollout.replay_routing`` asks for it.
     """
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     stop_reason: StopReason
     versions: tuple[int, ...]
+    routing: Tensor | None = None
 
 
 class RolloutEngine(Protocol):

@@ -26,6 +26,13 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, "engine", "offload", "engine.offload", "leave its device", "engine.offload=[]")
     if config.rollout.sleep:
         yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "leave its device", "rollout.sleep=false")
+    if config.rollout.replay_routing:
+        key, fix = "rollout.replay_routing", "leave it out, or use the engine"
+        yield from _lacking(config, "rollout", "routing", key, "tell its routing", f"{fix} transformers")
+        yield from _lacking(config, "engine", "routing", key, "repeat the rollout's routing", f"{fix} megatron")
+        if config.environment is not None:
+            message = "the routing of a response of several turns is not put together of theirs"
+            yield Diagnostic("error", key, message, "leave it or environment out")
     if config.resume != "never":
         yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
     elif config.checkpoint.keep > 0:
@@ -59,11 +66,11 @@ def why_not_shared(config: RunConfig, *, on_this_machine: bool) -> str | None:
 
 
 def platform_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Find what the training engine cannot do on the active platform, as far as that is known before it is built."""
-    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
-    check = None if info is None else info.load_platform_check()
-    if check is not None:
-        yield from check(config, platform)
+    """Find what the engines cannot do on the active platform, as far as that is known before they are built."""
+    for info in chosen_engines(config.engine.name, config.rollout.engine).values():
+        check = info.load_platform_check()
+        if check is not None:
+            yield from check(config, platform)
 
 
 def compares_weights(config: RunConfig) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
     from anytron.data.images import ImagePatches
     from anytron.data.vision import Picture
     from anytron.environments.outcome import Outcome
@@ -33,6 +35,8 @@ class Sample:
         patches: The same as the model reads them; None without images.
         response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
         environment: What the environment made of the response; None without one.
+        routing: The experts of each token but the last (:attr:`anytron.engines.protocol.Response.routing`); reward
+            functions get None.
     """
 
     prompt_id: str
@@ -47,6 +51,7 @@ class Sample:
     patches: ImagePatches | None = None
     response_mask: tuple[bool, ...] | None = None
     environment: Outcome | None = None
+    routing: Tensor | None = None
 
     @property
     def turns(self) -> tuple[str, ...]:

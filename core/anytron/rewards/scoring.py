@@ -103,7 +103,7 @@ class RewardWorkers:
             DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample.
         """
         whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
-        plain = [replace(samples[index], patches=None) for index in whole]
+        plain = [replace(samples[index], patches=None, routing=None) for index in whole]
         parts: dict[str, Tensor] = {}
         failures: dict[str, Mapping[int, Failure]] = {}
         for pool in self._pools:

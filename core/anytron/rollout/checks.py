@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from anytron.engines.protocol import GenerationRequest, Response
+    from anytron.engines.routing import RoutingShape
 
 
-def mistake_in(response: Response, request: GenerationRequest | None, version: int) -> str | None:
+def mistake_in(
+    response: Response, request: GenerationRequest | None, version: int, routing: RoutingShape | None = None
+) -> str | None:
     """Say what is wrong with a response; None if nothing is.
 
     Args:
         response: It.
         request: What it answers; None if the engine was not asked for it, or has answered already.
         version: Of the weights that the engine was given.
+        routing: Of the model, if responses are to carry it.
     """
     if request is None:
         return "it was not asked for"
@@ -27,4 +31,6 @@ def mistake_in(response: Response, request: GenerationRequest | None, version: i
         return "it was given up"
     if other := sorted(set(response.versions) - {version}):
         return f"it comes from weights of version {', '.join(map(str, other))}, and version {version} is current"
+    if routing is not None:
+        return routing.mistake_in(response.routing, len(request.prompt.tokens) + tokens)
     return None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RolloutSection
     from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
+    from anytron.engines.routing import RoutingShape
     from anytron.errors import AnytronError
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
 
@@ -94,12 +95,16 @@ class RolloutPool:
         executor: Starts the processes; the constructor does not wait for the engines.
         settings: Section ``rollout``.
         lost: Is told of each loss and of what follows, and raises if it is one too many; None = the first is.
+
+    Attributes:
+        routing: Of the model, if every response must carry it; None = none does.
     """
 
     def __init__(
         self, executor: Executor, settings: RolloutSection, lost: Callable[[AnytronError, str], None] | None
     ) -> None:
         self._executor, self._settings, self._lost = executor, settings, lost
+        self.routing: RoutingShape | None = None
         self._give: GiveWeights | None = None
         self._queue: list[GenerationRequest] = []
         self._finished: dict[int, Response] = {}
@@ -262,7 +267,7 @@ class RolloutPool:
         assert replica.version is not None, "a poll comes after requests, and those after weights"
         for number, response in finished:
             request = replica.held.get(number)
-            if mistake := mistake_in(response, request, replica.version):
+            if mistake := mistake_in(response, request, replica.version, self.routing):
                 raise _wrong(replica, f"response {number}: {mistake}")
             del replica.held[number]
             self._finished[number] = response

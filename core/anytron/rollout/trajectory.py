@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from anytron.engines.protocol import Response
     from anytron.environments.outcome import Outcome
 
@@ -20,6 +22,7 @@ class Trajectory:
         response_mask: For each token, whether the model wrote it; None = it wrote all of them.
         finished: An end token, a stop string or the environment ended it, and no limit did.
         outcome: What the environment made of it; None without one.
+        routing: As in :class:`anytron.engines.protocol.Response`; of one turn only.
     """
 
     tokens: tuple[int, ...]
@@ -27,8 +30,9 @@ class Trajectory:
     finished: bool
     response_mask: tuple[bool, ...] | None = None
     outcome: Outcome | None = None
+    routing: Tensor | None = None
 
     @classmethod
     def of(cls, response: Response) -> Trajectory:
         """Take a response of one turn."""
-        return cls(response.tokens, response.log_probs, response.stop_reason == "stop")
+        return cls(response.tokens, response.log_probs, response.stop_reason == "stop", routing=response.routing)

@@ -13,6 +13,8 @@ from anytron.rewards.sample import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from torch import Tensor
+
     from anytron.data.prompts import TokenizedPrompt
     from anytron.rollout.trajectory import Trajectory
 
@@ -46,6 +48,7 @@ def make_samples(
             patches=prompt.patches,
             response_mask=response.response_mask,
             environment=response.outcome,
+            routing=response.routing,
         )
         for (prompt, response), text in zip(pairs, texts, strict=True)
     ]
@@ -65,15 +68,22 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
         chain(repeat(0.0, len(sample.prompt_tokens)), sample.log_probs) for sample in samples
     )
     images = tuple(sample.patches for sample in samples)
+    routed = [sample.routing for sample in samples if sample.routing is not None]
     return RaggedBatch(
         lengths=lengths,
         tokens=torch.tensor(list(tokens), dtype=torch.int64),
         response_mask=torch.tensor(list(mask), dtype=torch.bool),
         temperature=temperature,
         rollout_log_probs=torch.tensor(list(log_probs), dtype=torch.float32),
+        routing=torch.cat([_with_last_token(routing) for routing in routed]) if routed else None,
         images=images if any(patches is not None for patches in images) else None,
     )
 
 
 def _own(sample: Sample) -> Iterable[bool]:
     return repeat(True, len(sample.response_tokens)) if sample.response_mask is None else sample.response_mask
+
+
+def _with_last_token(routing: Tensor) -> Tensor:
+    """Add the row of the token that ends a sequence."""
+    return torch.cat([routing, routing.new_zeros(1, *routing.shape[1:])])

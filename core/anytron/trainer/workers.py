@@ -54,8 +54,7 @@ class TrainingWorkers:
     def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool) -> RaggedBatch:
         """Add what updates need of models' scores: the old policy's and the reference's log-probs, and routing."""
         if updates.needs_old_log_probs:
-            policy = self.token_outputs(batch, updates, "policy")
-            batch = replace(batch, old_log_probs=policy.log_probs, routing=policy.routing)
+            batch = batch.scored(self.token_outputs(batch, updates, "policy"))
         if reference:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
         return batch
@@ -201,7 +200,9 @@ def start_workers(
     """
     training = _start_ranks(executor, config)
     rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
-    return TrainingWorkers.of(training), rollout
+    trainer = TrainingWorkers.of(training)
+    rollout.routing = trainer.topology[0].rollout_routing
+    return trainer, rollout
 
 
 def _start_ranks(executor: Executor, config: RunConfig) -> WorkerGroup:

@@ -45,7 +45,7 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     logits = trainer.logits(first_sequences(batch))
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
-    batch = replace(batch, old_log_probs=scored.log_probs, routing=scored.routing)
+    batch = batch.scored(scored)
     if loss.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
     mini_batch = next(plan.mini_batches(batch, config.trainer.seed))

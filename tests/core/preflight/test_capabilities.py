@@ -66,6 +66,21 @@ def test_engines_that_cannot_leave_their_devices_are_refused_if_they_are_to(test
     assert found("megatron", "transformers") == []
 
 
+def test_routing_is_told_by_one_engine_and_repeated_by_the_other(testchip):
+    def found(engine, rollout):
+        run = run_of(engine, rollout={"engine": rollout, "replay_routing": True})
+        return [(one.severity, one.key, one.message.partition(":")[0]) for one in training_diagnostics(run)]
+
+    error = "error", "rollout.replay_routing"
+    assert found("megatron", "small") == [(*error, "the engine small cannot tell its routing")]
+    assert found("small", "transformers") == [(*error, "the engine small cannot repeat the rollout's routing")]
+    assert found("megatron", "transformers") == []
+    several = run_of("megatron", rollout={"replay_routing": True}, environment={"path": "file.py:Class"})
+    (refused,) = training_diagnostics(several)
+    assert (refused.severity, refused.key) == error
+    assert "several turns" in refused.message
+
+
 def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):
     assert list(training_diagnostics(run_of())) == []
 

@@ -7,13 +7,16 @@ in this process, and a test decides whose call is over first.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from anytron.config.schema import RolloutSection
 from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
+from anytron.engines.routing import RoutingShape
 from anytron.errors import ProcessLost, WorkerError
 from anytron.rollout.pool import RolloutPool
 from anytron.trainer.weight_transfer import load, send_file
@@ -246,6 +249,33 @@ def test_a_replica_that_answers_wrongly_is_replaced(change, message):
     assert error.what == "Rollout replica 1 answered wrongly."
     assert message in error.why
     assert executor.groups[1].ended
+
+
+def test_a_replica_without_the_routing_that_is_asked_for_is_replaced():
+    class Router(Engine):
+        complete = True
+
+        def poll(self, seconds):
+            lengths = {request.id: len(request.prompt.tokens) for request in self.held}
+            return [
+                (number, replace(response, routing=self.routing(lengths[number] + len(response.tokens) - 1)))
+                for number, response in super().poll(seconds)
+            ]
+
+        def routing(self, rows):
+            return torch.tensor([3, 0], dtype=torch.uint8).expand(rows if self.complete else rows + 1, 2, 2)
+
+    class Liar(Router):
+        complete = False
+
+    losses = Losses()
+    pool = pool_of(Executor(make=lambda number, order: (Liar if number == 1 else Router)(order)), 2, losses)
+    pool.routing = RoutingShape(layers=2, chosen=2, experts=4)
+    pool.load_weights(weights(1))
+    found = pool.generate(PROMPTS, SAMPLING, 4, seed=0)
+    assert all(response.routing.shape[1:] == (2, 2) for group in found for response in group)
+    (error,) = losses.errors
+    assert "its routing is torch.uint8" in error.why
 
 
 def test_a_replica_that_keeps_its_old_weights_is_replaced(expected):

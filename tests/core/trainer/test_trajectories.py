@@ -55,6 +55,24 @@ def test_a_batch_is_the_samples_side_by_side(tokenizer):
     assert batch.temperature == 0.5
 
 
+def test_routing_gets_a_row_for_the_token_that_ends_a_sequence(tokenizer):
+    def routed(prompt, response, first):
+        rows = len(prompt.tokens) + len(response.tokens) - 1
+        numbers = torch.arange(first, first + rows * 4, dtype=torch.uint8)
+        return replace(response, routing=numbers.view(rows, 2, 2))
+
+    groups = [
+        [routed(prompt, response, 1 + 50 * place) for place, response in enumerate(group)]
+        for prompt, group in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    batch = assemble(make_samples(PROMPTS, groups, tokenizer), temperature=1.0)
+    assert batch.routing.shape == (16, 2, 2)
+    assert batch.routing.dtype is torch.uint8
+    starts = [0, 6, 9, 12]
+    for start, length, response in zip(starts, batch.lengths.tolist(), [*groups[0], *groups[1]], strict=True):
+        assert torch.equal(batch.routing[start : start + length - 1], response.routing)
+
+
 def test_a_batch_of_empty_responses_can_be_made(tokenizer):
     empty = [[Trajectory((), (), finished=True)]] * 2
     batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)

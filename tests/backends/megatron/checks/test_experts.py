@@ -15,12 +15,12 @@ REPLAY = {"router_replay": "old-log-probs"}
 BALANCING = "engine.options.transformer.moe_router_load_balancing_type"
 
 
-def remarks(model=MIXTURE, engine=None, lora=None, **parallel):
+def remarks(model=MIXTURE, engine=None, lora=None, replay_routing=False, **parallel):
     values = {
         "model": {"config": model, "tokenizer": "t", "lora": lora},
         "data": {"source": "s"},
         "rewards": [{"function": "f"}],
-        "rollout": {"max_new_tokens": 8},
+        "rollout": {"max_new_tokens": 8, "replay_routing": replay_routing},
         "engine": engine or {},
         "parallel": parallel,
     }
@@ -128,6 +128,31 @@ def test_a_load_balancing_loss_without_a_coefficient_is_nobodys_business():
 def test_a_dense_model_has_no_routing_to_replay():
     (remark,) = remarks(DENSE, engine={"options": REPLAY})
     assert (remark.severity, remark.key) == ("error", "engine.options.router_replay")
+    (remark,) = remarks(DENSE, replay_routing=True)
+    assert (remark.severity, remark.key) == ("error", "rollout.replay_routing")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "key", "reason"),
+    [
+        (MIXTURE, REPLAY, "engine.options.router_replay", "in all passes already"),
+        ({**MIXTURE, "model_type": "qwen3_next"}, {}, "rollout.replay_routing", "routing of qwen3_next with"),
+        (MIXTURE, {"transformer": {"moe_router_fusion": True}}, "rollout.replay_routing", "fused router"),
+        (MIXTURE, {"transformer": {"moe_expert_capacity_factor": 1.0}}, "rollout.replay_routing", "drops tokens"),
+        (
+            MIXTURE,
+            {"transformer": {"moe_router_load_balancing_type": "sinkhorn"}},
+            "rollout.replay_routing",
+            "sinkhorn",
+        ),
+    ],
+)
+def test_what_cannot_repeat_the_routing_of_the_rollout_is_refused(model, options, key, reason):
+    assert remarks(replay_routing=True) == []
+    errors = [one for one in remarks(model, engine={"options": options}, replay_routing=True) if one.key == key]
+    (remark,) = errors
+    assert remark.severity == "error"
+    assert reason in remark.message
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ def build(sequence_parallel):
         sizes=sizes,
         recompute="none",
         deterministic=False,
-        router_replay=False,
         transformer={},
     )
     (model,) = bridge.build(torch.device("cpu"))

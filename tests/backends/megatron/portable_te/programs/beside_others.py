@@ -41,7 +41,6 @@ def build(folder):
         sizes=ParallelSizes(),
         recompute="none",
         deterministic=False,
-        router_replay=False,
         predicts_ahead=False,
         transformer={},
     )

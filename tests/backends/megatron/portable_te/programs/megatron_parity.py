@@ -50,7 +50,6 @@ def main(tensor_parallel, folders):
             sizes=sizes,
             recompute="none",
             deterministic=False,
-            router_replay=False,
             predicts_ahead=False,
             transformer={},
         )

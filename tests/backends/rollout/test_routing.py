@@ -1,0 +1,87 @@
+"""The routing that responses carry, against plain Hugging Face code that looks at the routers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from anytron.data.pretrained import model_class
+from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.errors import EngineError
+from anytron_rollout.routing import RoutingRecorder
+from anytron_rollout.routing_check import TOLD, routing_diagnostics
+from tests.backends.rollout.conftest import generate, run_config
+from tests.tiny_models import write_tiny_model
+
+LENGTHS = (1, 2, 9, 4)
+CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}}
+LAYERS = {"qwen3_moe": 4, "deepseek_v3": 3}
+
+
+@torch.no_grad()
+def chosen_by(model, tokens):
+    """The experts of every token of one sequence, as the routers answer: ``[T, L, K]``, in ascending order."""
+    found = []
+    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    hooks = [gate.register_forward_hook(lambda *call: found.append(call[-1][2])) for gate in gates]
+    model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, dim=1).sort(-1).values
+
+
+@pytest.mark.parametrize("family", TOLD)
+def test_each_token_but_the_last_has_the_experts_that_it_went_to(family, new_engine, write, tmp_path):
+    directory = write_tiny_model(family, tmp_path / family, **CHANGES[family])
+    reference = model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [PromptInputs(tuple(torch.randint(3, 119, (n,), generator=generator).tolist())) for n in LENGTHS]
+    sampling = SamplingParams(max_new_tokens=9, end_token_ids=tuple(range(16)), pad_token_id=0)
+
+    def responses(**settings):
+        engine = new_engine(model={"path": str(directory)}, max_batch_size=12, **settings)
+        engine.load_weights(write(load_file(directory / "model.safetensors")))
+        engine.logits(prompts[:1])  # what is computed beside generation is no part of a response
+        return generate(engine, prompts, sampling, seed=1, samples=6)
+
+    groups, lengths = responses(replay_routing=True), set()
+    for prompt, group in zip(prompts, groups, strict=True):
+        for response in group:
+            sequence = prompt.tokens + response.tokens
+            assert response.routing.shape == (len(sequence) - 1, LAYERS[family], 2)
+            assert response.routing.dtype is torch.uint8
+            assert torch.equal(response.routing.long().sort(-1).values, chosen_by(reference, sequence)[:-1])
+            lengths.add(len(response.tokens))
+    assert len(lengths) > 3, "the batch must be ragged, or the test shows little"
+
+    without = responses()
+    assert all(response.routing is None for group in without for response in group)
+    assert [[response.tokens for response in group] for group in without] == [
+        [response.tokens for response in group] for group in groups
+    ]
+
+
+def test_other_models_are_refused_before_anything_starts():
+    def found(model_type, **rollout):
+        config = run_config({"config": {"model_type": model_type}}, **rollout)
+        return [(one.severity, one.key, one.message) for one in routing_diagnostics(config, None)]
+
+    message = "the engine transformers cannot tell the routing of qwen3_next"
+    assert found("qwen3_next", replay_routing=True) == [("error", "rollout.replay_routing", message)]
+    assert found("qwen3_moe", replay_routing=True) == found("qwen3_next") == []
+
+
+def test_a_model_whose_experts_are_called_otherwise_is_refused():
+    """What another version of transformers might do."""
+    fields = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
+    config = AutoConfig.for_model("qwen3_moe", **fields, num_key_value_heads=1, num_experts=4, moe_intermediate_size=8)
+    model = AutoModelForCausalLM.from_config(config)
+    model.model.layers[0].mlp.experts.forward = lambda hidden, weights: hidden
+    model.model.layers[0].mlp.forward = lambda hidden: model.model.layers[0].mlp.experts(hidden, hidden)
+    with RoutingRecorder(model).recording(), pytest.raises(EngineError, match="cannot be told"):
+        model(torch.tensor([[1, 2]]))
+    del model.model.layers[0].mlp.experts
+    with pytest.raises(EngineError, match="cannot be told"):
+        RoutingRecorder(model)
