@@ -49,7 +49,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "names", "portable_te", "redirect"),
         ("options", "training"),
         ("models",),
-        ("lora",),
+        ("generation", "lora"),
         ("checks",),
         ("experts", "patches"),
         ("critic", "plugin"),
@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine",),
     ),
     "anytron_rollout": (
-        ("__init__", "draws", "options", "placement", "routing", "routing_check", "weights"),
+        ("__init__", "options", "placement", "routing", "routing_check", "weights"),
         ("sampling",),
         ("transformers_engine",),
     ),

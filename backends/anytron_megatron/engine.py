@@ -24,6 +24,7 @@ from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.bridge import BridgeSource
 from anytron_megatron.models.freezing import freeze
 from anytron_megatron.models.source import AdapterSource, text_model
+from anytron_megatron.names import ENGINE
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import kernel_conformance, mask_conformance
@@ -46,15 +47,24 @@ if TYPE_CHECKING:
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.checkpoint.manifest import FileRecord
     from anytron.engines.inspection import Inspection
-    from anytron.engines.protocol import Conformance, EngineContext, Topology, TrainedRole, UpdatedModel
+    from anytron.engines.protocol import (
+        Conformance,
+        EngineContext,
+        GenerationRequest,
+        Response,
+        Topology,
+        TrainedRole,
+        UpdatedModel,
+    )
     from anytron.engines.weights import Sent, WeightDestination
     from anytron.sequences.layout import Format
+    from anytron_megatron.generation.policy_rollout import PolicyRollout
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource
 
 
 class MegatronEngine:
-    """Train one policy, and the critic of PPO; score tokens with the policy and with its reference.
+    """Train one policy, and the critic of PPO; score tokens with the policy and its reference; generate, if asked to.
 
     Implements :class:`anytron.engines.protocol.TrainingEngine`. An engine whose models come from elsewhere is a
     subclass with an :meth:`open_source` of its own.
@@ -122,6 +132,12 @@ class MegatronEngine:
             sizes=self._sizes,
             seed=config.trainer.seed,
         )
+        self._rollout: PolicyRollout | None = None
+        if config.rollout.engine == ENGINE:
+            from anytron_megatron.generation.policy_rollout import PolicyRollout  # not every Megatron has its parts
+
+            rows = self._preparer_for(self._source, "bshd")
+            self._rollout = PolicyRollout(self._policy, rows, config, self._sizes, vocab_size=self._source.vocab_size)
         apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> ModelSource:
@@ -212,6 +228,22 @@ class MegatronEngine:
         self._offload.end()
         return self._the_critic("update_critic").update(micro_batches, loss)
 
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests for responses of the policy."""
+        self._the_rollout("submit").submit(requests)
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:  # noqa: ARG002 - a batch takes what it takes
+        """Generate the next batch to its end; each reporting rank returns the responses of its replica."""
+        return self._the_rollout("poll").poll(self._trained.updates)
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests; one reporting rank returns them."""
+        return self._the_rollout("abort").abort(ids)
+
+    def weights_version(self) -> int:
+        """How many updates the policy has behind it."""
+        return self._trained.updates
+
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
         """Send the policy's weights; rank 0, which has each when it is gathered, returns what the destination does."""
         with self._merged():
@@ -259,13 +291,11 @@ class MegatronEngine:
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records."""
+        mask = self._preparer.mask_kind
         return {
             "rank": torch.distributed.get_rank(),
             "device": self._runtime.device_name(),
-            "attention_mask": {
-                "kind": self._preparer.mask_kind.kind.value,
-                "mode": self._preparer.mask_kind.kernel_mode,
-            },
+            "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
             "kernels": self._context.hooks.suppliers(),
             "patches": self._context.ledger.report(),
         }
@@ -303,6 +333,11 @@ class MegatronEngine:
         if self._critic is None:
             raise EngineError("There is no critic.", where=where, fix="set algorithm.advantage=gae and critic")
         return self._critic
+
+    def _the_rollout(self, where: str) -> PolicyRollout:
+        if self._rollout is None:
+            raise EngineError("There is no rollout on these ranks.", where=where, fix=f"set rollout.engine={ENGINE}")
+        return self._rollout
 
     def _sequence_formats(self) -> Iterator[Format]:
         """Yield the configured format, and the other one if the plugins let a run have it."""

@@ -107,3 +107,9 @@ MEGATRON = EngineInfo(
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     place_of=_place_of,
 )
+
+MEGATRON_ROLLOUT = EngineInfo(
+    engine=MEGATRON.engine,
+    platform_check="anytron_megatron.checks.generation:platform_diagnostics",
+    part_of=ENGINE,
+)

@@ -13,7 +13,9 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
 from anytron.engines.device_memory import Parked
-from anytron.engines.protocol import MemoryUse, Response
+from anytron.engines.protocol import MemoryUse
+from anytron.engines.request_queue import RequestQueue
+from anytron.engines.stop_strings import StopStrings
 from anytron.errors import EngineError
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.data.images import ImagePatches
-    from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, SamplingParams
+    from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, Response, SamplingParams
     from anytron.engines.weights import WeightOrigin
 
 
@@ -51,7 +53,7 @@ class TransformersEngine:
         self._runtime = context.platform.runtime()
         self._tokenizer: Any = None
         self._version: int | None = None
-        self._queue: list[GenerationRequest] = []
+        self._queue = RequestQueue()
         self._parked: Parked | None = None  # while it sleeps
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
@@ -94,8 +96,7 @@ class TransformersEngine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; the longest prompts come first, so that a batch has little padding."""
-        self._queue.extend(requests)
-        self._queue.sort(key=lambda request: -len(request.prompt.tokens))
+        self._queue.add(requests)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:  # noqa: ARG002 - a batch takes what it takes
         """Generate the next batch: requests that are sampled alike.
@@ -105,20 +106,14 @@ class TransformersEngine:
         """
         if self._version is None:
             raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before poll")
-        if not self._queue:
+        batch = self._queue.take(self._max_batch_size)
+        if not batch:
             return []
-        sampling = self._queue[0].sampling
-        alike = [request for request in self._queue if request.sampling == sampling]
-        batch = alike[: self._max_batch_size]
-        taken = {request.id for request in batch}
-        self._queue = [request for request in self._queue if request.id not in taken]
         return list(zip([request.id for request in batch], self._generate(batch, self._version), strict=True))
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
         """Give up requests; between two polls, none has begun."""
-        given_up = [request.id for request in self._queue if ids is None or request.id in ids]
-        self._queue = [request for request in self._queue if request.id not in given_up]
-        return [(one, Response((), (), "abort", ())) for one in given_up]
+        return self._queue.abort(ids)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
@@ -149,8 +144,8 @@ class TransformersEngine:
         images = [prompt.images for prompt in prompts if prompt.images is not None]
         arguments = self._image_arguments(images, input_ids) if images else {}
         device = self._runtime.current_device()
-        seeds, tokenizer = [request.seed for request in requests], self._stop_tokenizer(sampling)
-        sampler = TokenSampler(sampling, seeds, prompt_width=input_ids.shape[1], tokenizer=tokenizer)
+        seeds, stop = [request.seed for request in requests], self._stop_strings(sampling)
+        sampler = TokenSampler(sampling, seeds, prompt_width=input_ids.shape[1], stop=stop)
         with self._recording() as passes:
             output = self._model.generate(
                 input_ids.to(device),
@@ -183,10 +178,10 @@ class TransformersEngine:
             "mm_token_type_ids": (input_ids == self._model.config.image_token_id).int(),
         }
 
-    def _stop_tokenizer(self, sampling: SamplingParams) -> Any:
+    def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
         if sampling.stop and self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._context.config.model)
-        return self._tokenizer
+        return StopStrings(sampling.stop, self._tokenizer) if sampling.stop else None
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:

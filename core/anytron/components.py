@@ -50,6 +50,8 @@ class EngineInfo:
             diagnostics; empty = nothing can be said before the engine is built.
         takes_stream: Of a rollout engine: the process in which it is built is the one that loads weights, so that they
             may come through shared memory (:class:`anytron.engines.weight_stream.WeightStream`).
+        part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
+            (:class:`anytron.engines.protocol.GeneratingEngine`); empty = it has processes and weights of its own.
         place_of: Where below the options a name belongs that is none of them; for error messages.
     """
 
@@ -58,6 +60,7 @@ class EngineInfo:
     capabilities: frozenset[Capability] = frozenset()
     platform_check: str = ""
     takes_stream: bool = False
+    part_of: str = ""
     place_of: PlaceOf = nowhere
 
     def load(self) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from anytron.components import EngineInfo
 from anytron.engines import protocol
-from anytron_megatron.options import MEGATRON
+from anytron_megatron.options import MEGATRON, MEGATRON_ROLLOUT
 from anytron_rollout.options import TRANSFORMERS
 
 TRAINING = {
@@ -50,6 +50,12 @@ def test_declared_capabilities_are_those_of_the_class(info, base, capabilities):
     assert methods >= public(base)
     with_methods = info.capabilities - {"routing"}
     assert with_methods == {name for name, kind in capabilities.items() if methods >= public(kind)}
+
+
+def test_a_rollout_engine_that_is_part_of_a_training_engine_has_its_class_which_generates():
+    assert MEGATRON_ROLLOUT.part_of == "megatron"
+    assert MEGATRON_ROLLOUT.engine == MEGATRON.engine
+    assert methods_of(MEGATRON) >= public(protocol.GeneratingEngine)
 
 
 def test_a_training_engine_starts_with_seven_methods_and_a_rollout_engine_with_five():

@@ -22,6 +22,7 @@ METRICS = {
     "response/length_mean",
     "rollout/log_prob_abs_diff",
     "time/step_s",
+    "time/sync_s",
     "time/rollout_s",
     "time/update_s",
     "throughput/tokens_per_s",

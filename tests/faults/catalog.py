@@ -41,6 +41,7 @@ CALLED = {DRIVER: "driver", RANK: "rank", ROLLOUT: "rollout", REWARD: "reward"}
 MANY_RESTARTS = ("trainer.max_restarts=100",)
 QUICK_PULSE = ("executor.heartbeat_timeout_s=5",)
 TWO_RANKS = ("parallel.data_parallel_size=2",)
+RANKS_GENERATE = ("rollout.engine=megatron",)
 
 
 def _kill(victim: str, phase: str) -> Blow:
@@ -73,6 +74,8 @@ FAULTS = (
     _killed((RANK, "update"), (ROLLOUT, "resuming"), short=True),
     _killed(*((REWARD, phase) for phase in ("rollout", "reward", "update"))),
     _struck("one rank of two killed, update", Blow("trainer.update", "kill"), layout=TWO_RANKS),
+    _struck("rank killed, generating", Blow("trainer.poll", "kill"), layout=RANKS_GENERATE),
+    _struck("driver killed, ranks generating", Blow("trainer.poll", "kill", DRIVER), "killed", layout=RANKS_GENERATE),
     _struck("node of a Ray cluster lost, update", Blow("trainer.update", "lose node"), begin=in_a_ray_cluster),
     _struck("rank stopped, update", Blow("trainer.update", "stop"), settings=QUICK_PULSE),
     _struck("rollout stopped, rollout", Blow("rollout.poll", "stop"), settings=QUICK_PULSE),

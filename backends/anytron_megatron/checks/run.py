@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron_megatron.checks.critic import critic_diagnostics
 from anytron_megatron.checks.experts import expert_diagnostics, routing_replay_diagnostics
+from anytron_megatron.checks.generation import generation_diagnostics
 from anytron_megatron.checks.linear_attention import linear_attention_diagnostics
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
@@ -35,6 +36,7 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     yield from freeze_diagnostics(policy, run)
     yield from routing_replay_diagnostics(policy, run, options)
     yield from lora_diagnostics(run, options)
+    yield from generation_diagnostics(policy, run, options)
     if run.critic is not None:
         yield from critic_diagnostics(critic or policy, policy, run)
     if critic is not None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from anytron_megatron.models.weight_names import LayerTensors, Shapes
 
-COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "replay", "MTP", "LoRA", "images")
-"""What a family may have a proof for: sequence formats, ways to split a model, replay of the rollout's routing, and
-what else can be trained."""
+COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "replay", "MTP", "LoRA", "images", "cache")
+"""What a family may have a proof for: sequence formats, ways to split a model, replay of the rollout's routing,
+what else can be trained, and generation on the training ranks."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Family:
         rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
         takes_images: Image positions and inputs are made as this family wants them
             (:mod:`anytron_megatron.training.vision`).
+        cacheless: Why it cannot generate on its training ranks; empty if it can, or nobody has tried.
     """
 
     model_type: str
@@ -49,6 +50,7 @@ class Family:
     layer: LayerTensors | None = None
     rotates_whole_heads: bool = False
     takes_images: bool = False
+    cacheless: str = ""
 
     def tensors(self, config: Mapping[str, Any]) -> Shapes | None:
         """List the tensors of a model without its multi-token prediction modules.
@@ -60,25 +62,54 @@ class Family:
 
 _FORMATS = ("thd", "bshd")
 _DENSE = (*_FORMATS, "TP", "PP", "CP")
-_EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA")
+_EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
 _RECURRENT = (*_FORMATS, "TP", "PP")
+_NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
+_NO_IMAGES = "no test generates from images with a cache"
 
 _ROWS = (
     Family(
         "qwen3",
         "Qwen3",
-        proof=(*_DENSE, "VPP", "LoRA"),
+        proof=(*_DENSE, "VPP", "LoRA", "cache"),
         layer=partial(dense_layer, qk_norm=True),
         rotates_whole_heads=True,
     ),
-    Family("qwen2", "Qwen2, Qwen2.5", _DENSE, layer=partial(dense_layer, qkv_bias=True), rotates_whole_heads=True),
-    Family("llama", "Llama", _DENSE, layer=dense_layer, rotates_whole_heads=True),
+    Family(
+        "qwen2",
+        "Qwen2, Qwen2.5",
+        (*_DENSE, "cache"),
+        layer=partial(dense_layer, qkv_bias=True),
+        rotates_whole_heads=True,
+    ),
+    Family("llama", "Llama", (*_DENSE, "cache"), layer=dense_layer, rotates_whole_heads=True),
     Family("qwen3_moe", "Qwen3-MoE", _EXPERTS, layer=qwen3_moe_layer, rotates_whole_heads=True),
     Family("deepseek_v3", "DeepSeek-V3", (*_EXPERTS, "MTP"), layer=deepseek_v3_layer, rotates_whole_heads=True),
-    Family("qwen3_next", "Qwen3-Next", (*_RECURRENT, "EP", "LoRA"), refused=("CP",)),
-    Family("qwen3_5", "Qwen3.5", (*_RECURRENT, "images"), refused=("CP",), takes_images=True),
-    Family("qwen2_5_vl", "Qwen2.5-VL", (*_DENSE, "LoRA", "images"), takes_images=True),
-    Family("qwen3_vl", "Qwen3-VL", (*_DENSE, "images"), takes_images=True),
+    Family("qwen3_next", "Qwen3-Next", (*_RECURRENT, "EP", "LoRA"), refused=("CP", "cache"), cacheless=_NO_STATE),
+    Family(
+        "qwen3_5",
+        "Qwen3.5",
+        (*_RECURRENT, "images"),
+        refused=("CP", "cache"),
+        takes_images=True,
+        cacheless=_NO_STATE,
+    ),
+    Family(
+        "qwen2_5_vl",
+        "Qwen2.5-VL",
+        (*_DENSE, "LoRA", "images"),
+        refused=("cache",),
+        takes_images=True,
+        cacheless=_NO_IMAGES,
+    ),
+    Family(
+        "qwen3_vl",
+        "Qwen3-VL",
+        (*_DENSE, "images"),
+        refused=("cache",),
+        takes_images=True,
+        cacheless=_NO_IMAGES,
+    ),
     *(Family(model_type, takes_images=True) for model_type in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe")),
     Family("deepseek_v32", "DeepSeek-V3.2", refused=_FORMATS, sparse_attention=True),
     Family("glm_moe_dsa", "GLM-5", refused=_FORMATS, sparse_attention=True),

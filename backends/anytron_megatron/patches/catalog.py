@@ -126,6 +126,20 @@ ROPE_TABLE = Patch(
     remove_when="mcore-bridge keeps a table of its own",
     replacement=f"{_HERE}.rope_table:keep_table",
 )
+CACHED_ROTARY = Patch(
+    id="megatron.mcore-bridge-cached-rotary",
+    target="mcore_bridge.model.gpt_model:GPTModel._preprocess",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason=(
+        "generation with a cache of keys fails at its second token: rotary embeddings are made for the tokens of a "
+        "step, as if there were no cache"
+    ),
+    upstream="mcore_bridge/model/gpt_model.py, line 187: _get_rotary_pos_emb is called without inference_context",
+    remove_when="mcore-bridge passes inference_context on, as Megatron's own GPTModel does",
+    replacement=f"{_HERE}.cached_rotary:tell_context",
+)
 DEEPSTACK = Patch(
     id="megatron.mcore-bridge-deepstack",
     target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",

@@ -38,6 +38,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         catalog.MODEL_CODE: context.engine != OWN_TRAINER,  # whom a trainer of its own trusts is its own affair
         catalog.BRIDGE_IMPORT: bridge,
         catalog.ROPE_TABLE: bridge,
+        catalog.CACHED_ROTARY: bridge,
         catalog.DEEPSTACK: bridge,
         catalog.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(catalog.PEFT_PROBES, portable),

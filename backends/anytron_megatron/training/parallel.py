@@ -15,6 +15,8 @@ from anytron.engines.protocol import Topology
 from anytron.sequences import ContextShard
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from anytron.platform import DeviceRuntime
     from anytron.traits import ParallelSizes
 
@@ -76,6 +78,21 @@ def topology() -> Topology:
         and parallel_state.get_tensor_model_parallel_rank() == 0
         and parallel_state.get_context_parallel_rank() == 0,
     )
+
+
+def tell_replica(values: Tensor) -> None:
+    """Give the values of the rank that reports to all ranks of its replica, in place."""
+    group = parallel_state.get_model_parallel_group()
+    ranks = dist.get_process_group_ranks(group)  # tensor-parallel ranks of a stage stand together
+    if len(ranks) > 1:
+        dist.broadcast(values, ranks[-parallel_state.get_tensor_model_parallel_world_size()], group=group)
+
+
+def any_replica(value: bool, device: torch.device) -> bool:
+    """Whether it is so on any data-parallel replica. A collective."""
+    found = torch.tensor(int(value), device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
+    return bool(found)
 
 
 def destroy() -> None:

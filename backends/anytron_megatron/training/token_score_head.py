@@ -72,7 +72,10 @@ class TokenScoreHead:
 
     @contextlib.contextmanager
     def answering_logits(self) -> Iterator[None]:
-        """Let the forward passes within answer with whole logits, ``[S, B, padded V]``, instead of scores."""
+        """Let the forward passes within answer with whole logits, ``[S, B, padded V]``, instead of scores.
+
+        They need no micro-batch: what is generated has no labels.
+        """
         self._whole = True
         try:
             yield
@@ -86,12 +89,11 @@ class TokenScoreHead:
         embedding, ``[V / tp, H]``, None = the layer's own.
         """
         del unused
-        labels = self._micro_batch().inputs.labels
         weight = self._layer.weight if weight is None else weight
         if self._whole:
             shard = torch.nn.functional.linear(self._on_every_rank(hidden), weight)
             return gather_from_tensor_model_parallel_region(shard), None
-        log_probs, entropy = self._evaluate(hidden, labels, weight)
+        log_probs, entropy = self._evaluate(hidden, self._micro_batch().inputs.labels, weight)
         return torch.stack([log_probs, entropy, *self._predicted], dim=-1), None
 
     def predict(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:

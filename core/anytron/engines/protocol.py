@@ -236,6 +236,26 @@ class OffloadingEngine(TrainingEngine, Protocol):
         """
 
 
+class GeneratingEngine(TrainingEngine, Protocol):
+    """A training engine that generates with the weights that it trains: a rollout engine is ``part_of`` it.
+
+    Its ranks together are one :class:`RolloutEngine` for the driver, without weights to load. What it generates
+    leaves no trace: training goes on as if nothing had been generated.
+    """
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests, the same on all ranks; data-parallel replicas divide them among themselves."""
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:
+        """Generate, as :meth:`RolloutEngine.poll` does; each reporting rank returns what its replica has made."""
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests, as :meth:`RolloutEngine.abort` does; one of the ranks returns what there is."""
+
+    def weights_version(self) -> int:
+        """Say which weights the next response comes from: how many updates they have behind them."""
+
+
 class ObservableEngine(TrainingEngine, Protocol):
     """A training engine whose computation can be compared with others: capability ``observation``.
 

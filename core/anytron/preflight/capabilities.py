@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.options import chosen_engines
+from anytron.config.schema import RolloutSection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from anytron.components import Capability
     from anytron.config.schema import RunConfig
     from anytron.platform import Platform
+
+OF_PROCESSES = ("replicas", "num_threads", "weights", "placement")
+"""Keys of section ``rollout`` that say something of rollout processes."""
 
 
 def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -38,6 +42,30 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     elif config.checkpoint.keep > 0:
         fix = "a run that dies begins again; checkpoint.keep=0 says that this is known"
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def generates_in_training(config: RunConfig) -> bool:
+    """Whether the training ranks generate by themselves, with the weights that they have."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
+    return info is not None and bool(info.part_of)
+
+
+def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find what is asked of rollout processes where there are none, or another training engine than generates."""
+    info, rollout = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options"), config.rollout
+    if info is None or not info.part_of:
+        return
+    if info.part_of != config.engine.name:
+        yield Diagnostic(
+            "error",
+            "rollout.engine",
+            f"{rollout.engine} is a part of the training engine {info.part_of}, not of {config.engine.name}",
+            f"rollout.engine=transformers, or engine.name={info.part_of}",
+        )
+    for name in OF_PROCESSES:
+        if (value := getattr(rollout, name)) != (default := RolloutSection.model_fields[name].default):
+            message = f"with rollout.engine={rollout.engine} there is no rollout process: the training ranks generate"
+            yield Diagnostic("error", f"rollout.{name}", f"{message}; it is {value}", f"leave it at {default}")
 
 
 def weight_diagnostics(config: RunConfig, *, on_this_machine: bool) -> Iterator[Diagnostic]:

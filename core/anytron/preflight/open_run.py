@@ -9,7 +9,7 @@ from anytron.config.load import read_config
 from anytron.config.options import engine_option_diagnostics
 from anytron.hooks.edits import apply_edits
 from anytron.plugins import Session, check_requirements, open_session
-from anytron.preflight.capabilities import platform_diagnostics, training_diagnostics
+from anytron.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
 
@@ -69,6 +69,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     found += output_diagnostics(config, path)
     found += engine_option_diagnostics(config)  # plugins may have set some
     found += training_diagnostics(config)
+    found += rollout_diagnostics(config)
     found += platform_diagnostics(config, session.platform)
     return OpenRun(config, session, remarks, places.locate(found))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.preflight.capabilities import saves_checkpoints, why_not_shared
+from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_not_shared
 from anytron.preflight.machine import runs_here
 from anytron.tracking.claim import overwritten
 
@@ -105,6 +105,8 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
 def _through_a_file(config: RunConfig) -> bool:
     """Whether weights go to the rollout through a file."""
     way = config.rollout.weights
+    if generates_in_training(config):
+        return False
     return way == "file" or (way == "auto" and why_not_shared(config, on_this_machine=runs_here(config)) is not None)
 
 

@@ -9,6 +9,7 @@ requests, then polls for as long as it holds any. The driver waits for whichever
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ class Replica:
 
     Args:
         index: Which of the replicas.
-        group: Its process.
+        group: Its process; the training ranks if these generate.
 
     Attributes:
         index, group: As given.
@@ -74,16 +75,16 @@ class Replica:
         self._then: Callable[[Any], None] | None = None
 
     def begin(self, method: str, *arguments: object, then: Callable[[Any], None] | None = None) -> None:
-        """Call the engine; ``then`` is given what it answers."""
+        """Call the engine; ``then`` is given what its ranks answer."""
         self.call, self._then = self.group.submit(method, *arguments), then
 
     def finish(self, call: Pending) -> None:
         """Take the answer. Raises what the call raises."""
         self.call = None
-        (answer,) = call.result()
+        answers = call.result()
         self.ready = True
         if self._then is not None:
-            self._then(answer)
+            self._then(answers)
 
 
 class RolloutPool:
@@ -95,15 +96,20 @@ class RolloutPool:
         executor: Starts the processes; the constructor does not wait for the engines.
         settings: Section ``rollout``.
         lost: Is told of each loss and of what follows, and raises if it is one too many; None = the first is.
+        within: The training ranks, if these generate: the only replica, and none is started.
 
     Attributes:
         routing: Of the model, if every response must carry it; None = none does.
     """
 
     def __init__(
-        self, executor: Executor, settings: RolloutSection, lost: Callable[[AnytronError, str], None] | None
+        self,
+        executor: Executor,
+        settings: RolloutSection,
+        lost: Callable[[AnytronError, str], None] | None,
+        within: WorkerGroup | None = None,
     ) -> None:
-        self._executor, self._settings, self._lost = executor, settings, lost
+        self._executor, self._settings, self._lost, self._within = executor, settings, lost, within
         self.routing: RoutingShape | None = None
         self._give: GiveWeights | None = None
         self._queue: list[GenerationRequest] = []
@@ -183,6 +189,8 @@ class RolloutPool:
         return [self._ask(index, "describe") for index in range(len(self._replicas))]
 
     def _start(self, index: int) -> Replica:
+        if self._within is not None:
+            return Replica(index, self._within)
         settings = self._settings
         engine, threads = settings.engine, settings.num_threads
         start = self._executor.start
@@ -231,7 +239,7 @@ class RolloutPool:
             replica.held |= {request.id: request for request in share}
             replica.begin("submit", share)
         elif replica.held:
-            replica.begin("poll", POLL_S, then=lambda finished: self._take(replica, finished))
+            replica.begin("poll", POLL_S, then=lambda answers: self._take(replica, answers))
 
     def _give_weights(self) -> bool:
         """Give the weights to those that lack them, once each of these can take them; return whether it was time to."""
@@ -263,9 +271,9 @@ class RolloutPool:
         """Queue requests, longest prompts first: they take longest, and nothing should begin late that does."""
         self._queue = sorted([*self._queue, *requests], key=lambda request: -len(request.prompt.tokens))
 
-    def _take(self, replica: Replica, finished: Sequence[tuple[int, Response]]) -> None:
+    def _take(self, replica: Replica, answers: Sequence[Sequence[tuple[int, Response]]]) -> None:
         assert replica.version is not None, "a poll comes after requests, and those after weights"
-        for number, response in finished:
+        for number, response in itertools.chain.from_iterable(answers):
             request = replica.held.get(number)
             if mistake := mistake_in(response, request, replica.version, self.routing):
                 raise _wrong(replica, f"response {number}: {mistake}")

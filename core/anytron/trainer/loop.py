@@ -11,6 +11,7 @@ from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
 from anytron.errors import DataError, ProcessLost
+from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
@@ -25,7 +26,7 @@ from anytron.trainer.restarts import Restarts
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.weight_transfer import WeightTransfer
+from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
@@ -104,7 +105,10 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
             start_environments(config, run.path / "logs") as environments,
         ):
-            transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
+            if generates_in_training(config):
+                transfer: WeightTransfer | WeightsInPlace = WeightsInPlace()
+            else:
+                transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
             shared = executor, progress, restarts
             return _train(config, prepared, score_rewards, environments, start, run, transfer, *shared)
 
@@ -116,7 +120,7 @@ def _train(
     environments: EnvironmentPool | None,
     start: Start,
     run: RunDirectory,
-    transfer: WeightTransfer,
+    transfer: WeightTransfer | WeightsInPlace,
     executor: Executor,
     progress: Progress,
     restarts: Restarts,
@@ -144,7 +148,7 @@ def _train(
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, version)
 
-            with clock.measure("sync"):  # also before the first rollout: the training engine has the only weights
+            with transfer.measured(clock):  # also before the first rollout: the training engine has the only weights
                 memory = trainer.offload() if config.engine.offload else {}
                 every = config.rollout.check_weights_every
                 version = rollout.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))

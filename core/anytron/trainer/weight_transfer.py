@@ -1,7 +1,8 @@
-"""Give rollout processes the training engine's weights, through shared memory or through a file."""
+"""Give rollout processes the training engine's weights: through shared memory, through a file, or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from anytron.engines.weights import WeightManifest
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
     from anytron.rollout.pool import GiveWeights
+    from anytron.tracking.clock import Clock
     from anytron.trainer.workers import TrainingWorkers
 
     Sent = tuple[int, list[Any]]
@@ -71,6 +73,11 @@ class WeightTransfer:
             send = partial(send_file, trainer.export_weights(str(self.directory / "policy.safetensors")))
         return partial(load_and_compare if compared else load, send)
 
+    @staticmethod
+    def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
+        """Measure the exchange as a part of the step."""
+        return clock.measure("sync")
+
     def _stream(self, trainer: TrainingWorkers, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
         path = str(self.directory / f"transfer-{next(self._numbers)}")
         stream = WeightStream(path, len(replicas), self.timeout_s)
@@ -86,6 +93,23 @@ class WeightTransfer:
             return export.result()[0], _answers(calls)
         finally:
             stream.remove()
+
+
+class WeightsInPlace:
+    """No way at all: the training ranks generate with the weights that they have."""
+
+    @staticmethod
+    def of(trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
+        """Prepare to say which weights these are."""
+        assert not compared, "there is nothing to compare them with"
+        version = trainer.weights_version()
+        return lambda replicas: Given(version, [version] * len(replicas))
+
+    @staticmethod
+    def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
+        """Measure nothing: there is no exchange."""
+        del clock
+        return contextlib.nullcontext()
 
 
 def send_file(manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:

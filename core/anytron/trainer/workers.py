@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
 from anytron.engines.weights import WeightFile
+from anytron.preflight.capabilities import generates_in_training
 from anytron.rollout.pool import RolloutPool
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ class TrainingWorkers:
             "memory/offloaded_bytes": sum(one.released for one in found),
         }
 
+    def weights_version(self) -> int:
+        """Say which weights the ranks would generate with, if they generate."""
+        version: int = self.group.call("weights_version")[0]
+        return version
+
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face model directory, without tokenizer and processor."""
         self.group.call("save_hf", path)
@@ -191,7 +197,7 @@ def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
 def start_workers(
     executor: Executor, config: RunConfig, restarts: Restarts | None = None
 ) -> tuple[TrainingWorkers, RolloutPool]:
-    """Start the engines at the same time, and wait for the training ranks.
+    """Start the engines at the same time, and wait for the training ranks. Those may be the only ones.
 
     Args:
         executor: Starts the processes.
@@ -199,6 +205,11 @@ def start_workers(
         restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
     """
     training = _start_ranks(executor, config)
+    if generates_in_training(config):
+        trainer = TrainingWorkers.of(training)
+        at_one_time = config.rollout.max_batch_size * trainer.dp_size
+        settings = config.rollout.model_copy(update={"max_batch_size": at_one_time})
+        return trainer, RolloutPool(executor, settings, lost=None, within=training)
     rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
     trainer = TrainingWorkers.of(training)
     rollout.routing = trainer.topology[0].rollout_routing

@@ -12,6 +12,7 @@ from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
 from anytron.preflight.capabilities import (
     platform_diagnostics,
+    rollout_diagnostics,
     saves_checkpoints,
     training_diagnostics,
     verification_diagnostics,
@@ -167,3 +168,29 @@ def test_descriptions_are_light_and_complete(info: EngineInfo):
     assert info.options_model is not None
     assert info.options_model.model_config["extra"] == "forbid"
     assert all(field.description for field in info.options_model.model_fields.values())
+
+
+def test_training_ranks_that_generate_have_no_rollout_process_to_configure():
+    def found(**rollout):
+        return [(one.severity, one.key) for one in rollout_diagnostics(run_of("megatron", rollout=rollout))]
+
+    assert found(engine="megatron") == []
+    asked = {"replicas": 2, "num_threads": 1, "weights": "file", "placement": "separate"}
+    assert found(**asked) == []
+    assert found(engine="megatron", **asked) == [("error", f"rollout.{name}") for name in asked]
+
+
+def test_a_part_of_an_engine_does_not_generate_for_another_one(testchip):
+    (found,) = rollout_diagnostics(run_of("small", rollout={"engine": "megatron"}))
+    assert (found.severity, found.key) == ("error", "rollout.engine")
+    assert found.message == "megatron is a part of the training engine megatron, not of small"
+
+
+def test_generation_on_training_ranks_is_refused_where_attention_is_the_vendors():
+    def found(portable):
+        run = run_of("megatron", rollout={"engine": "megatron"})
+        platform = SimpleNamespace(name="chip", portable_modules=portable)
+        return [(one.severity, one.key) for one in platform_diagnostics(run, platform)]
+
+    assert found(portable=True) == []
+    assert found(portable=False) == [("error", "rollout.engine")]

@@ -18,7 +18,7 @@ from anytron.config.schema import RolloutSection
 from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
 from anytron.engines.routing import RoutingShape
 from anytron.errors import ProcessLost, WorkerError
-from anytron.rollout.pool import RolloutPool
+from anytron.rollout.pool import Given, RolloutPool
 from anytron.trainer.weight_transfer import load, send_file
 
 SAMPLING = SamplingParams(max_new_tokens=5)
@@ -308,6 +308,45 @@ def test_replicas_sleep_until_they_get_weights_also_if_one_is_lost_meanwhile(exp
         assert [replica.group.engine.version for replica in pool._replicas] == [None, None]
     assert found == expected
     assert len(losses.errors) == 1
+
+
+class TrainingRanks(Group):
+    """Training ranks that generate: four answers to each call, two of them of ranks that report."""
+
+    def submit(self, method, *arguments):
+        call = super().submit(method, *arguments)
+        whole = call.result
+
+        def result():
+            (answer,) = whole()
+            return [answer[::2], [], [], answer[1::2]] if method == "poll" else [answer] * 4
+
+        call.result = result
+        return call
+
+
+def test_training_ranks_may_be_the_only_replica_and_their_loss_is_the_run_s(expected):
+    class Nothing(Executor):
+        def start(self, *arguments, **more):
+            raise AssertionError("there is no rollout process")
+
+    executor = Nothing()
+    ranks = TrainingRanks(Engine(executor.order))
+
+    def in_place(version):
+        ranks.engine.version = version
+        return lambda groups: Given(version, [version] * len(groups))
+
+    pool = RolloutPool(executor, RolloutSection(engine="megatron"), lost=None, within=ranks)
+    for step, groups in enumerate(expected, start=1):
+        pool.load_weights(in_place(step))
+        assert pool.generate(PROMPTS, SAMPLING, 4, seed=step) == groups
+    assert pool.describe() == [{"version": 2}]
+
+    ranks.engine.poll = lambda seconds: [(12345, Response((), (), "stop", ()))]
+    with pytest.raises(ProcessLost, match="answered wrongly"):
+        pool.generate(PROMPTS, SAMPLING, 4, seed=3)
+    assert ranks.ended
 
 
 def test_when_none_lives_the_run_ends_with_the_last_ones_words():

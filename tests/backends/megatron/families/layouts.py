@@ -100,6 +100,9 @@ PROVED_ELSEWHERE = {
     "tests/backends/megatron/lora": dict.fromkeys(
         ("qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"), "LoRA"
     ),
+    "tests/backends/megatron/generation": dict.fromkeys(
+        ("qwen3", "qwen2", "llama", "qwen3_moe", "deepseek_v3"), "cache"
+    ),
 }
 """What other tests prove: the tests -> model type -> column of the page."""
 

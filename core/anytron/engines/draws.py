@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def uniform_numbers(seeds: Sequence[int], position: int) -> Tensor:
+def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
     """Give each row its number for a position: output ``position`` of the SplitMix64 generator of its seed.
 
     G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014); the constants are those of
@@ -24,12 +24,12 @@ def uniform_numbers(seeds: Sequence[int], position: int) -> Tensor:
 
     Args:
         seeds: B numbers in ``[0, 2**63)``.
-        position: From 0.
+        position: From 0; of all rows, or int64 ``[B]`` on the host.
 
     Returns:
         float32 ``[B]`` on the host, multiples of ``2**-24`` in ``[0, 1)``.
     """
-    state = torch.tensor(seeds, dtype=torch.int64) + _signed((position + 1) * 0x9E3779B97F4A7C15)
+    state = torch.tensor(seeds, dtype=torch.int64) + (torch.as_tensor(position) + 1) * _signed(0x9E3779B97F4A7C15)
     state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
     state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
     state = state ^ _shifted(state, 31)

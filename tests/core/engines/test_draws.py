@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytron_rollout.draws import draw, uniform_numbers
+from anytron.engines.draws import draw, uniform_numbers
 
 MODULUS = 1 << 64
 
@@ -32,6 +32,8 @@ def test_each_row_has_the_numbers_of_its_seed_by_position():
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
     assert torch.equal(uniform_numbers(seeds[::-1], 7), expected[:, 7].flip(0)), "whatever stands beside it"
+    each = torch.tensor([3, 0, 49, 7])
+    assert torch.equal(uniform_numbers(seeds, each), expected.gather(1, each[:, None])[:, 0]), "positions of their own"
 
 
 def test_seeds_that_follow_each_other_give_unrelated_numbers():

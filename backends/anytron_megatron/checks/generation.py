@@ -1,0 +1,71 @@
+"""Check that the policy can generate on its training ranks (``rollout.engine=megatron``). Imports no Megatron."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.config.diagnostics import Diagnostic
+from anytron_megatron.models.families import FAMILIES, proved
+from anytron_megatron.names import ENGINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.schema import RunConfig
+    from anytron.platform import Platform
+    from anytron_megatron.checks.subject import Subject
+    from anytron_megatron.options import MegatronOptions
+
+_KEY = "rollout.engine"
+_FIX = "rollout.engine=transformers"
+
+
+def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Find why the cache of keys and values would be missing or wrong."""
+    if run.rollout.engine != ENGINE:
+        return
+    family = FAMILIES.get(str(policy.config.get("model_type")))
+    if family is not None and "cache" not in family.proof:
+        why = family.cacheless or "no test compares what it generates with its forward pass"
+        message = f"{family.model_type} does not generate on the training ranks: {why}"
+        yield Diagnostic("error", _KEY, message, f"{_FIX} (proved: {proved('cache')})")
+    if policy.text.get("use_sliding_window") or "sliding_attention" in (policy.text.get("layer_types") or ()):
+        message = "the model has layers with a sliding window: no test compares their cache with their forward pass"
+        yield Diagnostic("error", _KEY, message, _FIX)
+    if policy.text.get("kv_lora_rank") and run.parallel.tensor_model_parallel_size > 1:
+        # mcore_bridge/model/modules/multi_latent_attention.py, line 82
+        yield Diagnostic(
+            "error",
+            "parallel.tensor_model_parallel_size",
+            "mcore-bridge's multi-latent attention gathers keys over tensor-parallel ranks as if the sequence were "
+            "split, and a step of generation has one token",
+            f"set it to 1, or {_FIX}",
+        )
+    if run.parallel.context_parallel_size > 1:
+        yield Diagnostic(
+            "error",
+            "parallel.context_parallel_size",
+            "Megatron's cache of keys and values holds whole sequences, and context parallelism splits them",
+            f"set it to 1, or {_FIX}",
+        )
+    for name in ("fp8", "fp4"):
+        if options.transformer.get(name):
+            yield Diagnostic(
+                "error",
+                f"engine.options.transformer.{name}",
+                "kernels of this format take whole blocks of tokens, and a step of generation has one of each sequence",
+                f"set it to null, or {_FIX}",
+            )
+
+
+def platform_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Refuse attention modules that generation has not been tested with."""
+    del run
+    if not platform.portable_modules:
+        yield Diagnostic(
+            "error",
+            _KEY,
+            f"generation on training ranks is tested with the portable attention modules, and {platform.name} has its "
+            "vendor's",
+            _FIX,
+        )

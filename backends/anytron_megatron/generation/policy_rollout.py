@@ -1,0 +1,136 @@
+"""The policy as a rollout engine: the trained modules generate, on the ranks that train them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.data.pretrained import load_tokenizer
+from anytron.engines.request_queue import RequestQueue
+from anytron.engines.sampling import TokenDraws
+from anytron.engines.stop_strings import StopStrings
+from anytron_megatron.generation.cache import Cache
+from anytron_megatron.generation.rows import Rows
+from anytron_megatron.generation.sequence_parallel import without_sequence_parallel
+from anytron_megatron.training import parallel
+from anytron_megatron.training.token_score_head import TokenScoreHead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.engines.protocol import GenerationRequest, Response
+    from anytron.traits import ParallelSizes
+    from anytron_megatron.training.micro_batch import BatchPreparer
+    from anytron_megatron.training.schedule import ModelChunk
+
+
+class PolicyRollout:
+    """Generates with the policy. All ranks get the same calls; each replica of the model makes its share of a batch.
+
+    Nothing of it stays: modes, switches and the output layer are as they were, and no generator of random numbers is
+    used, so that training goes on as if nothing had been generated.
+
+    Args:
+        chunks: The policy on this rank.
+        preparer: Arranges sequences as padded rows (bshd).
+        config: The run.
+        sizes: The parallel sizes.
+        vocab_size: Real entries of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[ModelChunk],
+        preparer: BatchPreparer,
+        config: RunConfig,
+        sizes: ParallelSizes,
+        *,
+        vocab_size: int,
+    ) -> None:
+        rollout = config.rollout
+        self._chunks, self._preparer, self._sizes, self._vocab_size = chunks, preparer, sizes, vocab_size
+        self._max_batch_size = rollout.max_batch_size
+        self._stop = StopStrings(rollout.stop, load_tokenizer(config.model)) if rollout.stop else None
+        # Experts that are shared out over replicas take part in every forward pass of each.
+        self._in_step = sizes.expert * sizes.expert_tensor > sizes.tensor
+        self._queue = RequestQueue()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests."""
+        self._queue.add(requests)
+
+    def abort(self, ids: Sequence[int] | None) -> list[tuple[int, Response]]:
+        """Give up requests; between two polls, none has begun."""
+        given_up = self._queue.abort(ids)
+        return given_up if parallel.topology().reports and parallel.topology().dp_rank == 0 else []
+
+    def poll(self, version: int) -> list[tuple[int, Response]]:
+        """Generate the next batch to its end, this replica its share; return that on the rank that reports."""
+        place = parallel.topology()
+        batch = self._queue.take(self._max_batch_size * place.dp_size)
+        share = batch[place.dp_rank :: place.dp_size]
+        with self._generating():
+            responses = self._generate(share, version)
+        return list(zip([request.id for request in share], responses, strict=True)) if place.reports else []
+
+    @contextlib.contextmanager
+    def _generating(self) -> Iterator[None]:
+        """Let the model answer with logits, to steps of one token, without gradients and without dropout."""
+        modules = [chunk.module for chunk in self._chunks]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(without_sequence_parallel(modules))
+            for chunk in self._chunks:
+                if isinstance(chunk.head, TokenScoreHead):
+                    stack.enter_context(chunk.head.answering_logits())
+                stack.callback(chunk.module.train, chunk.module.training)
+                chunk.module.eval()
+            yield
+
+    def _generate(self, requests: Sequence[GenerationRequest], version: int) -> list[Response]:
+        responses: list[Response] = []
+        if requests:
+            rows = Rows(requests, self._stop if requests[0].sampling.stop else None)
+            cache = self._new_cache(len(rows), rows.columns)
+            draws = TokenDraws(requests[0].sampling, [request.seed for request in requests])
+            self._begin(rows, cache)
+            while not rows.ended:
+                self._step(rows, cache, draws)
+            responses = rows.responses(version)
+        while self._any_goes_on(own=False):  # another replica needs this one's experts
+            self._new_cache(1, 1).step(torch.zeros(1, dtype=torch.int64))
+        return responses
+
+    def _begin(self, rows: Rows, cache: Cache) -> None:
+        """Feed what all prompts have at once."""
+        beginnings = rows.beginnings()
+        rows.column = beginnings.shape[1]
+        if rows.column > 0:
+            self._any_goes_on(own=True)
+            cache.prefill(beginnings)
+
+    def _step(self, rows: Rows, cache: Cache, draws: TokenDraws) -> None:
+        """Feed one token of each row, draw the next ones on the rank that reports, and tell the replica's others.
+
+        Those get zeros for log-probs.
+        """
+        self._any_goes_on(own=True)
+        logits = cache.step(rows.next_tokens())
+        rows.column += 1
+        places = rows.places()
+        tokens, log_probs = torch.zeros_like(places, device=self._preparer.device), torch.zeros(len(places))
+        if parallel.topology().reports:
+            assert logits is not None, "the rank is of the last pipeline stage"
+            tokens, log_probs = draws(logits[:, : self._vocab_size], places)
+        parallel.tell_replica(tokens)
+        rows.take(tokens.tolist(), log_probs.tolist())
+
+    def _any_goes_on(self, *, own: bool) -> bool:
+        """Whether this replica does one more pass, or any other that shares experts with it. Asked before each."""
+        return parallel.any_replica(own, self._preparer.device) if self._in_step else own
+
+    def _new_cache(self, rows: int, columns: int) -> Cache:
+        return Cache(self._chunks, self._preparer, pipeline=self._sizes.pipeline, rows=rows, columns=columns)
