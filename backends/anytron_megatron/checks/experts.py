@@ -87,7 +87,7 @@ def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diag
     if options.router_replay != "off":
         message = "the rollout's routing (rollout.replay_routing) is replayed in all passes already"
         yield Diagnostic("error", _REPLAY, message, "leave it out")
-    model_type = policy.config.get("model_type")
+    model_type = str(policy.config.get("model_type"))
     if model_type not in FAMILIES or "replay" not in FAMILIES[model_type].proof:
         message = f"no test compares the replayed routing of {model_type} with Hugging Face"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave it out; there is one for {proved('replay')}")

@@ -78,7 +78,7 @@ class Entry(NamedTuple):
         dtype: ``bfloat16``, ``float32`` and so on.
         shape: Of the whole tensor.
         start: Place of the piece's first element in the tensor.
-        count: Its elements.
+        size: Its elements.
         offset: Of its first byte in the bucket.
         optional: :attr:`anytron.engines.weights.Piece.optional`.
     """
@@ -87,14 +87,14 @@ class Entry(NamedTuple):
     dtype: str
     shape: Sequence[int]
     start: int
-    count: int
+    size: int
     offset: int
     optional: bool
 
     def read(self, bucket: Bucket) -> Piece:
         """View the piece in its bucket."""
         dtype = getattr(torch, self.dtype)
-        values = bucket.data[self.offset : self.offset + self.count * dtype.itemsize].view(dtype)
+        values = bucket.data[self.offset : self.offset + self.size * dtype.itemsize].view(dtype)
         return Piece(self.name, tuple(self.shape), self.start, values, self.optional)
 
 
@@ -140,7 +140,7 @@ class TensorOrder:
                 where=f"element {entry.start} of {entry.name}",
                 why=f"{self._name} had come up to element {self._next} of {self._size}",
             )
-        self._next += entry.count
+        self._next += entry.size
 
     def check_end(self, tensors: int) -> None:
         """Check that nothing is missing at the end, of so many tensors."""

@@ -118,7 +118,8 @@ class WeightManifest:
         except (OSError, SafetensorError) as error:
             raise TransferError("The weights cannot be read.", where=self._where, why=str(error)) from error
         with file:
-            differing = sorted((set(file.keys()) ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
+            names = set(file.keys())  # type: ignore[no-untyped-call]
+            differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
             if differing:
                 why = f"{differing[0]}; {len(differing)} such"
                 raise TransferError(

@@ -87,7 +87,7 @@ class Observation:
         if not isinstance(self.metrics, Mapping):
             raise TypeError(f"an observation's metrics are a {type(self.metrics).__name__}, not a mapping")
         for name, number in {"reward": self.reward, **self.metrics}.items():
-            if not isinstance(number, Real) or not math.isfinite(number):
+            if not _is_finite(number):
                 raise ValueError(f"{name} is {number!r}, not a finite number")
 
     def as_json(self) -> dict[str, Any]:
@@ -119,6 +119,10 @@ class Environment(Protocol):
 
     def step(self, turn: Turn) -> Observation:
         """Answer a turn of the model's."""
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def _are(values: object, kind: type) -> bool:

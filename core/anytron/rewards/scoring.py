@@ -114,12 +114,12 @@ class RewardWorkers:
             parts[pool.name][whole] = torch.tensor([missing if value is None else value for value in values])
         total = torch.stack([pool.section.weight * parts[pool.name] for pool in self._pools]).sum(dim=0)
         if total.isnan().all():
-            name, found = next((name, found) for name, found in failures.items() if found)
+            name, first = next((name, found) for name, found in failures.items() if found)
             raise DataError(
                 "Every sample of the step was dropped.",
                 where=f"rewards {', '.join(name for name, found in failures.items() if found)}",
-                why=f"for each, one of them failed; the first failure of {name}: {found[min(found)].what}\n"
-                f"{found[min(found)].why}",
+                why=f"for each, one of them failed; the first failure of {name}: {first[min(first)].what}\n"
+                f"{first[min(first)].why}",
                 fix="correct the functions; the step's samples are in samples.jsonl",
             )
         return RewardScores(total, parts, failures)
