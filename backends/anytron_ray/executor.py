@@ -182,6 +182,7 @@ class RayExecutor(BaseExecutor):
                     engine_group=engine_group,
                     engine_name=engine_name,
                     sys_path=list(sys.path),
+                    python=self._config.rollout.python if role == "rollout" else None,
                 )
                 environment = self._environment(bootstrap, place, agents.devices_at(rank) or self._home_devices)
                 log = logs / bootstrap.log

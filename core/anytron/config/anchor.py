@@ -7,6 +7,7 @@ relative to the directory that a run is started in, not to the file.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function`` and ``file.py:Class``, and the option ``path`` of a registered ``data.source``.
+    file in every ``file.py:function`` and ``file.py:Class``, the option ``path`` of a registered ``data.source``, and
+    ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter).
 
     Args:
         config: As read.
@@ -43,10 +45,13 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     environment = config.environment
     if environment is not None:
         environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
+    python = config.rollout.python
+    rollout = {} if python is None else {"python": os.path.abspath(directory / python)}  # noqa: PTH100 - no links
     return config.model_copy(
         update={
             "critic": critic,
             "environment": environment,
+            "rollout": config.rollout.model_copy(update=rollout),
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
             "rewards": rewards,

@@ -142,6 +142,10 @@ class RolloutSection(Section):
     """Sequences that a replica generates at one time."""
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of a replica; default: the executor's choice."""
+    python: str | None = None
+    """Interpreter of the environment in which the rollout engine runs, for an engine whose packages do not fit beside
+    those of the training engine; relative paths are relative to the YAML file. Anytron must be installed there, in the
+    same version. Default: the environment of ``anytron train``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
 

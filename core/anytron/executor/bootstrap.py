@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anytron import __version__
 from anytron.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Bootstrap:
         engine_group: Entry-point group of the engine.
         engine_name: Name of the engine in that group.
         sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
+        python: Interpreter of an environment of its own, whose ``sys.path`` the worker keeps; None = the driver's.
+        version: The driver's version of Anytron.
     """
 
     role: Role
@@ -46,6 +49,8 @@ class Bootstrap:
     engine_group: str
     engine_name: str
     sys_path: list[str]
+    python: str | None = None
+    version: str = __version__
 
     @property
     def name(self) -> str:

@@ -106,6 +106,7 @@ class LocalExecutor(BaseExecutor):
                     engine_group=engine_group,
                     engine_name=engine_name,
                     sys_path=list(sys.path),
+                    python=self._config.rollout.python if role == "rollout" else None,
                 )
                 log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
                 if role == "rollout" and self._config.rollout.placement == "separate":

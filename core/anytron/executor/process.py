@@ -70,7 +70,7 @@ class WorkerProcess:
         self._suspected_at: float | None = None
         try:
             with contextlib.ExitStack() as opened:
-                self._start(opened, env)
+                self._start(opened, bootstrap.python or sys.executable, env)
         except OSError as error:
             fix = "remove the link that lies there: logs are not written through links"
             raise exhausted(error, f"start of {self.name}") or WorkerError(
@@ -81,7 +81,7 @@ class WorkerProcess:
             ) from error
         self.send(encode_json(asdict(bootstrap)))
 
-    def _start(self, opened: contextlib.ExitStack, env: Mapping[str, str]) -> None:
+    def _start(self, opened: contextlib.ExitStack, python: str, env: Mapping[str, str]) -> None:
         output, self._log_start = _open_log(self.log, self.name)
         opened.callback(os.close, output)
         memory = shared_memory()
@@ -94,8 +94,8 @@ class WorkerProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.connection = Connection(ours.detach())  # closes itself when nothing refers to it
         self._heartbeat = Heartbeat(memory)
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-c", START_WORKER, str(theirs.fileno()), str(memory)],
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, or the user's, and our own module
+            [python, "-c", START_WORKER, str(theirs.fileno()), str(memory)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -20,6 +20,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from anytron import __version__
+from anytron.errors import ConfigError
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
 from anytron.executor.heartbeat import BEAT_S, Heartbeat
@@ -65,7 +67,11 @@ def main(channel: int, heartbeat_memory: int) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ends this process, also where nohup started the driver
     connection, heartbeat = Connection(channel), Heartbeat(heartbeat_memory)
     os.close(heartbeat_memory)
-    bootstrap = Bootstrap(**receive_json(connection))
+    told = receive_json(connection)
+    if told["version"] != __version__:
+        connection.send_bytes(encode(_other_version(told)))
+        return 1
+    bootstrap = Bootstrap(**told)
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
     try:
         build, marked = start(bootstrap)
@@ -87,7 +93,8 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
         may leave the device alone).
     """
     os.environ.update(bootstrap.distributed_env())
-    sys.path[:] = bootstrap.sys_path
+    if bootstrap.python is None:
+        sys.path[:] = bootstrap.sys_path
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig
@@ -155,6 +162,17 @@ def _failure(error: Exception) -> Failure:
     with contextlib.suppress(OSError):  # a full disk, mostly: the driver must hear of the error all the same
         sys.stderr.write(text)
     return Failure.of(error, text)
+
+
+def _other_version(told: dict[str, Any]) -> Failure:
+    """Refuse to work with a driver of another version: what crosses between the two are pickled classes of Anytron."""
+    error = ConfigError(
+        "The environment of the rollout engine has another version of Anytron.",
+        where=f"rollout.python = {told['python']}",
+        why=f"the driver is {told['version']}, and there is {__version__}",
+        fix=f"{told['python']} -m pip install anytron=={told['version']}",
+    )
+    return Failure(str(error), error)
 
 
 def _stay(number: int, frame: object) -> None:

@@ -13,6 +13,7 @@ from anytron.data.model_files import faults
 from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
 from anytron.preflight.capabilities import weight_diagnostics
+from anytron.preflight.interpreter import interpreter_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +32,8 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
 
     Yields:
         Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
-        without config or weights, files and modules that do not exist, memory that cannot be shared. Warnings: more
-        ranks than processors.
+        without config or weights, files and modules that do not exist, memory that cannot be shared, an interpreter
+        without this version of Anytron. Warnings: more ranks than processors.
     """
     yield from _components(config)
     yield from _sizes(config)
@@ -41,6 +42,8 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _critic(config)
     yield from _references(config)
     yield from weight_diagnostics(config, on_this_machine=runs_here(config))
+    if config.rollout.python is not None and runs_here(config):
+        yield from interpreter_diagnostics("rollout.python", config.rollout.python)
 
 
 def _components(config: RunConfig) -> Iterator[Diagnostic]:

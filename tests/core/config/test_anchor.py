@@ -11,6 +11,7 @@ model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes
 data: {source: jsonl, options: {path: ../data/p.jsonl, prompt_key: question}}
 algorithm: {advantage: gae}
 critic: {path: models/critic}
+rollout: {python: venv/bin/python}
 rewards:
   - function: judges/strict.py:score
   - function: some.package:score
@@ -21,6 +22,8 @@ rewards:
 def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "run.yaml").write_text(TASK)
+    (tmp_path / "configs" / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "configs" / "venv" / "bin" / "python").symlink_to("/usr/bin/python3")
     monkeypatch.chdir(tmp_path)
 
     config = load_config(tmp_path.joinpath("configs/run.yaml").relative_to(tmp_path), ["trainer.output_dir=out"])
@@ -31,6 +34,7 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.model.processor == f"{here}/configs/models/eyes"
     assert config.model.lora.path == f"{here}/configs/adapters/a"
     assert config.critic.path == f"{here}/configs/models/critic"
+    assert config.rollout.python == f"{here}/configs/venv/bin/python", "the link says which environment it is"
     assert config.data.options == {"path": f"{here}/data/p.jsonl", "prompt_key": "question"}
     assert [reward.function for reward in config.rewards] == [
         f"{here}/configs/judges/strict.py:score",
