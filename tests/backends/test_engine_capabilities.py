@@ -10,6 +10,7 @@ from anytron.components import EngineInfo
 from anytron.engines import protocol
 from anytron_megatron.options import MEGATRON, MEGATRON_ROLLOUT
 from anytron_rollout.options import TRANSFORMERS
+from anytron_vllm.options import VLLM
 
 TRAINING = {
     "critic": protocol.CriticEngine,
@@ -42,8 +43,12 @@ def public(kind: type) -> set[str]:
 
 @pytest.mark.parametrize(
     ("info", "base", "capabilities"),
-    [(MEGATRON, protocol.TrainingEngine, TRAINING), (TRANSFORMERS, protocol.RolloutEngine, ROLLOUT)],
-    ids=["megatron", "transformers"],
+    [
+        (MEGATRON, protocol.TrainingEngine, TRAINING),
+        (TRANSFORMERS, protocol.RolloutEngine, ROLLOUT),
+        (VLLM, protocol.RolloutEngine, ROLLOUT),
+    ],
+    ids=["megatron", "transformers", "vllm"],
 )
 def test_declared_capabilities_are_those_of_the_class(info, base, capabilities):
     methods = methods_of(info)

@@ -451,5 +451,6 @@ class ObservableRollout(RolloutEngine, Protocol):
         """Compute whole logits of given sequences, each by itself and without padding.
 
         Returns:
-            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature.
+            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature. Each row may have any
+            constant added: an engine may answer with the log-softmax.
         """

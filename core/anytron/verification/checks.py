@@ -172,14 +172,16 @@ class _Run:
         return {name for name in tied if any(torch.equal(checkpoint[name], checkpoint[other]) for other in same)}
 
     def hf_logits(self) -> CheckResult:
-        """Compare logits with Hugging Face's, computed in a process that has nothing of the training engine."""
-        expected = torch.cat(self._rollout.logits(self.trajectories.sequences[:WHOLE_LOGITS]))
-        found = self.own.logits
-        if found.shape[1] > expected.shape[1]:
-            found = found[:, : expected.shape[1]]
+        """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine.
+
+        Their log-softmax, because not every engine gives the constant of each row, which means nothing.
+        """
+        theirs, own = torch.cat(self._rollout.logits(self.trajectories.sequences[:WHOLE_LOGITS])), self.own.logits
+        width = min(theirs.shape[1], own.shape[1])
+        expected, found = theirs[:, :width].log_softmax(-1), own[:, :width].log_softmax(-1)
         limit = tolerance(self._config.model.dtype, expected)
-        detail = f"{len(expected)} tokens, {expected.shape[1]} logits each, up to {float(expected.abs().max()):.3g}"
-        return measured("hf-logits", _largest(found - expected[:, : found.shape[1]]), limit, detail)
+        detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}"
+        return measured("hf-logits", _largest(found - expected), limit, detail)
 
     def rollout_equals_training(self) -> CheckResult:
         """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""

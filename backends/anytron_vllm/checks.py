@@ -1,0 +1,165 @@
+"""Check a run whose rollout engine is ``vllm``, before anything starts. Imports no vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.data.model_files import faults, read_config
+from anytron.errors import ConfigError
+from anytron_vllm.installation import INSTALL, SUPPORTED, find_installation
+from anytron_vllm.options import VllmOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.platform import Platform
+    from anytron_vllm.installation import Installation
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of vLLM's attention on the processor (vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes, 0.32)."""
+PROVED = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Families whose log-probs a test compares with Hugging Face's after every update (tests/backends/vllm)."""
+OWN_ARGUMENTS = {
+    "dtype": "model.dtype",
+    "max_num_seqs": "rollout.max_batch_size",
+    "seed": "trainer.seed",
+    "model": "model",
+    "tokenizer": "model.tokenizer",
+} | {name: f"rollout.options.{name}" for name in VllmOptions.model_fields if name != "engine_args"}
+"""Arguments of vLLM that have a key of the configuration."""
+FIXED_ARGUMENTS = (
+    "async_scheduling",
+    "disable_log_stats",
+    "enable_sleep_mode",
+    "generation_config",
+    "kv_cache_memory_bytes",
+    "load_format",
+    "logprobs_mode",
+    "max_logprobs",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "skip_tokenizer_init",
+    "speculative_config",
+    "trust_remote_code",
+    "weight_transfer_config",
+    "worker_extension_cls",
+)
+"""Arguments of vLLM on which right numbers depend, or which would run code of a model directory."""
+
+
+def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Find what vLLM would refuse after minutes, or compute wrongly."""
+    try:
+        options = VllmOptions.model_validate(run.rollout.options)
+    except ValidationError:
+        return  # reported with the other options
+    installation = find_installation(run.rollout.python)
+    yield from _installation(installation, run.rollout.python)
+    yield from _arguments(options)
+    key, config = _model(run)
+    if not config:
+        return
+    text: Mapping[str, Any] = config.get("text_config") or config
+    yield from _family(key, config, installation)
+    yield from _sizes(key, text, run, options)
+    if not platform.accelerator:
+        yield from _processor(key, text)
+
+
+def _installation(installation: Installation | None, python: str | None) -> Iterator[Diagnostic]:
+    where = "this environment" if python is None else f"the environment of {python}"
+    if python is not None and not Path(python).exists():
+        return  # reported by the core, or it is on other machines
+    other = "" if python else "; or set rollout.python to the interpreter of an environment that has it"
+    if installation is None:
+        yield Diagnostic("error", "rollout.engine", f"vLLM is not installed in {where}", f"{INSTALL}{other}")
+    elif not installation.supported:
+        message = f"vLLM {installation.version} is installed in {where}, and {SUPPORTED} is supported"
+        yield Diagnostic("error", "rollout.engine", message, f"{INSTALL}{other}")
+
+
+def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
+    for name in options.engine_args:
+        key = f"rollout.options.engine_args.{name}"
+        if name in OWN_ARGUMENTS:
+            yield Diagnostic("error", key, "it has a key of its own", f"set {OWN_ARGUMENTS[name]}")
+        elif name in FIXED_ARGUMENTS:
+            yield Diagnostic("error", key, "this engine sets it itself, for its numbers to be right", "remove it")
+
+
+def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
+    """The key of the model and its Hugging Face config; empty if that is malformed, which the core reports."""
+    if run.model.path is None:
+        fields = run.model.config or {}
+        return "model.config", {} if any(faults(fields)) else fields
+    try:
+        return "model.path", read_config(Path(run.model.path))
+    except ConfigError:
+        return "model.path", {}
+
+
+def _family(key: str, config: Mapping[str, Any], installation: Installation | None) -> Iterator[Diagnostic]:
+    family = str(config.get("model_type"))
+    if "vision_config" in config:
+        yield Diagnostic(
+            "error",
+            key,
+            f"{family} takes images, and this engine does not pass images to vLLM",
+            "set rollout.engine=transformers",
+        )
+        return
+    known = frozenset() if installation is None else installation.architectures()
+    named = config.get("architectures") or ()
+    if known and named and not known.intersection(named):
+        yield Diagnostic(
+            "error",
+            key,
+            f"vLLM {installation.version if installation else ''} has no model {', '.join(named)}",
+            "set rollout.engine=transformers",
+        )
+    elif family not in PROVED:
+        yield Diagnostic(
+            "warning",
+            key,
+            f"no test compares vLLM's {family} with Hugging Face's after an update (proved: {', '.join(PROVED)})",
+            "set trainer.rollout_log_prob_tolerance, and run anytron verify before you train",
+        )
+
+
+def _sizes(key: str, text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> Iterator[Diagnostic]:
+    tensor, tensor_key = options.tensor_parallel_size, "rollout.options.tensor_parallel_size"
+    for name, what in (("num_attention_heads", "attention heads"), ("intermediate_size", "units of intermediate_size")):
+        if text.get(name) and text[name] % tensor:
+            message = f"{text[name]} {what} of {key} cannot be split over {tensor} processes"
+            yield Diagnostic("error", tensor_key, message, f"use a size that divides {text[name]}")
+    groups = text.get("num_key_value_heads")
+    if groups and groups % tensor and tensor % groups:
+        message = f"{groups} key/value heads are neither a multiple nor a divisor of {tensor}"
+        yield Diagnostic("error", tensor_key, message, f"use a size that divides {groups} or is a multiple of it")
+    longest, length_key = options.max_model_len, "rollout.options.max_model_len"
+    context = text.get("max_position_embeddings")
+    if longest is not None and longest <= run.rollout.max_new_tokens:
+        message = f"responses of rollout.max_new_tokens, {run.rollout.max_new_tokens}, leave no room for a prompt"
+        yield Diagnostic("error", length_key, message, "raise it, or shorten the responses")
+    if longest is not None and context and longest > context:
+        yield Diagnostic("error", length_key, f"the model's context has {context} tokens", f"at most {context}")
+
+
+def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Check what vLLM's kernels for the processor cannot do."""
+    if text.get("kv_lora_rank"):
+        return  # latent attention has kernels of its own
+    heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
+    size = text.get("head_dim") or (hidden // heads if hidden and heads else None)
+    if size and size not in CPU_HEAD_SIZES:
+        yield Diagnostic(
+            "error",
+            key if key == "model.path" else f"{key}.head_dim",
+            f"vLLM's attention on the processor has no kernel for heads of {size}",
+            f"it has {', '.join(map(str, CPU_HEAD_SIZES))}; or set rollout.engine=transformers",
+        )

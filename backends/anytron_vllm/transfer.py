@@ -1,0 +1,118 @@
+"""How weights reach the workers of vLLM: a backend of its weight transfer, registered as a plugin of vLLM.
+
+vLLM loads plugins in every process that it starts (entry point ``vllm.general_plugins``). The backend is used through
+vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. What it
+gets has been verified before the first of them (:mod:`anytron_vllm.received`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from anytron.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+BACKEND = "anytron"
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):
+    """There is no connection to set up."""
+
+
+@dataclass
+class Chunk(WeightTransferUpdateInfo):
+    """Whole tensors on the host, by their Hugging Face names."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):
+    """The weights' way into one worker."""
+
+    init_info_cls = NoInit
+    update_info_cls = Chunk
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Do nothing."""
+
+    def start_weight_update(self) -> None:
+        """Make every layer wait for all of its weights."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load a chunk; vLLM's own method asks the accelerator to wait, which fails where there is none."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: Chunk) -> None:
+        """Give a chunk to the model, which takes of it what belongs to this worker."""
+        self.model.load_weights(update_info.weights.items())
+
+    def finish_weight_update(self) -> None:
+        """Check that the model has taken everything, and prepare its kernels.
+
+        Raises:
+            EngineError: It has not; it must not be used any more.
+        """
+        if incomplete := _incomplete_layers(self.model):
+            raise EngineError(
+                "vLLM has left parameters without new weights.",
+                where=incomplete[0],
+                why=f"{len(incomplete)} layers got only a part of their weights, or none",
+                fix="train this model with rollout.engine=transformers",
+            )
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _repack_experts(self.model)
+
+    def shutdown(self) -> None:
+        """Do nothing."""
+
+
+def _incomplete_layers(model: nn.Module) -> list[str]:
+    """Find layers with parameters that vLLM still expects, after all weights were given to the model.
+
+    A layer that has got all of them is processed at once and expects no more. Embeddings have rows of padding, some
+    workers nothing else.
+    """
+    found = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        wanted = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+        if isinstance(layer, VocabParallelEmbedding):
+            wanted = layer.shard_indices.num_org_elements * layer.embedding_dim
+        if info.can_load() and info.load_numel < wanted and not is_deferred_attention_layer(layer):
+            found.append(name)
+    return found
+
+
+def _repack_experts(model: nn.Module) -> None:
+    """Give the processor's kernels the new experts.
+
+    They compute from a copy in a layout of their own, which vLLM makes at the first load only
+    (UnquantizedFusedMoEMethod._setup_kernel, 0.32): after an update the old experts would answer, without an error.
+    """
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def register() -> None:
+    """Register the backend; vLLM calls this in each of its processes, in some of them more than once."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, AnytronTransfer)

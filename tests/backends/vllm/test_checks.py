@@ -1,0 +1,169 @@
+"""What vLLM would refuse after minutes, or compute wrongly, is found before a process starts. Needs no vLLM."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from anytron.config.anchor import anchor
+from anytron.config.schema import RunConfig
+from anytron.preflight.capabilities import platform_diagnostics
+from anytron_cpu import CpuPlatform
+from anytron_vllm.installation import find_installation, require_supported
+from tests.core.other_environment import make_environment
+
+MODEL = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 16,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+}
+
+
+def install(folder, version):
+    """Write as much of a vLLM as the checks read."""
+    models = folder / "vllm" / "model_executor" / "models"
+    models.mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").write_text("raise ImportError('the checks import no vLLM')")
+    (folder / "vllm" / "_version.py").write_text(f"__version__ = version = '{version}'\n")
+    (models / "registry.py").write_text(
+        "_TEXT_GENERATION_MODELS = {'Qwen3ForCausalLM': ('qwen3', 'Q'), 'OtherForCausalLM': ('o', 'O')}\n"
+        "_EMBEDDING_MODELS = {'OnlyEmbeds': ('e', 'E')}\n"
+    )
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder whose vLLM, once there is one, is the one that is installed."""
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    (tmp_path / "site").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def installed(site):
+    install(site, "0.32.5")
+
+
+class Accelerator(CpuPlatform):
+    accelerator = True
+
+
+def found(model=None, platform=None, **rollout):
+    values = {
+        "model": {"config": MODEL | (model or {}), "tokenizer": "t.py:t"},
+        "data": {"source": "s.py:s"},
+        "rewards": [{"function": "exact_match"}],
+        "rollout": {"engine": "vllm", "max_new_tokens": 8, **rollout},
+    }
+    config = RunConfig.model_validate(values)
+    return [
+        (one.severity, one.key, f"{one.message} - {one.fix}")
+        for one in platform_diagnostics(config, platform or CpuPlatform())
+        if not one.key.startswith("engine")
+    ]
+
+
+def test_a_run_that_can_work_has_no_remarks(installed):
+    assert found(options={"tensor_parallel_size": 2, "max_model_len": 64, "engine_args": {"block_size": 32}}) == []
+
+
+def test_a_missing_vllm_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    ((severity, key, text),) = found()
+    assert (severity, key) == ("error", "rollout.engine")
+    assert "not installed" in text
+    assert "pip install 'anytron[vllm]'" in text
+    assert "rollout.python" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"), [("0.31.9", False), ("0.32.0", True), ("0.32.1", True), ("0.33.0", False)]
+)
+def test_other_minor_versions_are_refused(site, version, supported):
+    install(site, version)
+    remarks = found()
+    assert (remarks == []) == supported
+    if supported:
+        assert require_supported().version == version
+    else:
+        assert f"vLLM {version} is installed" in remarks[0][2]
+        with pytest.raises(Exception, match=rf"vLLM {version} is installed"):
+            require_supported()
+
+
+def test_the_environment_of_rollout_python_counts(tmp_path):
+    python = make_environment(tmp_path / "venv", anytron=None)
+    ((_, key, text),) = found(python=str(python))
+    assert key == "rollout.engine"
+    assert f"not installed in the environment of {python}" in text
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    install(site, "0.32.1")
+    assert find_installation(str(python)).version == "0.32.1"
+    assert found(python=str(python)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "rollout", "key", "text"),
+    [
+        ({"head_dim": 16}, {}, "model.config.head_dim", "no kernel for heads of 16 - it has 32, 64, 80"),
+        ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "no kernel for heads of 40"),
+        ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 has no model OnlyEmbeds"),
+        ({"vision_config": {}, "model_type": "qwen3_vl"}, {}, "model.config", "qwen3_vl takes images"),
+        ({}, {"options": {"tensor_parallel_size": 3}}, "rollout.options.tensor_parallel_size", "4 attention heads"),
+        (
+            {"num_key_value_heads": 3},
+            {"options": {"tensor_parallel_size": 2}},
+            "rollout.options.tensor_parallel_size",
+            "3 key",
+        ),
+        ({}, {"options": {"max_model_len": 8}}, "rollout.options.max_model_len", "leave no room for a prompt"),
+        ({}, {"options": {"max_model_len": 65}}, "rollout.options.max_model_len", "the model's context has 64 tokens"),
+        (
+            {},
+            {"options": {"engine_args": {"logprobs_mode": "processed_logprobs"}}},
+            "rollout.options.engine_args.logprobs_mode",
+            "sets it itself",
+        ),
+        ({}, {"options": {"engine_args": {"dtype": "half"}}}, "rollout.options.engine_args.dtype", "set model.dtype"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_key(installed, model, rollout, key, text):
+    remarks = found(model, **rollout)
+    assert {severity for severity, _, _ in remarks} == {"error"}
+    assert any(text in said for _, one, said in remarks if one == key)
+
+
+def test_head_sizes_are_those_of_the_processor_s_kernels_only(installed):
+    assert found({"head_dim": 16}, Accelerator()) == []
+
+
+def test_a_family_that_no_test_compares_is_a_warning(installed):
+    ((severity, key, text),) = found({"model_type": "other", "architectures": ["OtherForCausalLM"]})
+    assert (severity, key) == ("warning", "model.config")
+    assert "rollout_log_prob_tolerance" in text
+
+
+def test_the_config_of_a_directory_is_read(installed, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**MODEL, "head_dim": 8}))
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "model", "dtype": "float32"},
+            "data": {"source": "s.py:s"},
+            "rewards": [{"function": "exact_match"}],
+            "rollout": {"engine": "vllm", "max_new_tokens": 8},
+        }
+    )
+    (one,) = [
+        one for one in platform_diagnostics(anchor(config, tmp_path), CpuPlatform()) if one.key.startswith("model")
+    ]
+    assert "heads of 8" in one.message

@@ -1,0 +1,49 @@
+"""Whole runs with vLLM, through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.house import ROOT
+from tests.needs_vllm import NEEDS_VLLM
+
+pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
+
+
+def anytron(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "anytron", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "more"),
+    [
+        ("grpo_sort_vllm.yaml", []),
+        ("grpo_sort_vllm.yaml", ["model.lora={rank: 4}"]),
+        ("grpo_moe.yaml", ["rollout.engine=vllm", "model.config.head_dim=32"]),
+    ],
+    ids=["dense", "lora", "experts"],
+)
+def test_rollout_and_training_agree_at_every_step(example, more, tmp_path):
+    output = tmp_path / "run"
+    settings = ["trainer.total_steps=10", f"trainer.output_dir={output}", "trainer.save_hf=false"]
+    anytron("train", f"examples/{example}", *settings, *more)
+    steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 10
+    assert max(step["rollout/log_prob_abs_diff"] for step in steps) < 1e-5
+
+
+def test_verify_compares_vllm_s_log_softmax(tmp_path):
+    anytron("verify", "examples/grpo_sort_vllm.yaml", f"trainer.output_dir={tmp_path / 'run'}")
