@@ -15,7 +15,7 @@ from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.data.pretrained import load_tokenizer
 from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, SamplingParams
-from anytron.engines.weights import WeightManifest, write_weights
+from anytron.engines.weights import WeightFile, WeightManifest
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
 from anytron.trainer.initial_model import write_random_model
@@ -84,7 +84,7 @@ def weights_of(model: Any, directory: Path) -> dict[str, torch.Tensor]:
 
 def send(weights: dict[str, torch.Tensor], directory: Path, version: int) -> WeightManifest:
     """Write weights as a training engine does."""
-    return write_weights(dict(weights), str(directory / "weights.safetensors"), version)
+    return WeightFile(str(directory / "weights.safetensors")).send(weights.items(), version, lambda name: False)
 
 
 def requests(prompts: list[tuple[int, ...]], first: int = 0, **sampling: Any) -> list[GenerationRequest]:

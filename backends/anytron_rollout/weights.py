@@ -110,7 +110,7 @@ class Places:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._modules: dict[str, Tensor] = dict(model.state_dict())
+        self._modules: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         rules = get_model_conversion_mapping(model, add_legacy=False)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -133,16 +133,14 @@ class Places:
     def missing(self, filled: Iterable[Place]) -> list[str]:
         """Name the modules' tensors that places do not fill.
 
-        By address, because tied parameters have several names. The parts of a tensor must fill it.
+        By object, because tied parameters have several names. The parts of a tensor must fill it.
         """
         parts: dict[int, dict[int, int]] = {}
         for place in filled:
-            whole = parts.setdefault(self._modules[place.module].data_ptr(), {})
-            whole[place.tensor.data_ptr()] = place.tensor.numel()
+            whole = parts.setdefault(id(self._modules[place.module]), {})
+            whole[place.tensor.storage_offset()] = place.tensor.numel()
         return sorted(
-            name
-            for name, tensor in self._modules.items()
-            if sum(parts.get(tensor.data_ptr(), {}).values()) < tensor.numel()
+            name for name, tensor in self._modules.items() if sum(parts.get(id(tensor), {}).values()) < tensor.numel()
         )
 
 

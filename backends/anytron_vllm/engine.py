@@ -13,7 +13,7 @@ from anytron.errors import EngineError
 from anytron_vllm.expected_weights import ExpectedWeights
 from anytron_vllm.installation import require_supported
 from anytron_vllm.options import VllmOptions
-from anytron_vllm.received import chunks, read_verified
+from anytron_vllm.received import chunks, receive_all
 from anytron_vllm.start import engine_arguments, set_environment
 from anytron_vllm.under_way import UnderWay, sampling_params
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, Response
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import WeightOrigin
 
 
 class VllmEngine:
@@ -97,31 +97,31 @@ class VllmEngine:
         self._llm.llm_engine.abort_request([str(one) for one in chosen])
         return [(one, self._under_way.pop(one).response("abort")) for one in chosen]
 
-    def load_weights(self, manifest: WeightManifest) -> int:
+    def load_weights(self, origin: WeightOrigin) -> int:
         """Take new weights: all of them are received and verified before vLLM gets the first one.
 
         Raises:
-            EngineError: A tensor is missing, unknown, of another shape or damaged: the old weights stay in use. Or vLLM
-                has not taken what was verified: the engine has none then, and takes no others.
+            EngineError: A tensor is missing, unknown, or of another shape: the old weights stay in use. Or vLLM has not
+                taken what was verified: the engine has none then, and takes no others.
+            TransferError: The weights did not arrive as they were sent: the old ones stay in use.
         """
-        weights = read_verified(manifest, self._expected)
+        with origin.open() as received:
+            weights, version = receive_all(received, self._expected), received.version
         self._version = None  # never generate with half-loaded weights
         try:
             self._llm.start_weight_update()
             for chunk in chunks(weights):
                 self._llm.update_weights({"update_info": {"weights": chunk}})
-            self._llm.finish_weight_update(str(manifest.version))
+            self._llm.finish_weight_update(str(version))
         except (KeyError, RuntimeError, ValueError) as error:  # RuntimeError: also of another process, as text
-            raise EngineError(
-                "vLLM could not load the weights.", where=f"version {manifest.version}", why=str(error)
-            ) from error
+            raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
         # What is cached was computed by the old weights: for prompts to come, and for responses that are under way.
         self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
-        if (found := self._llm.get_weight_version()) != str(manifest.version):
+        if (found := self._llm.get_weight_version()) != str(version):
             why = f"it says version {found}"
-            raise EngineError("vLLM has other weights than were sent.", where=f"version {manifest.version}", why=why)
-        self._version = manifest.version
-        return manifest.version
+            raise EngineError("vLLM has other weights than were sent.", where=f"version {version}", why=why)
+        self._version = version
+        return version
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute the log-softmax of the logits of sequences: vLLM gives no logits themselves.

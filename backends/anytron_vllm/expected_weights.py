@@ -6,13 +6,13 @@ of it, built without memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from anytron.data.pretrained import load_hf_config, model_class
 from anytron.errors import EngineError
-from anytron_rollout.weights import find_places
+from anytron_rollout.weights import Places
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -30,8 +30,7 @@ class ExpectedWeights:
     def __init__(self, model: ModelSection) -> None:
         config = load_hf_config(model)
         with torch.device("meta"):
-            self._model: Any = model_class(config).from_config(config)
-        self._modules: dict[str, torch.Tensor] = dict(self._model.state_dict(keep_vars=True))
+            self._places = Places(model_class(config).from_config(config))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], where: str) -> set[str]:
         """Compare tensors with those of the model.
@@ -47,7 +46,7 @@ class ExpectedWeights:
         Raises:
             EngineError: A tensor is missing, unknown, or of another shape.
         """
-        places = find_places(self._model, shapes)
+        places = {name: place for name in shapes if (place := self._places.find(name)) is not None}
         loaded = shapes.keys() - (set(optional) - places.keys())
         if unknown := sorted(loaded - places.keys()):
             _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(shapes)} are unknown", where)
@@ -55,17 +54,8 @@ class ExpectedWeights:
             if tuple(places[name].tensor.shape) != shapes[name]:
                 why = f"{shapes[name]}, the model has {tuple(places[name].tensor.shape)}"
                 _refuse("has another shape", name, why, where)
-        # By object: tied parameters have several names. The parts of a tensor must fill it.
-        filled: dict[int, dict[int, int]] = {}
-        for name in loaded:
-            part = places[name].tensor
-            parts = filled.setdefault(id(self._modules[places[name].module]), {})
-            parts[part.storage_offset()] = part.numel()
-        missing = sorted(
-            name for name, whole in self._modules.items() if sum(filled.get(id(whole), {}).values()) < whole.numel()
-        )
-        if missing:
-            _refuse("is missing", missing[0], f"{len(missing)} of the model's {len(self._modules)} are missing", where)
+        if missing := self._places.missing(places[name] for name in loaded):
+            _refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", where)
         return loaded
 
 

@@ -40,5 +40,6 @@ VLLM = EngineInfo(
     engine="anytron_vllm.engine:VllmEngine",
     options_model=VllmOptions,
     capabilities=frozenset({"observation"}),
+    takes_stream=True,
     platform_check="anytron_vllm.checks:diagnostics",
 )

@@ -1,53 +1,51 @@
-"""Read weights from a training engine, and verify all of them before any is used."""
+"""Receive weights from a training engine, all of them, before any is used."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
-from anytron.engines.weights import checksum
-from anytron.errors import EngineError
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import ReceivedWeights
     from anytron_vllm.expected_weights import ExpectedWeights
 
 CHUNK_BYTES = 256 << 20
 """Of weights that a worker of vLLM in another process gets at a time."""
 
 
-def read_verified(manifest: WeightManifest, expected: ExpectedWeights) -> dict[str, Tensor]:
-    """Read all weights.
+def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[str, Tensor]:
+    """Put the pieces of all weights together, in memory of this process.
+
+    vLLM loads in place and cannot go back. For the old weights to stay in use until the last one of the new has
+    arrived, these need memory of their own: on the host, as much as the model has.
 
     Args:
-        manifest: Where they are, and their checksums.
+        received: What comes; each piece is verified.
         expected: What the model needs.
 
     Returns:
         The tensors by their Hugging Face names, without those that the model has no place for and may leave out.
 
     Raises:
-        EngineError: They cannot be read, or one is missing, unknown, of another shape, or fails its checksum.
+        EngineError: A tensor is missing, unknown, or of another shape.
+        TransferError: The weights did not arrive as they were sent.
     """
-    where = f"version {manifest.version}, {manifest.path}"
-    try:
-        weights = load_file(manifest.path)
-    except (OSError, SafetensorError) as error:
-        raise EngineError("The weights cannot be read.", where=where, why=str(error)) from error
-    if differing := sorted(weights.keys() ^ manifest.checksums.keys()):
-        why = f"{len(differing)} such; the first is {differing[0]}"
-        raise EngineError("A weight is in the file or in the manifest, not in both.", where=where, why=why)
-    loaded = expected.check({name: tuple(one.shape) for name, one in weights.items()}, manifest.optional, where)
-    for name in loaded:
-        if (found := checksum(weights[name])) != manifest.checksums[name]:
-            why = f"crc32 {found:08x}, not {manifest.checksums[name]:08x}"
-            raise EngineError("A weight was damaged in transfer.", where=f"{name}, {where}", why=why)
+    weights: dict[str, Tensor] = {}
+    optional = set()
+    for piece in received:
+        if piece.name not in weights:
+            weights[piece.name] = torch.empty(math.prod(piece.shape), dtype=piece.values.dtype).view(piece.shape)
+            if piece.optional:
+                optional.add(piece.name)
+        weights[piece.name].view(-1)[piece.start : piece.start + piece.values.numel()] = piece.values
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    loaded = expected.check(shapes, optional, f"version {received.version}")
     return {name: weights[name] for name in sorted(loaded)}
 
 
