@@ -30,18 +30,18 @@ BACKEND = "anytron"
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """There is no connection to set up."""
 
 
 @dataclass
-class Chunk(WeightTransferUpdateInfo):
+class Chunk(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Whole tensors on the host, by their Hugging Face names."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
 
 
-class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):
+class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc]
     """The weights' way into one worker."""
 
     init_info_cls = NoInit
