@@ -3,10 +3,14 @@
 vLLM loads plugins in every process that it starts (entry point ``vllm.general_plugins``). The backend is used through
 vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. What it
 gets has been verified before the first of them (:mod:`anytron_vllm.received`).
+
+Whatever else of vLLM's insides this package uses is in this file: the layers' count of what they have loaded, and the
+kernels of experts. Look here first when another version is to be supported.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +117,6 @@ def _repack_experts(model: nn.Module) -> None:
 
 
 def register() -> None:
-    """Register the backend; vLLM calls this in each of its processes, in some of them more than once."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
+    """Register the backend; vLLM calls this in each of its processes, and may do so more than once."""
+    with contextlib.suppress(ValueError):  # it is registered
         WeightTransferEngineFactory.register_engine(BACKEND, AnytronTransfer)
