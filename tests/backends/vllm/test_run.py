@@ -28,21 +28,21 @@ def anytron(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("example", "more"),
+    ("example", "steps", "more"),
     [
-        ("grpo_sort_vllm.yaml", []),
-        ("grpo_sort_vllm.yaml", ["model.lora={rank: 4}"]),
-        ("grpo_moe.yaml", ["rollout.engine=vllm", "model.config.head_dim=32"]),
+        ("grpo_sort_vllm.yaml", 50, []),
+        ("grpo_sort_vllm.yaml", 10, ["model.lora={rank: 4}"]),
+        ("grpo_moe.yaml", 50, ["rollout.engine=vllm", "model.config.head_dim=32"]),
     ],
     ids=["dense", "lora", "experts"],
 )
-def test_rollout_and_training_agree_at_every_step(example, more, tmp_path):
+def test_rollout_and_training_agree_at_every_step(example, steps, more, tmp_path):
     output = tmp_path / "run"
-    settings = ["trainer.total_steps=10", f"trainer.output_dir={output}", "trainer.save_hf=false"]
+    settings = [f"trainer.total_steps={steps}", f"trainer.output_dir={output}", "trainer.save_hf=false"]
     anytron("train", f"examples/{example}", *settings, *more)
-    steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 10
-    assert max(step["rollout/log_prob_abs_diff"] for step in steps) < 1e-5
+    metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == steps
+    assert max(step["rollout/log_prob_abs_diff"] for step in metrics) < 1e-5
 
 
 def test_verify_compares_vllm_s_log_softmax(tmp_path):
