@@ -138,7 +138,7 @@ class Places:
         parts: dict[int, dict[int, int]] = {}
         for place in filled:
             whole = parts.setdefault(id(self._modules[place.module]), {})
-            whole[place.tensor.storage_offset()] = place.tensor.numel()
+            whole[int(place.tensor.storage_offset())] = place.tensor.numel()
         return sorted(
             name for name, tensor in self._modules.items() if sum(parts.get(id(tensor), {}).values()) < tensor.numel()
         )

@@ -35,6 +35,7 @@ OWN_ARGUMENTS = {
 FIXED_ARGUMENTS = (
     "async_scheduling",
     "disable_log_stats",
+    "enable_batch_sharded_sampling",
     "enable_sleep_mode",
     "generation_config",
     "kv_cache_memory_bytes",

@@ -139,8 +139,11 @@ class VllmEngine:
         )
         prompts = [TokensPrompt(prompt_token_ids=list(one.tokens)) for one in sequences]
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        width = self._llm.model_config.get_vocab_size()
         # The first token has no log-probs; those after the last one belong to the token that is generated.
-        return [torch.cat([_rows(one.prompt_logprobs)[1:], _rows(one.outputs[0].logprobs)]) for one in outputs]
+        return [
+            torch.cat([_rows(one.prompt_logprobs, width)[1:], _rows(one.outputs[0].logprobs, width)]) for one in outputs
+        ]
 
     def describe(self) -> Mapping[str, Any]:
         """Return the engine, its versions, the device, and the patches of this process."""
@@ -232,9 +235,10 @@ class VllmEngine:
         return found
 
 
-def _rows(log_probs: Any) -> Tensor:
-    """Arrange vLLM's log-probs (``FlatLogprobs``) by token id: float32 ``[positions, V]``."""
-    tokens, values = torch.tensor(log_probs.token_ids), torch.tensor(log_probs.logprobs)
-    rows = torch.full((len(log_probs), int(tokens.max()) + 1), -torch.inf)
+def _rows(log_probs: Any, width: int) -> Tensor:
+    """Arrange vLLM's log-probs (``FlatLogprobs``) by token id: float32 ``[positions, width]``."""
+    tokens = torch.tensor(log_probs.token_ids, dtype=torch.int64)
+    values = torch.tensor(log_probs.logprobs, dtype=torch.float32)
+    rows = torch.full((len(log_probs), width), -torch.inf)
     lengths = torch.tensor(log_probs.end_indices) - torch.tensor(log_probs.start_indices)
     return rows.index_put_((torch.repeat_interleave(lengths), tokens), values)

@@ -11,6 +11,7 @@ kernels of experts. Look here first when another version is to be supported.
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import logger as layerwise_logger
 
 from anytron.errors import EngineError
 
@@ -91,15 +93,20 @@ def _incomplete_layers(model: nn.Module) -> list[str]:
     """Find layers with parameters that vLLM still expects, after all weights were given to the model.
 
     A layer that has got all of them is processed at once and expects no more. Embeddings have rows of padding, some
-    workers nothing else.
+    workers nothing else. Tied layers share their parameters with one before them, which has loaded them.
     """
     found = []
+    before: set[int] = set()
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
+        expects = info.can_load() and not is_deferred_attention_layer(layer)
+        parameters = info.kernel_tensors[0].values() if info.can_load() else layer.parameters(recurse=False)
+        own = {id(parameter) for parameter in parameters} - before
+        before |= own
         wanted = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
         if isinstance(layer, VocabParallelEmbedding):
             wanted = layer.shard_indices.num_org_elements * layer.embedding_dim
-        if info.can_load() and info.load_numel < wanted and not is_deferred_attention_layer(layer):
+        if expects and own and info.load_numel < wanted:
             found.append(name)
     return found
 
@@ -118,5 +125,7 @@ def _repack_experts(model: nn.Module) -> None:
 
 def register() -> None:
     """Register the backend; vLLM calls this in each of its processes, and may do so more than once."""
+    # It warns at every update of layers that got nothing: rotary tables, which are not sent, and tied heads.
+    layerwise_logger.setLevel(logging.ERROR)
     with contextlib.suppress(ValueError):  # it is registered
         WeightTransferEngineFactory.register_engine(BACKEND, AnytronTransfer)

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext
 
 VARIABLE = "ANYTRON_SABOTAGE"
-TRAINER, ROLLOUT = "anytron_megatron.engine:MegatronEngine", "anytron_rollout.transformers_engine:TransformersEngine"
+TRAINER = "anytron_megatron.engine:MegatronEngine"
+ROLLOUTS = {
+    "transformers": "anytron_rollout.transformers_engine:TransformersEngine",
+    "vllm": "anytron_vllm.engine:VllmEngine",
+}
 INSTALLED = "installed"
 """Name, in the variable's directory, of what is on the path of all processes of the run."""
 SMALL_FILE = 1024
@@ -73,8 +77,9 @@ class Saboteur:
             return []
         if phase is Phase.BEFORE_IMPORT:
             enter(f"{context.role}-{os.environ.get('RANK', '0')}")
-        wanted = {"trainer": (Phase.BEFORE_BUILD, TRAINER), "rollout": (Phase.BEFORE_IMPORT, ROLLOUT)}
-        when, engine = wanted.get(context.role, (None, ""))
+        when, engine = Phase.BEFORE_BUILD, TRAINER
+        if context.role == "rollout":
+            when, engine = Phase.BEFORE_IMPORT, ROLLOUTS[context.engine]
         methods = sorted({blow.place.partition(".")[2] for blow in blows() if blow.place.startswith(context.role)})
         if phase is not when:
             return []

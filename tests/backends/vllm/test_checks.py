@@ -13,6 +13,7 @@ from anytron.preflight.capabilities import platform_diagnostics
 from anytron_cpu import CpuPlatform
 from anytron_vllm.installation import find_installation, require_supported
 from tests.core.other_environment import make_environment
+from tests.fake_vllm import install
 
 MODEL = {
     "model_type": "qwen3",
@@ -25,18 +26,6 @@ MODEL = {
     "head_dim": 32,
     "max_position_embeddings": 64,
 }
-
-
-def install(folder, version):
-    """Write as much of a vLLM as the checks read."""
-    models = folder / "vllm" / "model_executor" / "models"
-    models.mkdir(parents=True)
-    (folder / "vllm" / "__init__.py").write_text("raise ImportError('the checks import no vLLM')")
-    (folder / "vllm" / "_version.py").write_text(f"__version__ = version = '{version}'\n")
-    (models / "registry.py").write_text(
-        "_TEXT_GENERATION_MODELS = {'Qwen3ForCausalLM': ('qwen3', 'Q'), 'OtherForCausalLM': ('o', 'O')}\n"
-        "_EMBEDDING_MODELS = {'OnlyEmbeds': ('e', 'E')}\n"
-    )
 
 
 @pytest.fixture
@@ -134,6 +123,12 @@ def test_the_environment_of_rollout_python_counts(tmp_path):
             "sets it itself",
         ),
         ({}, {"options": {"engine_args": {"dtype": "half"}}}, "rollout.options.engine_args.dtype", "set model.dtype"),
+        (
+            {},
+            {"options": {"engine_args": {"enable_batch_sharded_sampling": True}}},
+            "rollout.options.engine_args.enable_batch_sharded_sampling",
+            "sets it itself",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_key(installed, model, rollout, key, text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.errors import AnytronError
+from anytron.engines.weight_stream import WeightStream, _Sender
+from anytron.errors import AnytronError, TransferError
 from tests.needs_vllm import NEEDS_VLLM
 from tests.vllm_models import QWEN3, answers, hf_model, largest_difference, log_probs, requests, send, weights_of
 
@@ -69,6 +71,38 @@ def test_damaged_and_unreadable_weights_are_refused_and_complete_ones_taken_afte
 
     asked = requests(PROMPTS)
     assert largest_difference(loaded.model, asked, answers(loaded.engine, asked)) < 5e-6
+
+
+def give_through_shared_memory(loaded, directory):
+    """Send the weights of ``loaded.model`` as a new version, in about forty buckets."""
+    stream = WeightStream(str(directory / "transfer"), 1, 60.0, bucket_bytes=16384)
+    version = loaded.version + 1
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(stream.send, loaded.weights().items(), version, lambda name: False)
+        try:
+            return loaded.engine.load_weights(stream.origin(0))
+        finally:
+            assert sent.result() == version
+
+
+def test_weights_come_through_shared_memory_too(loaded, tmp_path):
+    loaded.model = hf_model(QWEN3, 2)
+    assert give_through_shared_memory(loaded, tmp_path) == loaded.version + 1
+    loaded.version += 1
+    asked = requests(PROMPTS)
+    assert largest_difference(loaded.model, asked, answers(loaded.engine, asked)) < 5e-6
+
+
+def test_a_bucket_that_is_skipped_is_noticed_and_the_old_weights_stay_in_use(loaded, tmp_path, monkeypatch):
+    old, asked = loaded.model, requests(PROMPTS)
+    tell = _Sender._tell
+    monkeypatch.setattr(_Sender, "_tell", lambda self, said: None if said.get("number") == 3 else tell(self, said))
+    loaded.model = hf_model(QWEN3, 2)
+    with pytest.raises(TransferError, match=r"(?s)bucket 3, version \d+.*sent as bucket 4"):
+        give_through_shared_memory(loaded, tmp_path)
+    answered = answers(loaded.engine, asked)
+    assert {version for one in answered for version in one.versions} == {loaded.version}
+    assert largest_difference(old, asked, answered) < 5e-6
 
 
 def test_modules_for_speculative_decoding_are_left_out_if_they_are_declared(loaded):
