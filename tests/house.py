@@ -72,7 +72,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron_cuda": (("runtime",), ("platform",), ("__init__",)),
     "anytron_ascend": (
         ("kernels", "options", "simulation"),
-        ("cann", "environment", "mindspeed", "runtime"),
+        ("cann", "environment", "mindspeed", "runtime", "vllm_ascend"),
         ("mindspeed_llm",),
         ("adaptors",),
         ("platform",),

@@ -191,5 +191,6 @@ def rollout_options(engine: str) -> Mapping[str, Any] | None:
 
     Arguments: ``engine``, the name in ``rollout.engine``.
 
-    Returns: options of that engine. An option that the user has set keeps the user's value.
+    Returns: options of that engine. An option that the user has set keeps the user's value; options
+    that are mappings are completed.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron.config.load import read_config
 from anytron.config.options import engine_option_diagnostics
@@ -76,5 +77,15 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
 
 def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:
     """Add what the plugins want of the rollout engine; what the user set wins."""
-    options = {**session.hooks.rollout_options(config.rollout.engine), **config.rollout.options}
+    options = _merged(session.hooks.rollout_options(config.rollout.engine), config.rollout.options)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"options": options})})
+
+
+def _merged(wanted: Mapping[str, Any], set_by_user: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete options, and those inside of options that are mappings."""
+    merged = {**wanted, **set_by_user}
+    for name in wanted.keys() & set_by_user.keys():
+        inner = wanted[name], set_by_user[name]
+        if all(isinstance(one, Mapping) for one in inner):
+            merged[name] = _merged(*inner)
+    return merged

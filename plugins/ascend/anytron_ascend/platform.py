@@ -14,7 +14,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.errors import ConfigError
 from anytron.hooks.types import Requirement
 from anytron.platform import Availability, Probe
-from anytron_ascend import cann
+from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
 from anytron_ascend.adaptors.portable import PortableAdaptor
@@ -117,15 +117,16 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """Name torch_npu, whose minor version the probe compares with torch's, and what the adaptor needs."""
+        """Name torch_npu, whose minor version the probe compares with torch's, what the adaptor needs, and vLLM."""
         own = Requirement("torch-npu", ">=2.6", "pip install torch-npu==<the version of your torch>")
-        return [own, *self._adaptor.requirements()]
+        return [own, *self._adaptor.requirements(), *vllm_ascend.requirements()]
 
     @hookimpl
     def configure(self, config: RunConfig) -> list[Diagnostic]:
-        """Check the options against torch_npu, and ask the adaptor."""
+        """Check the options against torch_npu and vLLM's environment, and ask the adaptor."""
         self._deterministic = config.engine.deterministic
-        return [*_option_diagnostics(self._options, config.engine.name), *self._adaptor.configure(config)]
+        own = _option_diagnostics(self._options, config.engine.name)
+        return [*own, *self._adaptor.configure(config), *vllm_ascend.diagnostics(config)]
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
@@ -158,6 +159,11 @@ class AscendPlatform(Platform):
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
         """Return the adaptor's fused kernel."""
         return self._adaptor.fused_kernel(name)
+
+    @hookimpl
+    def rollout_options(self, engine: str) -> dict[str, Any]:
+        """Return the settings under which vLLM's weights may be replaced."""
+        return vllm_ascend.rollout_options(engine)
 
 
 def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron import Platform, hookimpl
 from anytron.hooks.types import Requirement
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 # The kernel driver's interface, and the GPU of Windows' Linux subsystem.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+VLLM_OPTIONS: dict[str, Any] = {
+    # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of
+    # weights copies into the tensors that graphs have recorded (vllm/model_executor/model_loader/reload/layerwise.py).
+    "enforce_eager": False,
+    # vLLM would take 0.9 of a device, on which a training rank lives too. verl's default (its rollout.yaml).
+    "gpu_memory_utilization": 0.5,
+}
 
 
 class CudaPlatform(Platform):
@@ -64,6 +71,11 @@ class CudaPlatform(Platform):
         return [
             Requirement("transformer-engine", ">=2.0", "pip install --no-build-isolation 'transformer_engine[pytorch]'")
         ]
+
+    @hookimpl
+    def rollout_options(self, engine: str) -> dict[str, Any]:
+        """Let vLLM record graphs, and leave memory to a training rank."""
+        return dict(VLLM_OPTIONS) if engine == "vllm" else {}
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import pytest
 
+from anytron import hookimpl
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.errors import ConfigError
 from anytron.preflight.open_run import open_run
@@ -57,6 +58,23 @@ def test_errors_of_plugins_and_of_the_machine_come_together_with_their_places(op
     assert "(plugin 'megatron') - did you mean qwen3?" in message
     assert "executor.kind (command line: executor.kind=locale)" in message
     assert f"model.tokenizer ({tmp_path / 'run.yaml'}:3): there is no file" in message
+
+
+def test_options_of_the_platform_complete_those_that_the_user_has_set(opened, monkeypatch):
+    import testchip
+
+    @hookimpl
+    def rollout_options(self, engine):
+        wanted = {"layout": {"nz": 0, "of": engine}, "graphs": False}
+        return {"enforce_eager": True, "gpu_memory_utilization": 0.5, "engine_args": {"additional_config": wanted}}
+
+    monkeypatch.setattr(testchip.TestChip, "rollout_options", rollout_options, raising=False)
+    key = "rollout.options.engine_args.additional_config"
+    set_here = ["rollout.options.gpu_memory_utilization=0.7", f"{key}.layout.nz=1", f"{key}.fast=true"]
+    options = opened("rollout.engine=vllm", *set_here).config.rollout.options
+    completed = {"layout": {"nz": 1, "of": "vllm"}, "graphs": False, "fast": True}
+    assert options["engine_args"] == {"additional_config": completed}
+    assert (options["enforce_eager"], options["gpu_memory_utilization"]) == (True, 0.7)
 
 
 def test_one_error_is_shown_in_four_parts_and_warnings_refuse_nothing():

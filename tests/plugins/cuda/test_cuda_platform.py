@@ -56,6 +56,15 @@ def test_it_is_megatron_as_its_authors_run_it(platform):
     assert [need.package for need in platform.requirements()] == ["transformer-engine"]
 
 
+def test_vllm_records_graphs_and_leaves_memory_to_a_training_rank(platform):
+    from anytron_vllm.options import VllmOptions
+
+    options = platform.rollout_options("vllm")
+    assert VllmOptions.model_validate(options).enforce_eager is False
+    assert options["gpu_memory_utilization"] == 0.5
+    assert platform.rollout_options("transformers") == {}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
 def test_the_runtime_is_torch_cuda(platform):

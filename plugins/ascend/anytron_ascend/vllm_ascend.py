@@ -1,0 +1,89 @@
+"""vLLM on NPUs: what it needs there, and the settings under which its weights may be replaced. Imports neither package.
+
+Sources are files of vllm-ascend at 182b75e (August 2026). Nothing of this was run on an NPU.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import distributions
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement as Dependency
+from packaging.specifiers import SpecifierSet
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.hooks.types import Requirement
+from anytron_vllm.installation import find_installation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.metadata import Distribution
+
+    from anytron.config.schema import RunConfig
+    from anytron_vllm.installation import Installation
+
+PACKAGE = "vllm-ascend"
+PINNED = ("torch", "torch-npu", "triton-ascend")
+"""What vllm-ascend's kernels were built for; it pins each by its own metadata."""
+OPTIONS: dict[str, Any] = {
+    # Step by step, as vllm-ascend's own example of RL (examples/rl/rlhf_async_new_apis.py).
+    "enforce_eager": True,
+    # vLLM would take 0.9 of a device, on which a training rank lives too. verl's default (its rollout.yaml).
+    "gpu_memory_utilization": 0.5,
+    # Weights in the layout ND: those in NZ cannot be replaced in place (vllm_ascend/worker/worker.py warns of wrong
+    # numbers). And no expandable segments, which its memory pools do not bear (docs: additional_config, rl_config).
+    "engine_args": {"additional_config": {"rl_config": {"enabled": True}}},
+}
+
+
+def rollout_options(engine: str) -> dict[str, Any]:
+    """Return options of the rollout engine ``vllm``."""
+    return OPTIONS if engine == "vllm" else {}
+
+
+def requirements() -> Iterator[Requirement]:
+    """Where vLLM is installed, name vllm-ascend of the same minor version, and what that was built for.
+
+    All optional: a run that does not generate with vLLM needs none of them (:func:`diagnostics` refuses those that do).
+    """
+    vllm = find_installation()
+    if vllm is None:
+        return
+    wanted = _same_minor(vllm)
+    yield Requirement(PACKAGE, wanted, f"pip install '{PACKAGE}{wanted}'", optional=True)
+    for found in distributions(name=PACKAGE):
+        for dependency in map(Dependency, found.requires or ()):
+            if dependency.name in PINNED and dependency.marker is None:
+                remedy = f"pip install '{dependency}': {PACKAGE} {found.version} was built for it"
+                yield Requirement(dependency.name, str(dependency.specifier), remedy, optional=True)
+        return  # of several, an import finds the first
+
+
+def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
+    """Refuse a run that generates with vLLM where vllm-ascend is missing, or of another version than vLLM."""
+    if run.rollout.engine != "vllm":
+        return
+    vllm = find_installation(run.rollout.python)
+    if vllm is None:
+        return  # the engine's own check says so
+    found = _beside(vllm) if run.rollout.python else next(iter(distributions(name=PACKAGE)), None)
+    wanted = _same_minor(vllm)
+    if found is None or not SpecifierSet(wanted).contains(found.version, prereleases=True):
+        there = "is not installed" if found is None else f"is {found.version}"
+        yield Diagnostic(
+            "error",
+            "rollout.engine",
+            f"on NPUs vLLM {vllm.version} needs {PACKAGE}{wanted}, and {PACKAGE} {there} in its environment",
+            f"pip install '{PACKAGE}{wanted}' there, or set rollout.engine=transformers",
+        )
+
+
+def _same_minor(vllm: Installation) -> str:
+    """vllm-ascend has the minor version of the vLLM that it extends (its page "versioning policy")."""
+    major, minor, *_ = vllm.version.split(".")
+    return f"=={major}.{minor}.*"
+
+
+def _beside(vllm: Installation) -> Distribution | None:
+    """Find vllm-ascend in another environment: where vLLM lies there."""
+    return next(iter(distributions(name=PACKAGE, path=[str(vllm.folder.parent)])), None)
