@@ -5,7 +5,7 @@ vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each 
 gets has been verified before the first of them (:mod:`anytron_vllm.received`).
 
 Whatever else of vLLM's insides this package uses is in this file: the layers' count of what they have loaded, and the
-kernels of experts. Look here first when another version is to be supported.
+kernels that compute from copies. Look here first when another version is to be supported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.layerwise import logger as layerwise_logger
@@ -83,7 +83,7 @@ class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc
             )
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
-            _repack_experts(self.model)
+            _repack(self.model)
 
     def shutdown(self) -> None:
         """Do nothing."""
@@ -111,16 +111,19 @@ def _incomplete_layers(model: nn.Module) -> list[str]:
     return found
 
 
-def _repack_experts(model: nn.Module) -> None:
-    """Give the processor's kernels the new experts.
+def _repack(model: nn.Module) -> None:
+    """Give the processor's kernels the new weights where vLLM 0.32 leaves them the old ones, without an error.
 
-    They compute from a copy in a layout of their own, which vLLM makes at the first load only
-    (UnquantizedFusedMoEMethod._setup_kernel, 0.32): after an update the old experts would answer, without an error.
+    They compute from copies in a layout of their own. vLLM makes that of experts at the first load only
+    (UnquantizedFusedMoEMethod._setup_kernel), and that of a tied head with the layer that loads the tied tensor, which
+    is another one.
     """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:
             kernel.fused_experts.process_weights_after_loading(layer)
+        elif isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def register() -> None:

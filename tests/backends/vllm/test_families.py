@@ -33,7 +33,8 @@ def test_log_probs_follow_the_weights_in_every_family_and_a_lost_tensor_is_notic
     tested = {"qwen3", *found} & set(PROVED)  # qwen3: test_weights.py
     assert tested == set(PROVED)
     assert {family: found[family] for family in PROVED if family in found and found[family] > 5e-6} == {}
-    assert found["experts not repacked"] > 0.01, "this workaround for vLLM 0.32 has become unnecessary"
+    for what in ("qwen2 not repacked", "qwen3_moe not repacked"):  # a tied head, and experts
+        assert found[what] > 0.01, "this workaround for vLLM 0.32 has become unnecessary"
     lost, unusable = found["lost"]
     assert "left parameters without new weights" in lost
     assert "model.layers.1.self_attn.qkv_proj" in lost
