@@ -1,9 +1,12 @@
 """The README's demonstration, run as a user runs it: the command line, real Megatron, real processes."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,8 +41,21 @@ def anytron(*arguments, **environment):
 def train(output, *overrides, **environment):
     finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides, **environment)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return finished.stdout, metrics
+    return finished.stdout, records(output / "metrics.jsonl")
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def kill_writer_of(log):
+    """Kill the process that writes a log."""
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if output.readlink() == log:
+                os.kill(int(output.parts[2]), signal.SIGKILL)
+                return
+    raise AssertionError(f"nobody writes {log}")
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +141,28 @@ def test_it_learns_to_sort(split, reward, tmp_path):
     _, metrics = train(tmp_path / "run", split)
     assert metrics[0]["reward/mean"] < 0.15
     assert metrics[-1]["reward/mean"] >= reward
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "a-replica-is-killed"])
+def test_it_learns_one_step_ahead(killed, tmp_path):
+    """The replica dies in the middle of the steepest part, and what it owed is not lost."""
+    output = tmp_path / "run"
+    overrides = [f"trainer.output_dir={output}", "rollout.replicas=2", "rollout.max_staleness=1"]
+    path = output / "metrics.jsonl"
+    with subprocess.Popen([sys.executable, "-m", "anytron", "train", str(EXAMPLE), *overrides]) as run:
+        while killed and run.poll() is None:
+            time.sleep(0.1)
+            if path.exists() and len(path.read_text().splitlines()) >= 50:
+                kill_writer_of(output / "logs" / "rollout-1-0.log")
+                break
+    assert run.returncode == 0
+
+    metrics = records(path)
+    assert [record["step"] for record in metrics] == list(range(1, 501))
+    assert {record["rollout/age_max"] for record in metrics[1:]} <= {0.0, 1.0}
+    assert metrics[-1]["reward/mean"] >= 0.90
+    losses = output / "losses.jsonl"
+    found = [record["then"] for record in records(losses)] if losses.exists() else []
+    assert found == ["another process takes its place"] * killed

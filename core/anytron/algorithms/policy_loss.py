@@ -28,12 +28,19 @@ class PolicyLoss:
     estimators are in :mod:`anytron.algorithms.kl`.) Where the old log-probs are not given the batch
     is used once, and they are the current ones: the ratio is 1 and its gradient the policy gradient.
 
+    With ``importance="truncated"`` the first term is multiplied by ``min(p_old / p_rollout, importance_cap)``, a
+    constant: the tokens were drawn from the rollout engine's distribution, of older weights or of other rounding
+    (truncated importance sampling: Ionides, https://doi.org/10.1198/106186008X320456; for such engines: Yao et al.,
+    https://fengyao.notion.site/off-policy-rl). ``"measured"`` gives the metrics of that factor alone.
+
     Attributes:
         clip_low: The ratio is clipped below ``1 - clip_low``.
         clip_high: The ratio is clipped above ``1 + clip_high``.
         kl_coefficient: Weight of the KL penalty; 0 = none, and no reference log-probs are needed.
         kl_estimator: ``k1``, ``k2`` or ``k3``.
         entropy_coefficient: Weight of the entropy bonus.
+        importance: ``none``, ``measured`` or ``truncated``.
+        importance_cap: Largest factor of a token.
     """
 
     clip_low: float = 0.2
@@ -41,6 +48,8 @@ class PolicyLoss:
     kl_coefficient: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coefficient: float = 0.0
+    importance: Literal["none", "measured", "truncated"] = "none"
+    importance_cap: float = 2.0
 
     @classmethod
     def from_config(cls, algorithm: AlgorithmSection) -> PolicyLoss:
@@ -51,6 +60,8 @@ class PolicyLoss:
             kl_coefficient=algorithm.kl_coefficient,
             kl_estimator=algorithm.kl_estimator,
             entropy_coefficient=algorithm.entropy_coefficient,
+            importance="none" if algorithm.importance_correction == "auto" else algorithm.importance_correction,
+            importance_cap=algorithm.importance_cap,
         )
 
     def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
@@ -77,7 +88,20 @@ class PolicyLoss:
         log_ratio = torch.where(batch.response_mask, log_probs - old, 0.0)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
-        policy = torch.sum(weights * -torch.minimum(ratio * advantages, clipped * advantages))
+        metrics = {}
+        corrected = weights
+        if self.importance != "none":
+            drawn = required(batch.rollout_log_probs, "rollout_log_probs", self)
+            log_importance = torch.where(batch.response_mask, old - drawn, 0.0)
+            importance = log_importance.exp()
+            if self.importance == "truncated":
+                corrected = weights * importance.clamp(max=self.importance_cap)
+            metrics = {
+                "rollout/importance_mean": torch.sum(shares * importance),
+                "rollout/importance_clip_fraction": torch.sum(shares * (importance > self.importance_cap)),
+                "rollout/kl": torch.sum(shares * (importance - 1.0 - log_importance)),
+            }
+        policy = torch.sum(corrected * -torch.minimum(ratio * advantages, clipped * advantages))
         bonus = torch.sum(weights * entropy)
         loss = policy - self.entropy_coefficient * bonus
 
@@ -91,7 +115,7 @@ class PolicyLoss:
             loss = loss + self.kl_coefficient * kl
 
         limited = torch.where(advantages > 0, ratio > 1.0 + self.clip_high, ratio < 1.0 - self.clip_low)
-        metrics = {
+        metrics |= {
             "loss/total": loss,
             "loss/policy": policy,
             "loss/kl": kl,

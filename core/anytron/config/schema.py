@@ -138,6 +138,12 @@ class RolloutSection(Section):
     replay_routing: bool = False
     """Mixture of experts: training sends each token to the experts to which the rollout engine sent it;
     docs/how-to/train-mixture-of-experts.md."""
+    max_staleness: int = Field(0, ge=0)
+    """How many steps old the weights may be that a step's responses come from. With 1, the responses of a step are made
+    while the step before is trained; more needs ``continue_over_updates``; docs/how-to/scale-rollouts.md."""
+    continue_over_updates: bool = False
+    """Replicas get new weights as soon as there are some, and responses under way go on with them. Needs
+    ``max_staleness``."""
     max_batch_size: int = Field(512, ge=1)
     """Sequences that a replica generates at one time."""
     num_threads: int | None = Field(None, ge=1)
@@ -189,6 +195,12 @@ class AlgorithmSection(Section):
     """The probability ratio is clipped below ``1 - clip_low``."""
     clip_high: float = Field(0.2, ge=0.0)
     """The probability ratio is clipped above ``1 + clip_high``."""
+    importance_correction: Literal["auto", "none", "measured", "truncated"] = "auto"
+    """``truncated`` multiplies the loss of each token by how much more probable training found it than the rollout did,
+    up to ``importance_cap`` (truncated importance sampling); ``measured`` gives the metrics of that factor and corrects
+    nothing; ``auto`` is ``truncated`` with ``rollout.max_staleness`` and ``none`` without."""
+    importance_cap: float = Field(2.0, gt=0.0)
+    """Largest factor of ``importance_correction`` (default as in verl)."""
     kl_coefficient: float = Field(0.0, ge=0.0)
     """Weight of the KL divergence to the reference model in the loss; 0 = no reference model is built."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -350,6 +362,40 @@ class RunConfig(Section):
         if self.environment is None and any(reward.function == "environment" for reward in self.rewards):
             raise ValueError("the reward environment is what an environment gives: add a section environment")
         return self
+
+    @model_validator(mode="after")
+    def _steps_ahead(self) -> RunConfig:
+        staleness, continues = self.rollout.max_staleness, self.rollout.continue_over_updates
+        if staleness > 1 and not continues:
+            raise ValueError(
+                f"rollout.max_staleness={staleness} needs rollout.continue_over_updates=true: otherwise all responses "
+                "under way are finished before each update, and 1 gives as much"
+            )
+        if continues and not staleness:
+            raise ValueError("rollout.continue_over_updates needs rollout.max_staleness=1 or more")
+        if staleness and self.environment is not None:
+            raise ValueError(
+                f"rollout.max_staleness={staleness} does not go together with an environment yet: its turns follow "
+                "each other only while the driver waits for them"
+            )
+        if staleness and (self.rollout.sleep or self.engine.offload):
+            raise ValueError(
+                "rollout.sleep and engine.offload leave the device while the other side works, and with "
+                f"rollout.max_staleness={staleness} both work at the same time: leave them out"
+            )
+        if staleness and self.trainer.rollout_log_prob_tolerance is not None:
+            raise ValueError(
+                "trainer.rollout_log_prob_tolerance compares log-probs of the same weights, and with "
+                f"rollout.max_staleness={staleness} rollouts have older ones: leave one of them out"
+            )
+        return self
+
+    @property
+    def corrected_algorithm(self) -> AlgorithmSection:
+        """Section ``algorithm`` with ``importance_correction`` decided."""
+        if self.algorithm.importance_correction != "auto" or not self.rollout.max_staleness:
+            return self.algorithm
+        return self.algorithm.model_copy(update={"importance_correction": "truncated"})
 
     @property
     def policy_steps(self) -> int:

@@ -74,11 +74,15 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         """Call a method on all ranks with the same arguments; see the protocol."""
         return self.submit(method, *args, **kwargs).result()
 
-    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on all ranks, each with its own arguments; see the protocol."""
+    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> PendingCall[AnyRank]:
+        """Call a method on all ranks, each with its own arguments, without waiting; see the protocol."""
         if len(per_rank_args) != self.size:
             raise ValueError(f"{method}: {len(per_rank_args)} sets of arguments for {self.size} ranks")
-        return self._submit(method, [encode(Call(method, args, {})) for args in per_rank_args]).result()
+        return self._submit(method, [encode(Call(method, args, {})) for args in per_rank_args])
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on all ranks, each with its own arguments; see the protocol."""
+        return self.submit_each(method, per_rank_args).result()
 
     def rebuild(self, config: RunConfig) -> None:
         """Build engines of another configuration in the same processes; see the protocol.

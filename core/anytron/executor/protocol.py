@@ -72,19 +72,16 @@ class WorkerGroup(Protocol):
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of the engine on all ranks: :meth:`submit`, and :meth:`Pending.result`."""
 
-    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the engine on all ranks, each with positional arguments of its own.
+    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
+        """Call a method of the engine on all ranks as :meth:`submit` does, each with positional arguments of its own.
 
         Args:
             method: Name of the method.
             per_rank_args: One tuple per rank, in rank order.
-
-        Returns:
-            The result of each rank, in rank order.
-
-        Raises:
-            ProcessLost, WorkerError: As :meth:`Pending.result` does.
         """
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the engine on all ranks: :meth:`submit_each`, and :meth:`Pending.result`."""
 
     def end(self) -> None:
         """End the processes without a word to their engines."""

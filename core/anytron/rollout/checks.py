@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anytron.engines.protocol import GenerationRequest, Response
     from anytron.engines.routing import RoutingShape
 
 
 def mistake_in(
-    response: Response, request: GenerationRequest | None, version: int, routing: RoutingShape | None = None
+    response: Response, request: GenerationRequest | None, versions: Sequence[int], routing: RoutingShape | None = None
 ) -> str | None:
     """Say what is wrong with a response; None if nothing is.
 
     Args:
         response: It.
         request: What it answers; None if the engine was not asked for it, or has answered already.
-        version: Of the weights that the engine was given.
+        versions: Of the weights that the engine has had since it was asked, oldest first.
         routing: Of the model, if responses are to carry it.
     """
     if request is None:
@@ -29,8 +31,10 @@ def mistake_in(
         return f"it has {tokens} tokens, and {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was given up"
-    if other := sorted(set(response.versions) - {version}):
-        return f"it comes from weights of version {', '.join(map(str, other))}, and version {version} is current"
+    if other := sorted(set(response.versions) - set(versions)):
+        return f"it comes from weights of version {', '.join(map(str, other))}, and version {versions[-1]} is current"
+    if list(response.versions) != sorted(response.versions):
+        return "weights of older versions follow newer ones"
     if routing is not None:
         return routing.mistake_in(response.routing, len(request.prompt.tokens) + tokens)
     return None

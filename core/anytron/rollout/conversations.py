@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anytron.environments import Observation
     from anytron.environments.pool import EnvironmentPool
     from anytron.preflight.prepare import PreparedRun
-    from anytron.rollout.pool import RolloutPool
+    from anytron.rollout.pool import Generation, RolloutPool
 
 POLL_S = 1.0
 """How long to wait where only one side is at work."""
@@ -54,13 +54,14 @@ class SingleTurns:
     def __init__(self, pool: RolloutPool, sampling: SamplingParams) -> None:
         self._pool, self._sampling = pool, sampling
 
-    def generate(
-        self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int
-    ) -> list[list[Trajectory]]:
-        """Make responses to each prompt, in order; see :meth:`RolloutPool.generate`."""
+    def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> Generation:
+        """Ask for responses to each prompt; see :meth:`RolloutPool.begin`."""
         inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-        responses = self._pool.generate(inputs, self._sampling, samples_per_prompt, seed)
-        return [[Trajectory.of(response) for response in group] for group in responses]
+        return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
+
+    def finish(self, begun: Generation) -> list[list[Trajectory]]:
+        """Wait for responses; give those to each prompt, in order."""
+        return [[Trajectory.of(response) for response in group] for group in self._pool.finish(begun)]
 
 
 class Conversations:
@@ -79,23 +80,25 @@ class Conversations:
         self._pool, self._prepared, self._environments, self._section = pool, prepared, environments, section
         self._tokenizer: Any = prepared.tokenizer
 
-    def generate(
-        self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int
-    ) -> list[list[Trajectory]]:
-        """Make responses to each prompt, in order.
-
-        Raises:
-            DataError: The environment fails for every response, or for all of the first ones.
-        """
+    def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> list[list[Conversation]]:
+        """Begin the conversations about each prompt: environments are asked for what comes first."""
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
         conversations = [Conversation(prompt, response_seed(seed, place)) for place, prompt in enumerate(asked)]
         for conversation in conversations:
             conversation.number = self._environments.begin(conversation.task)
+        starts = range(0, len(conversations), samples_per_prompt)
+        return [conversations[start : start + samples_per_prompt] for start in starts]
+
+    def finish(self, begun: Sequence[Sequence[Conversation]]) -> list[list[Trajectory]]:
+        """Go on with conversations until the last is over; give those about each prompt, in order.
+
+        Raises:
+            DataError: The environment fails for every response, or for all of the first ones.
+        """
+        conversations = [conversation for group in begun for conversation in group]
         self._run(conversations)
         _check_hope(conversations, answered=True)
-        trajectories = [conversation.trajectory() for conversation in conversations]
-        starts = range(0, len(trajectories), samples_per_prompt)
-        return [trajectories[start : start + samples_per_prompt] for start in starts]
+        return [[conversation.trajectory() for conversation in group] for group in begun]
 
     def _run(self, conversations: Sequence[Conversation]) -> None:
         """Go on with all of them until the last is over."""

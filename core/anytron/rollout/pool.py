@@ -9,6 +9,7 @@ requests, then polls for as long as it holds any. The driver waits for whichever
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass
@@ -62,35 +63,63 @@ class Replica:
         index, group: As given.
         ready: Whether its engine is built.
         version: Of the weights that it has; None if they are not the current ones.
-        held: The requests that it has and has not answered, by number.
+        versions: Of all weights that it has had.
+        held: The requests that it has and has not answered, by number, and how many versions were before them.
         call: The call that is under way; None between two.
+        polled: Whether that call is a poll.
     """
 
     def __init__(self, index: int, group: WorkerGroup) -> None:
         self.index, self.group = index, group
         self.ready = False
         self.version: int | None = None
-        self.held: dict[int, GenerationRequest] = {}
+        self.versions: list[int] = []
+        self.held: dict[int, tuple[GenerationRequest, int]] = {}
         self.call: Pending | None = None
+        self.polled = False
         self._then: Callable[[Any], None] | None = None
 
     def begin(self, method: str, *arguments: object, then: Callable[[Any], None] | None = None) -> None:
         """Call the engine; ``then`` is given what its ranks answer."""
         self.call, self._then = self.group.submit(method, *arguments), then
+        self.polled = method == "poll"
+
+    def hold(self, requests: Sequence[GenerationRequest]) -> None:
+        """Note requests that are submitted now."""
+        self.held |= {request.id: (request, len(self.versions) - 1) for request in requests}
+
+    def take_weights(self, version: int) -> None:
+        """Note the weights that the engine has now."""
+        self.version = version
+        self.versions.append(version)
 
     def finish(self, call: Pending) -> None:
         """Take the answer. Raises what the call raises."""
-        self.call = None
+        self.call, self.polled = None, False
         answers = call.result()
         self.ready = True
         if self._then is not None:
             self._then(answers)
 
 
+@dataclass(frozen=True)
+class Generation:
+    """Responses that are being made.
+
+    Attributes:
+        ids: Their numbers, in order.
+        samples_per_prompt: How many of them follow each other for each prompt.
+    """
+
+    ids: tuple[int, ...]
+    samples_per_prompt: int
+
+
 class RolloutPool:
     """The rollout engines. One that is lost or answers wrongly is replaced, and others make its responses.
 
-    Nothing is lost with a process: its weights can be had again, and its responses follow from their seeds.
+    Responses follow from their seeds and from the weights, so that none is lost with a process. Its successor gets
+    weights as long as they can be had (:meth:`load_weights`).
 
     Args:
         executor: Starts the processes; the constructor does not wait for the engines.
@@ -115,12 +144,13 @@ class RolloutPool:
         self._queue: list[GenerationRequest] = []
         self._finished: dict[int, Response] = {}
         self._requests = 0
+        self._failure: BaseException | None = None
         self._replicas = [self._start(index) for index in range(settings.replicas)]
 
-    def generate(
+    def begin(
         self, prompts: Sequence[PromptInputs], sampling: SamplingParams, samples_per_prompt: int, seed: int
-    ) -> list[list[Response]]:
-        """Sample responses for each prompt, in order.
+    ) -> Generation:
+        """Ask for responses to each prompt; they are made while the driver waits for anything of this pool.
 
         Which replica makes a response, and beside which others, changes nothing in it.
 
@@ -132,16 +162,42 @@ class RolloutPool:
         """
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
         numbers = self.ask([(prompt, sampling, response_seed(seed, place)) for place, prompt in enumerate(asked)])
-        self._work_until(lambda: len(self._finished) == len(numbers))
-        responses = [self._finished.pop(number) for number in numbers]
-        starts = range(0, len(responses), samples_per_prompt)
-        return [responses[start : start + samples_per_prompt] for start in starts]
+        self._begin_calls()
+        return Generation(tuple(numbers), samples_per_prompt)
+
+    def finish(self, generation: Generation) -> list[list[Response]]:
+        """Wait for responses; give those to each prompt, in order."""
+        wanted = frozenset(generation.ids)
+        self._work_until(lambda: self._finished.keys() >= wanted)
+        responses = [self._finished.pop(number) for number in generation.ids]
+        size = generation.samples_per_prompt
+        return [responses[start : start + size] for start in range(0, len(responses), size)]
+
+    def attend(self, call: Pending) -> None:
+        """Keep all replicas at work until a call of another group of the executor is over.
+
+        What goes wrong with them meanwhile is raised by whoever needs them next: the other group is not left in the
+        middle of its call.
+        """
+        if self._failure is None:
+            with contextlib.suppress(Exception):
+                self._work_until(lambda: call.done, call)
+
+    def settle(self) -> None:
+        """Finish all responses, as far as there are replicas with the weights that they were begun with."""
+        self._work_until(
+            lambda: (
+                not (self._queue or any(replica.held for replica in self._replicas))
+                or all(replica.version is None for replica in self._replicas)
+            )
+        )
 
     def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
         """Ask for a response to each of these (prompt, how to sample, seed); return their numbers."""
         requests = [GenerationRequest(self._requests + place, *one) for place, one in enumerate(questions)]
         self._requests += len(requests)
-        self._enqueue(requests)
+        # The longest prompts come first: they take longest, and nothing should begin late that does.
+        self._queue += sorted(requests, key=lambda request: -len(request.prompt.tokens))
         return [request.id for request in requests]
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
@@ -151,14 +207,16 @@ class RolloutPool:
             Number and response of what has finished since the last poll; each is given once.
         """
         if not self._finished:
+            self._begin_calls()
             self._work(seconds)
         finished, self._finished = list(self._finished.items()), {}
         return finished
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Give all replicas new weights at the same time; return their version.
+        """Give all replicas new weights at the same time; return their version. What is under way goes on with them.
 
-        A replica that gets only a part of them never generates: it is replaced, and its successor is given all.
+        A replica that gets only a part of them never generates: it is replaced, and its successor is given all. So are
+        successors of replicas that are lost later, until :meth:`withdraw_weights`.
         """
         self._give = give
         for replica in self._replicas:
@@ -167,6 +225,15 @@ class RolloutPool:
         (version,) = {replica.version for replica in self._replicas}
         assert version is not None, "that was waited for"
         return version
+
+    def withdraw_weights(self) -> None:
+        """Say that training goes on, so that these weights cannot be had again; return when all replicas are at work.
+
+        Successors of replicas that are lost from now on wait for the next ones; others make their responses.
+        """
+        # A poll goes on while the driver does something else.
+        self._work_until(lambda: all(replica.polled or not replica.held for replica in self._replicas))
+        self._give = None
 
     def sleep(self) -> dict[str, float]:
         """Let all replicas give their devices' memory back until they get weights; return it as metrics."""
@@ -202,32 +269,50 @@ class RolloutPool:
     def _ask(self, index: int, method: str, *arguments: object) -> Any:
         """Call a method of one replica, between generations; again, if its process is lost on the way."""
         while True:
-            self._work_until(lambda: self._give is None or self._replicas[index].version is not None)
+            self._work_until(lambda: self._free(self._replicas[index]))
             replica = self._replicas[index]
             try:
                 return replica.group.call(method, *arguments)[0]
             except ProcessLost as error:
                 self._replace(replica, error)
 
-    def _work_until(self, done: Callable[[], bool]) -> None:
-        """Keep all replicas at work until something is so."""
-        while not done():
-            self._work(math.inf)
+    def _free(self, replica: Replica) -> bool:
+        return replica.call is None and (self._give is None or replica.version is not None)
 
-    def _work(self, timeout_s: float) -> None:
-        """Let each replica do what comes next for it, and wait until a call is over."""
-        for replica in self._replicas:
-            if replica.call is None:
-                self._begin(replica)
+    def _work_until(self, done: Callable[[], bool], *others: Pending) -> None:
+        """Keep all replicas at work until something is so; calls of other groups may make it so.
+
+        After an error, or a signal, the replicas are of no more use: some may have ended in the middle of a call.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._begin_calls()
+            while not done():
+                self._work(math.inf, *others)
+                self._begin_calls()
+        except BaseException as failure:
+            self._failure = failure
+            raise
+
+    def _work(self, timeout_s: float, *others: Pending) -> None:
+        """Give weights if it is time to; otherwise wait for the first calls to be over, and take replicas' answers."""
         if self._give_weights():
             return
         working = {replica.call: replica for replica in self._replicas if replica.call is not None}
-        for call in self._executor.wait(list(working), timeout_s):
-            replica = working[call]
+        for call in self._executor.wait([*working, *others], timeout_s):
+            replica = working.get(call)
+            if replica is None:
+                continue
             try:
                 replica.finish(call)
             except ProcessLost as error:
                 self._replace(replica, error)
+
+    def _begin_calls(self) -> None:
+        for replica in self._replicas:
+            if replica.call is None:
+                self._begin(replica)
 
     def _begin(self, replica: Replica) -> None:
         """Let a replica do what comes next for it, if anything does."""
@@ -236,7 +321,7 @@ class RolloutPool:
         elif replica.version is None:
             return
         elif share := self._share_of(replica):
-            replica.held |= {request.id: request for request in share}
+            replica.hold(share)
             replica.begin("submit", share)
         elif replica.held:
             replica.begin("poll", POLL_S, then=lambda answers: self._take(replica, answers))
@@ -256,26 +341,22 @@ class RolloutPool:
                 mistake = f"it has weights of version {answer} and was given version {given.version}"
                 self._replace(replica, _wrong(replica, mistake))
             else:
-                replica.version = answer
+                replica.take_weights(answer)
         return True
 
     def _share_of(self, replica: Replica) -> list[GenerationRequest]:
         """Take from the queue what brings a replica to its equal part of all that is not finished."""
-        held = [len(each.held) for each in self._replicas]
+        # A replica that cannot get weights yet takes no part.
+        held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
         part = -(-(len(self._queue) + sum(held)) // len(held))
         count = max(0, min(part, self._settings.max_batch_size) - len(replica.held))
         share, self._queue = self._queue[:count], self._queue[count:]
         return share
 
-    def _enqueue(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests, longest prompts first: they take longest, and nothing should begin late that does."""
-        self._queue = sorted([*self._queue, *requests], key=lambda request: -len(request.prompt.tokens))
-
     def _take(self, replica: Replica, answers: Sequence[Sequence[tuple[int, Response]]]) -> None:
-        assert replica.version is not None, "a poll comes after requests, and those after weights"
         for number, response in itertools.chain.from_iterable(answers):
-            request = replica.held.get(number)
-            if mistake := mistake_in(response, request, replica.version, self.routing):
+            request, before = replica.held.get(number, (None, 0))
+            if mistake := mistake_in(response, request, replica.versions[before:], self.routing):
                 raise _wrong(replica, f"response {number}: {mistake}")
             del replica.held[number]
             self._finished[number] = response
@@ -285,7 +366,7 @@ class RolloutPool:
         if self._lost is None:
             raise error
         self._lost(error, "another process takes its place")
-        self._enqueue(list(replica.held.values()))
+        self._queue = [*(request for request, _ in replica.held.values()), *self._queue]
         self._replicas[replica.index] = self._start(replica.index)
 
 

@@ -23,6 +23,7 @@ class Trajectory:
         finished: An end token, a stop string or the environment ended it, and no limit did.
         outcome: What the environment made of it; None without one.
         routing: As in :class:`anytron.engines.protocol.Response`; of one turn only.
+        versions: Of the weights that made each token; empty = the current ones made all that the model wrote.
     """
 
     tokens: tuple[int, ...]
@@ -31,8 +32,10 @@ class Trajectory:
     response_mask: tuple[bool, ...] | None = None
     outcome: Outcome | None = None
     routing: Tensor | None = None
+    versions: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, response: Response) -> Trajectory:
         """Take a response of one turn."""
-        return cls(response.tokens, response.log_probs, response.stop_reason == "stop", routing=response.routing)
+        finished = response.stop_reason == "stop"
+        return cls(response.tokens, response.log_probs, finished, routing=response.routing, versions=response.versions)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
-    from anytron.data.prompts import TokenizedPrompt
-    from anytron.data.sampler import EpochSampler
+    from anytron.rollout.ahead import StepsAhead
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.workers import TrainingWorkers
 
@@ -37,7 +36,7 @@ class Checkpointing:
     Args:
         config: The run.
         trainer: The training engine.
-        sampler: Draws the prompts.
+        ahead: Knows the place in the data.
         run: The run's directory.
         tell: Is told of every checkpoint.
 
@@ -52,12 +51,12 @@ class Checkpointing:
         self,
         config: RunConfig,
         trainer: TrainingWorkers,
-        sampler: EpochSampler[TokenizedPrompt],
+        ahead: StepsAhead,
         run: RunDirectory,
         tell: Callable[[str], None],
     ) -> None:
         self._config, self._settings = config, config.checkpoint
-        self._trainer, self._sampler, self._run, self._tell = trainer, sampler, run, tell
+        self._trainer, self._ahead, self._run, self._tell = trainer, ahead, run, tell
         self._enabled = saves_checkpoints(config)
         self._directory = CheckpointDirectory.of(config)
         self._signals = StopSignals(handled=self._enabled and self._settings.on_signal)
@@ -77,7 +76,7 @@ class Checkpointing:
         if start.checkpoint is not None and start.state is not None:
             self._trainer.load_checkpoint(str(start.checkpoint.training))
             if not any(change.key.startswith("data.") for change in start.changes):
-                _seek(self._sampler, start.state.sampler)
+                _seek(self._ahead, start.state.sampler)
             self.last = start.step if start.in_place else 0
         if self._enabled:
             self._directory.sweep(self._tell)
@@ -102,11 +101,17 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def abandonable(self) -> Iterator[None]:
-        """A part of a step that does not change the training engine: a signal ends it, and the step, at once."""
-        with self._signals.interrupt():
+        """The last part of a step before updates, which :meth:`interruptible` is too."""
+        with self.interruptible():
             yield
         self._complete(wait=False)
         self._boundary = None
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A part of a step that changes nothing yet: a signal ends it, and the step, at once."""
+        with self._signals.interrupt():
+            yield
 
     def finish(self, step: int, weights_version: int) -> None:
         """Save the state after the last step, and wait until it is on disk. Raises as :meth:`boundary` does."""
@@ -144,8 +149,8 @@ class Checkpointing:
     def _note_boundary(self, step: int, weights_version: int) -> None:
         if not self._enabled or step == 0:
             return
-        epoch, position = self._sampler.place
-        sampler = SamplerState(epoch=epoch, position=position, prompts=len(self._sampler))
+        epoch, position = self._ahead.place
+        sampler = SamplerState(epoch=epoch, position=position, prompts=len(self._ahead))
         config = self._config.model_dump(mode="json")
         self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config)
 
@@ -216,12 +221,12 @@ class Checkpointing:
         return self._no_room is None
 
 
-def _seek(sampler: EpochSampler[TokenizedPrompt], state: SamplerState) -> None:
-    if len(sampler) != state.prompts:
+def _seek(ahead: StepsAhead, state: SamplerState) -> None:
+    if len(ahead) != state.prompts:
         raise DataError(
             "The prompts have changed since the checkpoint.",
             where="data",
-            why=f"there were {state.prompts} and are {len(sampler)}, so that the run's place in them means nothing",
+            why=f"there were {state.prompts} and are {len(ahead)}, so that the run's place in them means nothing",
             fix="restore the data; or name it in data.source or data.options and start a new run: resume=PATH",
         )
-    sampler.seek(state.epoch, state.position)
+    ahead.seek(state.epoch, state.position)

@@ -13,6 +13,7 @@ from anytron.environments.loading import start_environments
 from anytron.errors import DataError, ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare
+from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
 from anytron.tracking.claim import ClaimedDirectory
@@ -125,19 +126,19 @@ def _train(
     progress: Progress,
     restarts: Restarts,
 ) -> RunSummary:
-    loss = load_loss(config.algorithm)
+    loss = load_loss(config.corrected_algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
     value_loss = None if critic is None else ValueLoss(critic.clip_value)
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     write_random_model(config, prepared.tokenizer)
     trainer, rollout = start_workers(executor, config, restarts)
-    turns = turns_of(config, prepared, rollout, environments)
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     guarded = GuardedUpdates(trainer, updates, config, run.path)
     facts = trainer.describe()
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
-    checkpoints = Checkpointing(config, trainer, prepared.sampler, run, progress.note)
+    ahead = StepsAhead(config, prepared, rollout, turns_of(config, prepared, rollout, environments))
+    checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
@@ -148,16 +149,16 @@ def _train(
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, version)
 
+            with clock.measure("rollout"), checkpoints.interruptible():
+                ahead.settle()  # what is under way, if anything is: rollout.max_staleness
             with transfer.measured(clock):  # also before the first rollout: the training engine has the only weights
                 memory = trainer.offload() if config.engine.offload else {}
                 every = config.rollout.check_weights_every
-                version = rollout.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
+                version = ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
 
             with checkpoints.abandonable():
                 with clock.measure("rollout"):
-                    prompts = prepared.draw(config.data.prompts_per_step)
-                    count, draw = config.rollout.samples_per_prompt, derive_seed(seed, "rollout", step)
-                    trajectories = turns.generate(prompts, count, draw)
+                    prompts, trajectories = ahead.take(step)
                     memory |= rollout.sleep() if config.rollout.sleep else {}
                 samples = make_samples(prompts, trajectories, prepared.tokenizer)
 
@@ -187,7 +188,7 @@ def _train(
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
-            metrics |= memory
+            metrics |= {**memory, **ahead.age}
             run.write_metrics(metrics)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()

@@ -66,7 +66,7 @@ def replay(
     """
     if update.model == "critic" and config.critic is None:
         raise DataError("The update is a critic's, and the configuration has none.", where="critic")
-    loss: LossFunction | None = load_loss(config.algorithm) if update.model == "policy" else None
+    loss: LossFunction | None = load_loss(config.corrected_algorithm) if update.model == "policy" else None
     if config.critic is not None and loss is None:
         loss = ValueLoss(config.critic.clip_value)
     threads = config.executor.num_threads

@@ -11,6 +11,7 @@ from torch import Tensor
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
 from anytron.engines.weights import WeightFile
 from anytron.preflight.capabilities import generates_in_training
+from anytron.rollout.attended import AttendedGroup
 from anytron.rollout.pool import RolloutPool
 
 if TYPE_CHECKING:
@@ -213,6 +214,8 @@ def start_workers(
     rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
     trainer = TrainingWorkers.of(training)
     rollout.routing = trainer.topology[0].rollout_routing
+    if config.rollout.max_staleness:
+        trainer = replace(trainer, group=AttendedGroup(training, rollout))
     return trainer, rollout
 
 

@@ -52,7 +52,7 @@ def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: Rollo
         min_new_tokens=min(MAX_NEW_TOKENS, prepared.sampling.min_new_tokens),
     )
     turns = SingleTurns(rollout, sampling)
-    responses = turns.generate(prompts, SAMPLES, derive_seed(config.trainer.seed, "verify", 1))
+    responses = turns.finish(turns.begin(prompts, SAMPLES, derive_seed(config.trainer.seed, "verify", 1)))
     samples = make_samples(prompts, responses, prepared.tokenizer)
     batch = assemble(samples, config.rollout.temperature)
     signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])

@@ -159,6 +159,32 @@ def test_the_difference_from_the_rollout_is_averaged_over_response_tokens():
     torch.testing.assert_close(found, expected)
 
 
+def test_the_correction_is_a_factor_of_each_token_that_has_no_gradient():
+    """In expectation over the rollout's policy it turns the gradient into that of the old policy, up to the cap."""
+    batch, log_probs, entropy = make_batch([2, 3], [4, 5])
+    seen = batch.old_log_probs - torch.linspace(-1.0, 2.0, batch.num_tokens, dtype=torch.float64)
+    batch = replace(batch, rollout_log_probs=torch.where(batch.response_mask, seen, 0.0))
+    factors = torch.where(batch.response_mask, (batch.old_log_probs - seen).exp(), 0.0)
+    limited = factors.clamp(max=2.0)
+
+    found = PolicyLoss(importance="truncated", importance_cap=2.0)(TokenOutputs(log_probs, entropy), batch)
+    measured = PolicyLoss(importance="measured", importance_cap=2.0)(TokenOutputs(log_probs, entropy), batch)
+    expected = PolicyLoss()(TokenOutputs(log_probs, entropy), replace(batch, advantages=batch.advantages * limited))
+
+    assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-12)
+    gradients = [torch.autograd.grad(one.loss, log_probs, retain_graph=True)[0] for one in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    assert measured.loss.item() == PolicyLoss()(TokenOutputs(log_probs, entropy), batch).loss.item()
+    assert {name for name in found.metrics if found.metrics[name] == measured.metrics[name]} >= {
+        name for name in found.metrics if name.startswith("rollout/")
+    }
+    drawn = factors[batch.response_mask]
+    assert found.metrics["rollout/importance_mean"].item() == pytest.approx(drawn.mean().item())
+    assert found.metrics["rollout/importance_clip_fraction"].item() == pytest.approx((drawn > 2).double().mean().item())
+    assert found.metrics["rollout/kl"].item() == pytest.approx((drawn - 1 - drawn.log()).mean().item())
+    assert 0 < (drawn > 2).sum() < len(drawn)
+
+
 @pytest.mark.parametrize("field", ["advantages", "loss_weights", "token_shares", "reference_log_probs"])
 def test_a_missing_field_is_named(field):
     batch, log_probs, entropy = make_batch([2], [2], **{field: None})

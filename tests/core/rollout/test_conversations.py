@@ -84,7 +84,7 @@ def converse(tmp_path, tokenizer):
             config = SimpleNamespace(environment=settings)
             turns = turns_of(config, prepared, pool, environments)
             assert isinstance(turns, Conversations)
-            found = turns.generate([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5)
+            found = turns.finish(turns.begin([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5))
             return found, [request for group in executor.groups for request in group.engine.seen]
 
         yield make
@@ -198,7 +198,7 @@ def test_without_an_environment_a_response_is_one_turn():
         SimpleNamespace(environment=None), SimpleNamespace(sampling=SamplingParams(max_new_tokens=5)), pool, None
     )
     assert isinstance(turns, SingleTurns)
-    ((one, two),) = turns.generate(prompts, 2, seed=3)
+    ((one, two),) = turns.finish(turns.begin(prompts, 2, seed=3))
     assert one.response_mask is None
     assert one.outcome is None
     assert one.tokens != two.tokens

@@ -34,7 +34,7 @@ def tokens_of_one_engine(config, manifest, seed):
     return [found[number].tokens for number in range(24)]
 
 
-def test_two_processes_generate_what_one_engine_does_though_one_is_killed(tmp_path):
+def test_two_processes_generate_what_one_engine_does_though_each_is_killed_once(tmp_path):
     torch.manual_seed(0)
     weights = AutoModelForCausalLM.from_config(AutoConfig.for_model(**QWEN3)).state_dict()
     manifest = write_weights(tmp_path / "weights.safetensors", weights, version=3)
@@ -46,16 +46,22 @@ def test_two_processes_generate_what_one_engine_does_though_one_is_killed(tmp_pa
     with LocalExecutor(config, open_session(platform="cpu")) as executor:
         pool = RolloutPool(executor, config.rollout, lambda error, then: losses.append(error))
         pool.load_weights(partial(load, partial(send_file, manifest)))
-        groups = [pool.generate(PROMPTS, SAMPLING, 4, seed=1)]
+        groups = [pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=1))]
         os.kill(pool._replicas[1].group._ranks[0].pid, signal.SIGKILL)
-        groups.append(pool.generate(PROMPTS, SAMPLING, 4, seed=2))
+        groups.append(pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=2)))
+        generation = pool.begin(PROMPTS, SAMPLING, 4, seed=3)
+        pool.withdraw_weights()
+        os.kill(pool._replicas[0].group._ranks[0].pid, signal.SIGKILL)
+        pool.settle()
+        pool.load_weights(partial(load, partial(send_file, manifest)))
+        groups.append(pool.finish(generation))
         assert len(pool.describe()) == 2
 
-    (loss,) = losses
+    loss, _ = losses
     assert "Rollout replica 1 rank 0" in loss.what
     assert "killed by SIGKILL" in loss.what
     assert loss.where == str(tmp_path / "run" / "logs" / "rollout-1-0.log")
-    for seed, found in zip((1, 2), groups, strict=True):
+    for seed, found in zip((1, 2, 3), groups, strict=True):
         tokens = [response.tokens for group in found for response in group]
         assert tokens == tokens_of_one_engine(config, manifest, seed)
         assert len(set(tokens)) > 12

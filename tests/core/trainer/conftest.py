@@ -173,9 +173,12 @@ class InProcessGroup:
     def call(self, method, *args, **kwargs):
         return self.submit(method, *args, **kwargs).result()
 
-    def scatter(self, method, per_rank_args):
+    def submit_each(self, method, per_rank_args):
         (args,) = per_rank_args
-        return [getattr(self.engine, method)(*args)]
+        return Answer(lambda: [getattr(self.engine, method)(*args)])
+
+    def scatter(self, method, per_rank_args):
+        return self.submit_each(method, per_rank_args).result()
 
 
 class Forgetful:

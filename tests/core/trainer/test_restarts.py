@@ -39,9 +39,11 @@ def lose(run, calls: dict[str, set[int]], error=ProcessLost):
         def end(self):
             self.ended = True
 
+        def submit_each(self, name, per_rank_args):
+            return Answer(lambda: [self.meet_fate(name), self.group.scatter(name, per_rank_args)][1])
+
         def scatter(self, name, per_rank_args):
-            self.meet_fate(name)
-            return self.group.scatter(name, per_rank_args)
+            return self.submit_each(name, per_rank_args).result()
 
         def meet_fate(self, name):
             assert not self.ended, "a group that has lost a process is not called again"
@@ -96,6 +98,18 @@ def test_a_lost_rollout_process_is_replaced_and_samples_the_same_again(four_step
     assert results(tmp_path / "run") == results(tmp_path / "undisturbed")
     assert run.executor.started == ["trainer", "rollout", *["rollout"] * 4], "training ranks live on"
     assert [one["then"] for one in lines(tmp_path / "run" / "losses.jsonl")] == ["another process takes its place"] * 4
+
+
+def test_what_is_lost_one_step_ahead_is_made_again_with_the_weights_that_it_had(four_steps, tmp_path):
+    ahead = {"max_staleness": 1, "replicas": 2}
+    four_steps("undisturbed", rollout=ahead).train()
+    run = four_steps("run", rollout=ahead)
+    lose(run, {"poll": {3, 7}, "load_weights": {5}})
+
+    run.train()
+
+    assert results(tmp_path / "run") == results(tmp_path / "undisturbed")
+    assert len(lines(tmp_path / "run" / "losses.jsonl")) == 3
 
 
 @pytest.mark.parametrize("method", ["update", "poll"])

@@ -18,7 +18,7 @@ def send_in(run, role, method, call, *numbers):
 
     def started(name, *args, **replica):
         group = start(name, *args, **replica)
-        for kind in ("submit", "scatter"):
+        for kind in ("submit", "submit_each"):
             original = getattr(group, kind)
 
             def wrapped(called, *arguments, original=original, **options):

@@ -1,0 +1,137 @@
+"""The responses of a step and of those ahead of it: begun as early as ``rollout.max_staleness`` allows.
+
+With 0, generation and training take turns. With 1 the responses of a step are made while the step before is trained,
+by the weights from before that step::
+
+    0:  generate 1 | train 1 | generate 2 | train 2 | generate 3 | train 3
+    1:  generate 1 | train 1              | train 2              | train 3
+                   | generate 2 (weights 0) | generate 3 (weights 1)
+
+New weights come between two steps, when all that was begun with older ones is finished. With
+``rollout.continue_over_updates`` they come at once, and responses under way go on with them.
+
+Nothing is under way at a checkpoint that comes every so many steps: the step after it has fresh responses, in the run
+that goes on as in one that is resumed there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron.preflight.capabilities import saves_checkpoints
+from anytron.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.data.prompts import TokenizedPrompt
+    from anytron.preflight.prepare import PreparedRun
+    from anytron.rollout.conversations import Conversations, SingleTurns
+    from anytron.rollout.pool import GiveWeights, RolloutPool
+    from anytron.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A step whose responses are being made.
+
+    Attributes:
+        place: Where the sampler was before its prompts were drawn.
+        prompts: They.
+        responses: What makes their responses was asked for, as it names it.
+    """
+
+    place: tuple[int, int]
+    prompts: list[TokenizedPrompt]
+    responses: Any
+
+
+class StepsAhead:
+    """Draws prompts and has responses made for them.
+
+    Args:
+        config: The run.
+        prepared: Draws the prompts.
+        pool: The rollout engines.
+        turns: Makes the responses with them.
+
+    Attributes:
+        age: Of the weights that the last step's tokens come from, in optimizer updates, as metrics; empty where all are
+            new (``rollout.max_staleness=0``).
+    """
+
+    def __init__(
+        self, config: RunConfig, prepared: PreparedRun, pool: RolloutPool, turns: SingleTurns | Conversations
+    ) -> None:
+        self._config, self._prepared, self._pool, self._turns = config, prepared, pool, turns
+        self._begun: deque[Begun] = deque()
+        self._version = 0
+        self.age: Mapping[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._prepared.sampler)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in the data the next step begins: responses that nothing was trained on are not counted.
+
+        A resume draws their prompts again.
+        """
+        return self._begun[0].place if self._begun else self._prepared.sampler.place
+
+    def seek(self, epoch: int, position: int) -> None:
+        """Go to a place in the data; before anything is begun."""
+        self._prepared.sampler.seek(epoch, position)
+
+    def settle(self) -> None:
+        """Finish what must not see the next weights."""
+        if not self._config.rollout.continue_over_updates:
+            self._pool.settle()
+
+    def load_weights(self, give: GiveWeights) -> int:
+        """Give the replicas the weights that the next step begins with; return their version."""
+        self._version = self._pool.load_weights(give)
+        return self._version
+
+    def take(self, step: int) -> tuple[list[TokenizedPrompt], list[list[Trajectory]]]:
+        """Give the responses of a step, and begin those of the steps that may come from the same weights.
+
+        Args:
+            step: Counted from 1.
+        """
+        last = self._last_from(step)
+        self._begin_up_to(last if self._config.rollout.continue_over_updates else step, step)
+        trajectories = self._turns.finish(self._begun[0].responses)
+        self._begin_up_to(last, step)
+        if self._config.rollout.max_staleness:
+            self._pool.withdraw_weights()
+            self.age = _age(trajectories, self._version)
+        return self._begun.popleft().prompts, trajectories
+
+    def _begin_up_to(self, last: int, first: int) -> None:
+        """Begin the steps up to the last one that are not begun yet; those begun already start with the first one."""
+        for step in range(first + len(self._begun), last + 1):
+            self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        place = self._prepared.sampler.place
+        prompts = self._prepared.draw(self._config.data.prompts_per_step)
+        seed = derive_seed(self._config.trainer.seed, "rollout", step)
+        count = self._config.rollout.samples_per_prompt
+        self._begun.append(Begun(place, prompts, self._turns.begin(prompts, count, seed)))
+
+    def _last_from(self, step: int) -> int:
+        """The last step whose responses may come from the weights that a step begins with."""
+        last = min(step + self._config.rollout.max_staleness, self._config.trainer.total_steps)
+        every = self._config.checkpoint.every_steps
+        if every is None or not saves_checkpoints(self._config):
+            return last
+        return min(last, -(-step // every) * every)
+
+
+def _age(trajectories: Sequence[Sequence[Trajectory]], version: int) -> dict[str, float]:
+    ages = [version - made for group in trajectories for trajectory in group for made in trajectory.versions]
+    return {"rollout/age_mean": sum(ages) / max(1, len(ages)), "rollout/age_max": float(max(ages, default=0))}

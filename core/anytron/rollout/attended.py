@@ -1,0 +1,64 @@
+"""Training ranks that are waited for while replicas generate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.executor.protocol import Pending, WorkerGroup
+    from anytron.rollout.pool import RolloutPool
+
+
+class AttendedGroup:
+    """A :class:`~anytron.executor.protocol.WorkerGroup` whose calls leave the replicas of a pool no pause.
+
+    A replica generates while it is polled, and the driver polls it whenever it waits: here, for the training ranks.
+
+    Args:
+        group: The training ranks.
+        pool: Whose replicas are served.
+    """
+
+    def __init__(self, group: WorkerGroup, pool: RolloutPool) -> None:
+        self._group, self._pool = group, pool
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self._group.size
+
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended."""
+        return self._group.ended
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
+        """Call a method on all ranks without waiting."""
+        return self._group.submit(method, *args, **kwargs)
+
+    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
+        """Call a method on all ranks, each with its own arguments, without waiting."""
+        return self._group.submit_each(method, per_rank_args)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method on all ranks, and serve the replicas until it is done."""
+        return self._wait(self.submit(method, *args, **kwargs))
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on all ranks, each with its own arguments, and serve the replicas until it is done."""
+        return self._wait(self.submit_each(method, per_rank_args))
+
+    def rebuild(self, config: RunConfig) -> None:
+        """Build engines of another configuration in the same processes."""
+        self._group.rebuild(config)
+
+    def end(self) -> None:
+        """End the processes without a word to their engines."""
+        self._group.end()
+
+    def _wait(self, call: Pending) -> list[Any]:
+        self._pool.attend(call)
+        return call.result()
