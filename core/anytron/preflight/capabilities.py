@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.platform import Platform
 
-OF_PROCESSES = ("replicas", "num_threads", "weights", "placement", "max_staleness")
+OF_PROCESSES = ("replicas", "num_threads", "python", "weights", "placement", "max_staleness")
 """Keys of section ``rollout`` that say something of rollout processes."""
 
 

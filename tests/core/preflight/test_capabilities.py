@@ -175,7 +175,14 @@ def test_training_ranks_that_generate_have_no_rollout_process_to_configure():
         return [(one.severity, one.key) for one in rollout_diagnostics(run_of("megatron", rollout=rollout))]
 
     assert found(engine="megatron") == []
-    asked = {"replicas": 2, "num_threads": 1, "weights": "file", "placement": "separate", "max_staleness": 1}
+    asked = {
+        "replicas": 2,
+        "num_threads": 1,
+        "python": "p",
+        "weights": "file",
+        "placement": "separate",
+        "max_staleness": 1,
+    }
     assert found(**asked) == []
     assert found(engine="megatron", **asked) == [("error", f"rollout.{name}") for name in asked]
 
