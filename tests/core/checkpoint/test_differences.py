@@ -65,6 +65,8 @@ def test_keys_that_an_older_version_did_not_know_are_none():
         "resume",
         "engine.max_tokens_per_micro_batch",
         "rollout.options.device_map",
+        "rollout.replicas",
+        "rollout.weights",
         "rewards.1.timeout_s",
     ],
 )
@@ -84,7 +86,9 @@ def test_how_a_run_is_carried_out_may_change(key):
         "model.config.hidden_size",
         "engine.name",
         "engine.options.router_replay",
+        "rollout.max_staleness",
         "rollout.temperature",
+        "environment.path",
         "critic",
     ],
 )
@@ -101,7 +105,7 @@ def test_every_free_key_is_one_of_the_configuration():
     """Keys that are renamed in the schema must be renamed here."""
     from anytron.checkpoint.differences import FREE, IDENTITY, NOT_FREE
 
-    known = values(model={"config": {"model_type": "a"}, "tokenizer": "t"})
+    known = values(model={"config": {"model_type": "a"}, "tokenizer": "t"}, environment={"path": "e.py:E"})
     for key in (*FREE, *NOT_FREE, *IDENTITY):
         node = known
         for part in key.split("."):
