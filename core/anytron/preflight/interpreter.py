@@ -11,7 +11,8 @@ from anytron.config.diagnostics import Diagnostic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ASK = "import anytron; print(anytron.__version__)"
+_ASK = "import sys; sys.path[:] = filter(None, sys.path); import anytron; print(anytron.__version__)"
+"""As a worker starts: nothing is imported from the current directory."""
 _ANSWER_S = 60.0
 """Seconds that an interpreter may take to start, from a slow disk."""
 

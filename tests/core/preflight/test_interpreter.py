@@ -1,5 +1,7 @@
 """An environment in which a worker cannot run is found before one is started."""
 
+import sys
+
 import pytest
 
 from anytron import __version__
@@ -30,3 +32,9 @@ def test_one_without_it_or_with_another_version_is_refused(tmp_path, anytron, me
 def test_what_is_no_interpreter_is_refused(tmp_path):
     (found,) = interpreter_diagnostics("rollout.python", str(tmp_path / "bin" / "python"))
     assert "cannot be run" in found.message
+
+
+def test_nothing_of_the_current_directory_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "anytron.py").write_text("raise SystemExit('the current directory was asked')")
+    monkeypatch.chdir(tmp_path)
+    assert list(interpreter_diagnostics("rollout.python", sys.executable)) == []
