@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.data.pretrained import load_tokenizer
-from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, SamplingParams
+from anytron.engines.context import EngineContext
+from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron.engines.weights import WeightFile, WeightManifest
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.engines.protocol import MemoryUse
+from anytron.engines.device_memory import MemoryUse
 from anytron.errors import ConfigError, EngineError
 from anytron.kernels.contract import LogProbSpec
 from anytron.layer import apply_phase
@@ -46,16 +46,10 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.checkpoint.manifest import FileRecord
+    from anytron.engines.context import EngineContext
     from anytron.engines.inspection import Inspection
-    from anytron.engines.protocol import (
-        Conformance,
-        EngineContext,
-        GenerationRequest,
-        Response,
-        Topology,
-        TrainedRole,
-        UpdatedModel,
-    )
+    from anytron.engines.rollout_engine import GenerationRequest, Response
+    from anytron.engines.training_engine import Conformance, Topology, TrainedRole, UpdatedModel
     from anytron.engines.weights import Sent, WeightDestination
     from anytron.sequences.layout import Format
     from anytron_megatron.generation.policy_rollout import PolicyRollout
@@ -66,7 +60,7 @@ if TYPE_CHECKING:
 class MegatronEngine:
     """Train one policy, and the critic of PPO; score tokens with the policy and its reference; generate, if asked to.
 
-    Implements :class:`anytron.engines.protocol.TrainingEngine`. An engine whose models come from elsewhere is a
+    Implements :class:`anytron.engines.training_engine.TrainingEngine`. An engine whose models come from elsewhere is a
     subclass with an :meth:`open_source` of its own.
 
     Args:

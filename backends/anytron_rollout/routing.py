@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from anytron.engines.protocol import PromptInputs, Response
+    from anytron.engines.rollout_engine import PromptInputs, Response
 
 EXPERTS = ".mlp.experts"
 """How the names of modules end that are called with (hidden states ``[N, H]``, experts ``[N, K]``, weights ``[N, K]``):

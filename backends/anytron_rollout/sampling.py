@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from anytron.engines.protocol import Response, SamplingParams, StopReason
+from anytron.engines.rollout_engine import Response, SamplingParams, StopReason
 from anytron.engines.sampling import TokenDraws
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
-from anytron.engines.device_memory import Parked
-from anytron.engines.protocol import MemoryUse
+from anytron.engines.device_memory import MemoryUse, Parked
 from anytron.engines.request_queue import RequestQueue
 from anytron.engines.stop_strings import StopStrings
 from anytron.errors import EngineError
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.data.images import ImagePatches
-    from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, Response, SamplingParams
+    from anytron.engines.context import EngineContext
+    from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
     from anytron.engines.weights import WeightOrigin
 
 
 class TransformersEngine:
-    """A rollout engine (:class:`anytron.engines.protocol.RolloutEngine`).
+    """A rollout engine (:class:`anytron.engines.rollout_engine.RolloutEngine`).
 
     The model is built from its config alone. Its weights always come from the training engine, before the first
     rollout as after every update. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its

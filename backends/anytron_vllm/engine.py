@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.engines.protocol import EngineContext, GenerationRequest, PromptInputs, Response
+    from anytron.engines.context import EngineContext
+    from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response
     from anytron.engines.weights import WeightOrigin
 
 
 class VllmEngine:
-    """A rollout engine (:class:`anytron.engines.protocol.RolloutEngine`) on vLLM's ``LLM``.
+    """A rollout engine (:class:`anytron.engines.rollout_engine.RolloutEngine`) on vLLM's ``LLM``.
 
     One step of vLLM is one token of every response under way; between two steps weights can be exchanged, requests
     added and aborted. Responses that go on over an update are computed anew up to their last token, so that what

@@ -24,8 +24,9 @@ EXECUTORS = "anytron.executors"
 Capability = Literal[
     "critic", "adapters", "checkpoints", "observation", "inspection", "comparison", "offload", "sleep", "routing"
 ]
-"""What not every engine can do. Each is a protocol of :mod:`anytron.engines.protocol`, but for ``routing``: responses
-carry their routing (rollout), passes repeat it (training)."""
+"""What not every engine can do. Each is a protocol of :mod:`anytron.engines.training_engine` or
+:mod:`anytron.engines.rollout_engine`, but for ``routing``: responses carry their routing (rollout), passes repeat it
+(training)."""
 
 PlaceOf = Callable[[str], str | None]
 """Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""
@@ -51,7 +52,7 @@ class EngineInfo:
         takes_stream: Of a rollout engine: the process in which it is built is the one that loads weights, so that they
             may come through shared memory (:class:`anytron.engines.weight_stream.WeightStream`).
         part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
-            (:class:`anytron.engines.protocol.GeneratingEngine`); empty = it has processes and weights of its own.
+            (:class:`anytron.engines.training_engine.GeneratingEngine`); empty = it has its own processes and weights.
         place_of: Where below the options a name belongs that is none of them; for error messages.
     """
 

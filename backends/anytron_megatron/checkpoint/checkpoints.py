@@ -75,7 +75,7 @@ class Checkpoints:
         self._writing: tuple[Path, PartWriter, Metadata | None] | None = None
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
-        """Begin to write (:meth:`anytron.engines.protocol.CheckpointEngine.save_checkpoint`)."""
+        """Begin to write (:meth:`anytron.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
         if self._writing is not None:
             raise EngineError(
                 "A checkpoint is still being written.", where=str(self._writing[0]), fix="ask for its files first"
@@ -96,7 +96,7 @@ class Checkpoints:
             writer.run()
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
-        """Ask for what was written (:meth:`anytron.engines.protocol.CheckpointEngine.written_files`)."""
+        """Ask for what was written (:meth:`anytron.engines.training_engine.CheckpointEngine.written_files`)."""
         if self._writing is None:
             raise EngineError("No checkpoint is being written.", where="written_files", fix="begin one")
         directory, writer, table = self._writing
@@ -124,7 +124,7 @@ class Checkpoints:
         return records
 
     def load(self, directory: Path) -> None:
-        """Take back what was saved (:meth:`anytron.engines.protocol.CheckpointEngine.load_checkpoint`)."""
+        """Take back what was saved (:meth:`anytron.engines.training_engine.CheckpointEngine.load_checkpoint`)."""
         progress = Progress.read(directory)
         for role, trained in self._models.items():
             if role not in progress.models:

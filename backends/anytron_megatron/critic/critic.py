@@ -71,25 +71,25 @@ class Critic:
         )
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Compute the values of states without gradients (:meth:`anytron.engines.protocol.CriticEngine.values`)."""
+        """Compute values of states without gradients (:meth:`anytron.engines.training_engine.CriticEngine.values`)."""
         outputs = forward(self._trained.chunks, micro_batches, self._preparer)
         values = [one.values for one in outputs if one.values is not None]
         return values if parallel.topology().reports else None
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
-        """Do one optimizer update (:meth:`anytron.engines.protocol.CriticEngine.update_critic`)."""
+        """Do one optimizer update (:meth:`anytron.engines.training_engine.CriticEngine.update_critic`)."""
         features = [] if self._experts is None else [self._experts.replay_routing()]
         metrics = self._trained.update(micro_batches, loss, *features)
         balance = {} if self._experts is None else self._experts.metrics()
         return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
 
     def inspect(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Inspection:
-        """Look at an update's numbers (:meth:`anytron.engines.protocol.InspectableEngine.inspect_update`)."""
+        """Look at an update's numbers (:meth:`anytron.engines.training_engine.InspectableEngine.inspect_update`)."""
         features = [] if self._experts is None else [self._experts.replay_routing()]
         return self._trained.inspect(micro_batches, loss, *features)
 
     def save(self, directory: Path) -> None:
-        """Write trunk and head (:meth:`anytron.engines.protocol.CriticEngine.save_critic`)."""
+        """Write trunk and head (:meth:`anytron.engines.training_engine.CriticEngine.save_critic`)."""
         self._save_trunk(self._modules, directory)
         topology = parallel.topology()
         if self._head is not None and topology.reports and topology.dp_rank == 0:

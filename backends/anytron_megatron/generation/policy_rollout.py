@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import GenerationRequest, Response
+    from anytron.engines.rollout_engine import GenerationRequest, Response
     from anytron.traits import ParallelSizes
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import ModelChunk

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.engines.protocol import Response
+from anytron.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from anytron.engines.protocol import GenerationRequest, StopReason
+    from anytron.engines.rollout_engine import GenerationRequest, StopReason
     from anytron.engines.stop_strings import StopStrings
 
 

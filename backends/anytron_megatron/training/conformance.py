@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.batch import RaggedBatch
-from anytron.engines.protocol import Conformance
+from anytron.engines.training_engine import Conformance
 from anytron.reference.attention import reference_attention
 from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, scopes

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from anytron.engines.protocol import Topology
+from anytron.engines.training_engine import Topology
 from anytron.sequences import ContextShard
 
 if TYPE_CHECKING:

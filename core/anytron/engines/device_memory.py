@@ -6,6 +6,7 @@ finds its values again. Between the two, nobody may compute with them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor, UntypedStorage
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Device memory of one process, in bytes.
+
+    Attributes:
+        peak: The most that was allocated since it was last asked for, or since the process began.
+        released: What the device has got back.
+    """
+
+    peak: int
+    released: int
 
 
 class Parked:

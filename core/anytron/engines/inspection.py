@@ -36,7 +36,7 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :meth:`anytron.engines.protocol.InspectableEngine.inspect_update` found.
+    """What :meth:`anytron.engines.training_engine.InspectableEngine.inspect_update` found.
 
     Attributes:
         weights: Names of parameters that hold numbers that are not finite, before the pass.

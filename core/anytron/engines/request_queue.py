@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.engines.protocol import Response
+from anytron.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.engines.protocol import GenerationRequest
+    from anytron.engines.rollout_engine import GenerationRequest
 
 
 class RequestQueue:

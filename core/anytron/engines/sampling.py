@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.engines.protocol import SamplingParams
+    from anytron.engines.rollout_engine import SamplingParams
 
 
 class TokenDraws:

@@ -107,7 +107,7 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
     import torch
 
     from anytron.components import engine_info
-    from anytron.engines.protocol import EngineContext
+    from anytron.engines.context import EngineContext
 
     torch.set_num_threads(bootstrap.num_threads)
     engine_class = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine").load()

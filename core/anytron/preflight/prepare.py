@@ -11,7 +11,7 @@ from anytron.data.prompts import TokenizedPrompt, tokenize
 from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
 from anytron.data.vision import VisionProcessor, load_vision
-from anytron.engines.protocol import SamplingParams
+from anytron.engines.rollout_engine import SamplingParams
 from anytron.environments.loading import check_environment
 from anytron.errors import ConfigError
 from anytron.rewards.scoring import RewardSum

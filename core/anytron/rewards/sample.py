@@ -35,8 +35,8 @@ class Sample:
         patches: The same as the model reads them; None without images.
         response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
         environment: What the environment made of the response; None without one.
-        routing: The experts of each token but the last (:attr:`anytron.engines.protocol.Response.routing`); reward
-            functions get None.
+        routing: The experts of each token but the last (:attr:`anytron.engines.rollout_engine.Response.routing`);
+            reward functions get None.
     """
 
     prompt_id: str

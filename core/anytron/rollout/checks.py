@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.engines.protocol import GenerationRequest, Response
+    from anytron.engines.rollout_engine import GenerationRequest, Response
     from anytron.engines.routing import RoutingShape
 
 

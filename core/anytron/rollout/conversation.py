@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from anytron.engines.protocol import PromptInputs
+from anytron.engines.rollout_engine import PromptInputs
 from anytron.environments import Task, Turn
 from anytron.environments.outcome import Outcome
 from anytron.rollout.trajectory import Trajectory
@@ -13,7 +13,7 @@ from anytron.seeds import derive_seed
 
 if TYPE_CHECKING:
     from anytron.data.prompts import TokenizedPrompt
-    from anytron.engines.protocol import Response, SamplingParams
+    from anytron.engines.rollout_engine import Response, SamplingParams
     from anytron.environments import Observation
     from anytron.isolation.failure import Failure
 

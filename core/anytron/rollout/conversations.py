@@ -14,7 +14,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from anytron.engines.protocol import PromptInputs
+from anytron.engines.rollout_engine import PromptInputs
 from anytron.errors import DataError
 from anytron.isolation.failure import Failure
 from anytron.rollout.conversation import Conversation
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import EnvironmentSection, RunConfig
     from anytron.data.prompts import TokenizedPrompt
-    from anytron.engines.protocol import Response, SamplingParams
+    from anytron.engines.rollout_engine import Response, SamplingParams
     from anytron.environments import Observation
     from anytron.environments.pool import EnvironmentPool
     from anytron.preflight.prepare import PreparedRun

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anytron.engines.protocol import GenerationRequest
+from anytron.engines.rollout_engine import GenerationRequest
 from anytron.errors import ProcessLost, TransferError
 from anytron.rollout.checks import mistake_in
 from anytron.seeds import derive_seed
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RolloutSection
-    from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
+    from anytron.engines.device_memory import MemoryUse
+    from anytron.engines.rollout_engine import PromptInputs, Response, SamplingParams
     from anytron.engines.routing import RoutingShape
     from anytron.errors import AnytronError
     from anytron.executor.protocol import Executor, Pending, WorkerGroup

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.engines.protocol import Response
+    from anytron.engines.rollout_engine import Response
     from anytron.environments.outcome import Outcome
 
 
@@ -22,7 +22,7 @@ class Trajectory:
         response_mask: For each token, whether the model wrote it; None = it wrote all of them.
         finished: An end token, a stop string or the environment ended it, and no limit did.
         outcome: What the environment made of it; None without one.
-        routing: As in :class:`anytron.engines.protocol.Response`; of one turn only.
+        routing: As in :class:`anytron.engines.rollout_engine.Response`; of one turn only.
         versions: Of the weights that made each token; empty = the current ones made all that the model wrote.
     """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import UpdatedModel
+    from anytron.engines.training_engine import UpdatedModel
 
 TENSORS, RECORD, CONFIG = "batch.safetensors", "batch.json", "config.yaml"
 FORMAT = 1
@@ -44,7 +44,7 @@ class BadUpdate:
         update: Update of that step, from 1.
         model: Which model was to be updated.
         dp_size: Data-parallel replicas among which the mini-batch was divided.
-        micro_batch_multiple: As in :class:`~anytron.engines.protocol.Topology`.
+        micro_batch_multiple: As in :class:`~anytron.engines.training_engine.Topology`.
         temperature: The batch's.
         metrics: What the update reported.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import UpdatedModel
+    from anytron.engines.training_engine import UpdatedModel
     from anytron.trainer.updates import UpdatePlan
     from anytron.trainer.workers import TrainingWorkers
 

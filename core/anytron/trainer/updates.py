@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import Topology
+    from anytron.engines.training_engine import Topology
 
 
 @dataclass(frozen=True)

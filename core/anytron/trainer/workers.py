@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
-    from anytron.engines.protocol import Conformance, MemoryUse, Topology, TrainedRole
+    from anytron.engines.device_memory import MemoryUse
+    from anytron.engines.training_engine import Conformance, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.trainer.restarts import Restarts

@@ -4,7 +4,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from anytron.engines.protocol import EngineContext, PromptInputs, SamplingParams
+from anytron.engines.context import EngineContext
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.engines.protocol import EngineContext, GenerationRequest
+from anytron.engines.context import EngineContext
+from anytron.engines.rollout_engine import GenerationRequest
 from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger

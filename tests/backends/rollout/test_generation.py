@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.engines.protocol import GenerationRequest, PromptInputs, Response, SamplingParams
+from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from anytron.errors import EngineError
 from tests.backends.rollout.conftest import generate
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from anytron.data.images import ImagePatches
-from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from tests.backends.rollout.conftest import generate
 from tests.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 

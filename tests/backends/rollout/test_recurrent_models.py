@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from anytron.data.pretrained import model_class
-from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from tests.backends.rollout.conftest import generate
 from tests.backends.rollout.test_generation import teacher_forced
 from tests.tiny_models import write_tiny_model

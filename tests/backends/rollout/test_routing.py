@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.data.pretrained import model_class
-from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
 from anytron_rollout.routing import RoutingRecorder
 from anytron_rollout.routing_check import TOLD, routing_diagnostics

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
 from tests.backends.rollout.conftest import generate
 

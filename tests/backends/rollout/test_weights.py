@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
 from anytron_rollout import weights as loading
 from tests.backends.rollout.conftest import generate

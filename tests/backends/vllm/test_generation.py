@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.engines.protocol import PromptInputs
+from anytron.engines.rollout_engine import PromptInputs
 from anytron.errors import EngineError
 from tests.needs_vllm import NEEDS_VLLM
 from tests.vllm_models import answers, largest_difference, log_probs, requests

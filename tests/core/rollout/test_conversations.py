@@ -15,7 +15,7 @@ import pytest
 from anytron.config.imports import resolve
 from anytron.config.schema import EnvironmentSection
 from anytron.data.prompts import TokenizedPrompt
-from anytron.engines.protocol import Response, SamplingParams
+from anytron.engines.rollout_engine import Response, SamplingParams
 from anytron.environments.pool import EnvironmentPool
 from anytron.errors import DataError
 from anytron.rollout.conversations import Conversations, SingleTurns, turns_of

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from anytron.config.schema import RolloutSection
-from anytron.engines.protocol import MemoryUse, PromptInputs, Response, SamplingParams
+from anytron.engines.device_memory import MemoryUse
+from anytron.engines.rollout_engine import PromptInputs, Response, SamplingParams
 from anytron.engines.routing import RoutingShape
 from anytron.errors import ProcessLost, WorkerError
 from anytron.rollout.attended import AttendedGroup

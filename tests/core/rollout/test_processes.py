@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from anytron.engines.protocol import GenerationRequest, PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 from anytron.rollout.pool import RolloutPool

@@ -18,7 +18,9 @@ from anytron.batch import TokenOutputs
 from anytron.checkpoint.manifest import FileRecord
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.engines.protocol import EngineContext, Response, Topology
+from anytron.engines.context import EngineContext
+from anytron.engines.rollout_engine import Response
+from anytron.engines.training_engine import Topology
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
 from anytron.trainer import checkpointing

@@ -22,7 +22,7 @@ ENGINES = '''
 import os, signal, time
 import torch
 from anytron.components import EngineInfo
-from anytron.engines.protocol import Topology
+from anytron.engines.training_engine import Topology
 
 class Trainer:
     """Exports tensors of the version's number; dies or raises when a file says so."""

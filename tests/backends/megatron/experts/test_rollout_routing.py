@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.batch import TokenOutputs
-from anytron.engines.protocol import PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
 from anytron.rewards.sample import Sample
 from anytron.trainer.trajectories import assemble

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.batch import RaggedBatch
-from anytron.engines.protocol import GenerationRequest, PromptInputs, SamplingParams
+from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron.trainer.updates import UpdatePlan
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import EP2, ONE, ONE_PADDED, PP2, TP2, TP2_EP2, VPP2, Layout

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from anytron.engines.protocol import EngineContext
+from anytron.engines.context import EngineContext
 from anytron.hooks.types import ProcessInfo
 from anytron.layer import open_layer
 from tests.backends.megatron.ranks import engine_config
