@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from anytron.config.generation import EnvironmentSection
 from anytron.config.imports import resolve
 from anytron.config.load import load_config
-from anytron.config.schema import DataSection, EnvironmentSection
+from anytron.config.schema import DataSection
 from anytron.data.sources import load_prompts
 from anytron.environments import Task, Turn
 from anytron.environments.loading import check_environment

@@ -70,7 +70,8 @@ def planned_patches(
     Raises:
         PatchError: Two owners patch one target, or an id is used twice; a run would stop here too.
     """
-    from anytron.config.schema import EngineSection, RolloutSection
+    from anytron.config.generation import RolloutSection
+    from anytron.config.schema import EngineSection
     from anytron.hooks.types import PatchContext
     from anytron.patches import Ledger, Phase, plan
 

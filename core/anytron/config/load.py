@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from anytron.config.anchor import anchor
 from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.config.generation import RolloutSection
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
-from anytron.config.schema import EngineSection, RolloutSection, RunConfig
+from anytron.config.schema import EngineSection, RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

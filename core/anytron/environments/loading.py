@@ -13,7 +13,8 @@ from anytron.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from anytron.config.schema import EnvironmentSection, RunConfig
+    from anytron.config.generation import EnvironmentSection
+    from anytron.config.schema import RunConfig
 
 KEY = "environment.path"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from anytron.config.schema import EnvironmentSection
+    from anytron.config.generation import EnvironmentSection
     from anytron.environments.protocol import Task, Turn
 
 Answer = tuple[int, "Observation | Failure"]

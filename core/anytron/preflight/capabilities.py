@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.config.generation import RolloutSection
 from anytron.config.options import chosen_engines
-from anytron.config.schema import RolloutSection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

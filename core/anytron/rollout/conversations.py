@@ -25,7 +25,8 @@ from anytron.rollout.trajectory import Trajectory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.config.schema import EnvironmentSection, RunConfig
+    from anytron.config.generation import EnvironmentSection
+    from anytron.config.schema import RunConfig
     from anytron.data.prompts import TokenizedPrompt
     from anytron.engines.rollout_engine import Response, SamplingParams
     from anytron.environments import Observation

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.config.schema import RolloutSection
+    from anytron.config.generation import RolloutSection
     from anytron.engines.device_memory import MemoryUse
     from anytron.engines.rollout_engine import PromptInputs, Response, SamplingParams
     from anytron.engines.routing import RoutingShape

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.config.schema import EnvironmentSection
+from anytron.config.generation import EnvironmentSection
 from anytron.environments import Observation, Task, Turn
 from anytron.environments.loading import check_environment
 from anytron.environments.pool import EnvironmentPool

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from anytron.config.generation import EnvironmentSection
 from anytron.config.imports import resolve
-from anytron.config.schema import EnvironmentSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.engines.rollout_engine import Response, SamplingParams
 from anytron.environments.pool import EnvironmentPool
 from anytron.errors import DataError
 from anytron.rollout.conversations import Conversations, SingleTurns, turns_of
-from tests.core.rollout.test_pool import Engine, Executor, pool_of, weights
+from tests.core.rollout.replicas import Engine, Executor, pool_of, weights
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "calculator.py"
 QUESTIONS = ["12*34", "56*78", "90*12", "10*10", "99*99"]
