@@ -34,9 +34,6 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         key, fix = "rollout.replay_routing", "leave it out, or use the engine"
         yield from _lacking(config, "rollout", "routing", key, "tell its routing", f"{fix} transformers")
         yield from _lacking(config, "engine", "routing", key, "repeat the rollout's routing", f"{fix} megatron")
-        if config.environment is not None:
-            message = "the routing of a response of several turns is not put together of theirs"
-            yield Diagnostic("error", key, message, "leave it or environment out")
     if config.resume != "never":
         yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
     elif config.checkpoint.keep > 0:

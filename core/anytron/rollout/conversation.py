@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from anytron.engines.rollout_engine import PromptInputs
 from anytron.environments import Task, Turn
 from anytron.environments.outcome import Outcome
@@ -12,6 +14,8 @@ from anytron.rollout.trajectory import Trajectory
 from anytron.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from anytron.data.prompts import TokenizedPrompt
     from anytron.engines.rollout_engine import Response, SamplingParams
     from anytron.environments import Observation
@@ -29,6 +33,7 @@ class Conversation:
         tokens: What follows the prompt.
         log_probs, response_mask: As in :class:`Trajectory`, for these tokens.
         turns: What the model wrote, decoded.
+        routing: As in :class:`Trajectory`, of prompt and tokens up to the last turn's; None = none is told.
         reward, metrics: The environment's, added up.
         over: Nothing will be added.
         finished: It came to its end, and to no limit.
@@ -42,6 +47,7 @@ class Conversation:
     log_probs: tuple[float, ...] = ()
     response_mask: tuple[bool, ...] = ()
     turns: tuple[str, ...] = ()
+    routing: Tensor | None = None
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     over: bool = False
@@ -71,6 +77,7 @@ class Conversation:
         """Add what the model wrote; return what its environment is told."""
         self._add(response.tokens, response.log_probs, own=True)
         self.turns += (text,)
+        self._add_routing(response.routing)
         return Turn(text, response.tokens, response.stop_reason == "stop")
 
     def add_observation(self, tokens: tuple[int, ...]) -> None:
@@ -90,9 +97,18 @@ class Conversation:
     def trajectory(self) -> Trajectory:
         """Give what is trained on."""
         outcome = Outcome(self.turns, self.reward, self.metrics, self.failure)
-        return Trajectory(self.tokens, self.log_probs, self.finished, self.response_mask, outcome)
+        return Trajectory(self.tokens, self.log_probs, self.finished, self.response_mask, outcome, self.routing)
 
     def _add(self, tokens: tuple[int, ...], log_probs: tuple[float, ...], *, own: bool) -> None:
         self.tokens += tokens
         self.log_probs += log_probs
         self.response_mask += (own,) * len(tokens)
+
+    def _add_routing(self, told: Tensor | None) -> None:
+        """Keep what a turn tells of tokens that no turn before has told of.
+
+        Those that the model wrote keep the experts with which it wrote them. A later turn, which reads them again, may
+        send them to others.
+        """
+        known = self.routing
+        self.routing = told if known is None or told is None else torch.cat([known, told[len(known) :]])

@@ -22,7 +22,8 @@ class Trajectory:
         response_mask: For each token, whether the model wrote it; None = it wrote all of them.
         finished: An end token, a stop string or the environment ended it, and no limit did.
         outcome: What the environment made of it; None without one.
-        routing: As in :class:`anytron.engines.rollout_engine.Response`; of one turn only.
+        routing: As in :class:`anytron.engines.rollout_engine.Response`, up to the last turn: there is none of what an
+            environment wrote before it failed. None if no engine has told any.
         versions: Of the weights that made each token; empty = the current ones made all that the model wrote.
     """
 

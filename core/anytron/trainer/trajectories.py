@@ -68,14 +68,13 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
         chain(repeat(0.0, len(sample.prompt_tokens)), sample.log_probs) for sample in samples
     )
     images = tuple(sample.patches for sample in samples)
-    routed = [sample.routing for sample in samples if sample.routing is not None]
     return RaggedBatch(
         lengths=lengths,
         tokens=torch.tensor(list(tokens), dtype=torch.int64),
         response_mask=torch.tensor(list(mask), dtype=torch.bool),
         temperature=temperature,
         rollout_log_probs=torch.tensor(list(log_probs), dtype=torch.float32),
-        routing=torch.cat([_with_last_token(routing) for routing in routed]) if routed else None,
+        routing=_joined_routing(samples),
         images=images if any(patches is not None for patches in images) else None,
     )
 
@@ -84,6 +83,19 @@ def _own(sample: Sample) -> Iterable[bool]:
     return repeat(True, len(sample.response_tokens)) if sample.response_mask is None else sample.response_mask
 
 
-def _with_last_token(routing: Tensor) -> Tensor:
-    """Add the row of the token that ends a sequence."""
-    return torch.cat([routing, routing.new_zeros(1, *routing.shape[1:])])
+def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:
+    """Give a row to each token, if rollout engines tell routing.
+
+    They have not told it of the token that ends a sequence, and of what was not generated from because an environment
+    failed. Nothing is learnt from these: they go to the first experts.
+    """
+    known = next((sample.routing for sample in samples if sample.routing is not None), None)
+    if known is None:
+        return None
+    first = torch.arange(known.shape[-1], dtype=known.dtype)
+    rows = []
+    for sample in samples:
+        told = known[:0] if sample.routing is None else sample.routing
+        untold = len(sample.prompt_tokens) + len(sample.response_tokens) - len(told)
+        rows += [told, first.expand(untold, known.shape[1], -1)]
+    return torch.cat(rows)

@@ -76,10 +76,6 @@ def test_routing_is_told_by_one_engine_and_repeated_by_the_other(testchip):
     assert found("megatron", "small") == [(*error, "the engine small cannot tell its routing")]
     assert found("small", "transformers") == [(*error, "the engine small cannot repeat the rollout's routing")]
     assert found("megatron", "transformers") == []
-    several = run_of("megatron", rollout={"replay_routing": True}, environment={"path": "file.py:Class"})
-    (refused,) = training_diagnostics(several)
-    assert (refused.severity, refused.key) == error
-    assert "several turns" in refused.message
 
 
 def test_a_run_that_needs_nothing_of_the_kind_is_not_remarked_on(testchip):

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from anytron.config.generation import EnvironmentSection
 from anytron.config.imports import resolve
@@ -49,10 +52,16 @@ class Pupil(Engine):
         reason = "stop" if len(tokens) <= longest else "length"
         tokens = tuple(tokens[:longest])
         log_probs = tuple(-random.Random(request.seed + place).random() for place in range(len(tokens)))
-        return Response(tokens, log_probs, reason, (self.version,) * len(tokens))
+        return Response(tokens, log_probs, reason, (self.version,) * len(tokens), self.routing(request, tokens))
 
     def encode(self, text):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    @staticmethod
+    def routing(request, tokens):
+        """Two experts for each token that it has read: the token's number, and how much it was given to read."""
+        seen = [*request.prompt.tokens, *tokens][:-1]
+        return torch.tensor([[[token, len(request.prompt.tokens)]] for token in seen])
 
     @staticmethod
     def ask(question):
@@ -115,6 +124,10 @@ def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
             assert trajectory.outcome.turns == (f"{question}=", answer)
             assert trajectory.outcome.reward == 1.5
             assert trajectory.outcome.metrics == {"tool_calls": 1.0, "right": 1.0}
+            # A token's experts are those of the turn that has told of it first: the second begins with the last "=".
+            read = prompt(tokenizer, question).tokens + trajectory.tokens[:-1]
+            given = [6] * 11 + [12 + len(answer) + 1] * (len(read) - 11)
+            assert trajectory.routing.squeeze(1).tolist() == [list(row) for row in zip(read, given, strict=True)]
     # Each turn's request holds the tokens that are trained, up to where the turn begins; and each has its own seed.
     whole = {prompt(tokenizer, q).tokens + t.tokens for q, group in zip(QUESTIONS, found, strict=True) for t in group}
     for request in requests:
@@ -125,7 +138,9 @@ def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
 
 def test_the_order_in_which_things_are_done_changes_nothing(converse):
     found = [converse(seed=seed, replicas=replicas, processes=p)[0] for seed, replicas, p in ((0, 1, 1), (1, 3, 2))]
-    assert found[0] == found[1]
+    for one, other in zip(*(chain.from_iterable(groups) for groups in found), strict=True):
+        assert torch.equal(one.routing, other.routing)
+        assert replace(one, routing=None) == replace(other, routing=None)
 
 
 def test_after_the_last_turn_the_observation_is_not_read(converse, tokenizer):

@@ -73,6 +73,17 @@ def test_routing_gets_a_row_for_the_token_that_ends_a_sequence(tokenizer):
         assert torch.equal(batch.routing[start : start + length - 1], response.routing)
 
 
+def test_where_routing_ends_early_or_is_missing_tokens_go_to_the_first_experts(tokenizer):
+    """An environment has failed there, before the model read on, or before it read anything."""
+    told = torch.full((4, 2, 3), 9, dtype=torch.uint8)
+    first, second = RESPONSES[0][0], RESPONSES[1][0]
+    groups = [[replace(first, routing=told)], [second]]
+    batch = assemble(make_samples(PROMPTS, groups, tokenizer), temperature=1.0)
+    assert batch.routing.dtype is torch.uint8
+    assert torch.equal(batch.routing[:4], told)
+    assert batch.routing[4:].tolist() == [[[0, 1, 2]] * 2] * (2 + 3)
+
+
 def test_a_batch_of_empty_responses_can_be_made(tokenizer):
     empty = [[Trajectory((), (), finished=True)]] * 2
     batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)
