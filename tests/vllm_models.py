@@ -47,9 +47,11 @@ QWEN3_MOE = {
 }
 
 
-def run_config(model: dict[str, Any], output: Path, **rollout: Any) -> RunConfig:
+def run_config(
+    model: dict[str, Any], output: Path, adapters: dict[str, Any] | None = None, **rollout: Any
+) -> RunConfig:
     values = {
-        "model": {"config": model, "dtype": "float32", "tokenizer": "sort_digits.py:tokenizer"},
+        "model": {"config": model, "dtype": "float32", "tokenizer": "sort_digits.py:tokenizer", "lora": adapters},
         "data": {"source": "sort_digits.py:prompts"},
         "rewards": [{"function": "exact_match"}],
         "rollout": {"engine": "vllm", **rollout},

@@ -241,11 +241,11 @@ class MegatronEngine:
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
         """Send the policy's weights; rank 0, which has each when it is gathered, returns what the destination does."""
         with self._merged():
-            weights = self._source.export(self._modules())
-            if torch.distributed.get_rank() == 0:
-                return destination.send(weights, self._trained.updates, self._is_optional)
-            collections.deque(weights, maxlen=0)
-            return None
+            return self._send(self._source.export(self._modules()), destination)
+
+    def export_adapter(self, destination: WeightDestination[Sent]) -> Sent | None:
+        """Send the adapters by themselves, in the same way."""
+        return self._send(self._the_adapters("export_adapter").export(), destination)
 
     def offload(self) -> MemoryUse:
         """Move what generation does not need to the host; the next call that needs any of it brings all of it back."""
@@ -261,9 +261,7 @@ class MegatronEngine:
 
     def save_adapter(self, path: str) -> None:
         """Write the adapters in PEFT's format."""
-        if self._adapters is None:
-            raise EngineError("There are no adapters.", where="save_adapter", fix="set model.lora")
-        self._adapters.save(Path(path))
+        self._the_adapters("save_adapter").save(Path(path))
 
     def save_critic(self, path: str) -> None:
         """Write the critic: its trunk as a Hugging Face model directory (without tokenizer), and its head."""
@@ -310,6 +308,12 @@ class MegatronEngine:
         """Give the policy's modules the weights that they compute with, adapters included."""
         return contextlib.nullcontext() if self._adapters is None else self._adapters.merged()
 
+    def _send(self, weights: Iterator[tuple[str, Tensor]], destination: WeightDestination[Sent]) -> Sent | None:
+        if torch.distributed.get_rank() == 0:
+            return destination.send(weights, self._trained.updates, self._is_optional)
+        collections.deque(weights, maxlen=0)
+        return None
+
     def _is_optional(self, name: str) -> bool:
         """Whether a rollout engine may leave a tensor out: it belongs to modules that predict further tokens."""
         return bool(self._source.prediction_names([name]))
@@ -327,6 +331,11 @@ class MegatronEngine:
         if self._critic is None:
             raise EngineError("There is no critic.", where=where, fix="set algorithm.advantage=gae and critic")
         return self._critic
+
+    def _the_adapters(self, where: str) -> Adapters:
+        if self._adapters is None:
+            raise EngineError("There are no adapters.", where=where, fix="set model.lora")
+        return self._adapters
 
     def _the_rollout(self, where: str) -> PolicyRollout:
         if self._rollout is None:

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import faults, read_config
 from anytron.errors import ConfigError
+from anytron_vllm.adapter import LARGEST_RANK
 from anytron_vllm.installation import INSTALL, SUPPORTED, find_installation
 from anytron_vllm.options import VllmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.config.schema import RunConfig
+    from anytron.config.schema import LoraSection, RunConfig
     from anytron.platform import Platform
     from anytron_vllm.installation import Installation
 
@@ -24,6 +25,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vLLM's attention on the processor (vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes, 0.32)."""
 PROVED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Families whose log-probs a test compares with Hugging Face's after every update (tests/backends/vllm)."""
+PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
+"""Families whose log-probs with adapters sent alone a test compares with those of merged weights."""
 OWN_ARGUMENTS = {
     "dtype": "model.dtype",
     "max_num_seqs": "rollout.max_batch_size",
@@ -36,12 +39,18 @@ FIXED_ARGUMENTS = (
     "async_scheduling",
     "disable_log_stats",
     "enable_batch_sharded_sampling",
+    "enable_lora",
     "enable_sleep_mode",
     "generation_config",
     "kv_cache_memory_bytes",
     "load_format",
     "logprobs_mode",
+    "lora_dtype",
+    "lora_target_modules",
+    "max_cpu_loras",
     "max_logprobs",
+    "max_lora_rank",
+    "max_loras",
     "pipeline_parallel_size",
     "data_parallel_size",
     "skip_tokenizer_init",
@@ -68,6 +77,8 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     text: Mapping[str, Any] = config.get("text_config") or config
     yield from _family(key, config, installation)
     yield from _sizes(key, text, run, options)
+    if run.rollout.lora == "alone" and run.model.lora is not None:
+        yield from _adapters(str(config.get("model_type")), text, run.model.lora, accelerator=platform.accelerator)
     if not platform.accelerator:
         yield from _processor(key, text)
 
@@ -149,6 +160,20 @@ def _sizes(key: str, text: Mapping[str, Any], run: RunConfig, options: VllmOptio
         yield Diagnostic("error", length_key, message, "raise it, or shorten the responses")
     if longest is not None and context and longest > context:
         yield Diagnostic("error", length_key, f"the model's context has {context} tokens", f"at most {context}")
+
+
+def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
+    """Check what vLLM computes with adapters that come alone; merged ones are weights as others."""
+    if lora.rank > LARGEST_RANK:
+        message = f"vLLM has room for adapters of rank {LARGEST_RANK} at most"
+        yield Diagnostic("error", "model.lora.rank", message, "choose a smaller one, or rollout.lora=merged")
+    if family in PROVED_WITH_ADAPTERS:
+        return
+    message = f"no test compares vLLM's {family} with adapters and with merged weights"
+    message = f"{message} (proved: {', '.join(PROVED_WITH_ADAPTERS)})"
+    if not accelerator and text.get("num_experts"):
+        message = "vLLM's experts with adapters are Triton kernels, which the processor has none of"
+    yield Diagnostic("error", "rollout.lora", message, "rollout.lora=merged")
 
 
 def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:

@@ -10,10 +10,11 @@ import torch
 from anytron.data.pretrained import load_tokenizer
 from anytron.engines.stop_strings import StopStrings
 from anytron.errors import EngineError
+from anytron_vllm.adapter import ADAPTER_ID, AdapterDirectory
 from anytron_vllm.expected_weights import ExpectedWeights
 from anytron_vllm.installation import require_supported
 from anytron_vllm.options import VllmOptions
-from anytron_vllm.received import chunks, receive_all
+from anytron_vllm.received import chunks, put_together, receive_all
 from anytron_vllm.start import engine_arguments, set_environment
 from anytron_vllm.under_way import UnderWay, sampling_params
 
@@ -58,6 +59,10 @@ class VllmEngine:
         self._llm: Any = LLM(**engine_arguments(config, options, accelerator=context.platform.accelerator))
         self._llm.collective_rpc("unlink_anytron_shared_memory")
         self._expected = ExpectedWeights(config.model)
+        self._adapter: AdapterDirectory | None = None
+        if config.rollout.lora == "alone":
+            assert config.model.lora is not None, "refused before"
+            self._adapter = AdapterDirectory(config.model.lora, getattr(torch, config.model.dtype))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; return at once.
@@ -73,7 +78,8 @@ class VllmEngine:
         for request in requests:
             self._set_temperature(request.sampling.temperature)
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt.tokens))
-            self._llm.llm_engine.add_request(str(request.id), prompt, sampling_params(request))
+            arguments = str(request.id), prompt, sampling_params(request)
+            self._llm.llm_engine.add_request(*arguments, lora_request=self._lora_request())
             self._under_way[request.id] = UnderWay(request)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
@@ -124,6 +130,31 @@ class VllmEngine:
         self._version = version
         return version
 
+    def load_adapter(self, origin: WeightOrigin) -> int:
+        """Take a new adapter; the one before is unloaded.
+
+        Raises:
+            EngineError: vLLM cannot take the adapter, or has not: the engine generates nothing then.
+            TransferError: The adapter did not arrive as it was sent: the old one stays in use.
+        """
+        assert self._adapter is not None, "rollout.lora is alone"
+        with origin.open() as received:
+            (tensors, _), version = put_together(received), received.version
+        self._version = None
+        sent, engine = self._adapter.write(tensors), self._llm.llm_engine
+        engine.remove_lora(ADAPTER_ID)  # otherwise vLLM goes on with what it has by this number
+        try:
+            engine.add_lora(self._lora_request())
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise EngineError("vLLM could not load the adapter.", where=f"version {version}", why=str(error)) from error
+        engine.reset_prefix_cache(reset_running_requests=True)
+        for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
+            if held != sent:
+                why = f"{len(set(sent) - set(held))} of {len(sent)} tensors are others, or are missing"
+                raise EngineError("vLLM has another adapter than was sent.", where=f"version {version}", why=why)
+        self._version = version
+        return version
+
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute the log-softmax of the logits of sequences: vLLM gives no logits themselves.
 
@@ -139,7 +170,7 @@ class VllmEngine:
             max_tokens=1, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True, detokenize=False, ignore_eos=True
         )
         prompts = [TokensPrompt(prompt_token_ids=list(one.tokens)) for one in sequences]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora_request())
         width = self._llm.model_config.get_vocab_size()
         # The first token has no log-probs; those after the last one belong to the token that is generated.
         return [
@@ -165,6 +196,14 @@ class VllmEngine:
     def close(self) -> None:
         """End vLLM and the processes that it has started."""
         self._llm.llm_engine.engine_core.shutdown()
+        if self._adapter is not None:
+            self._adapter.delete()
+
+    def _lora_request(self) -> Any:
+        """Name the adapter to vLLM; None if adapters are merged."""
+        from vllm.lora.request import LoRARequest
+
+        return None if self._adapter is None else LoRARequest("anytron", ADAPTER_ID, str(self._adapter.path))
 
     def _check(self, request: GenerationRequest) -> None:
         prompt, longest = len(request.prompt.tokens), request.sampling.max_new_tokens

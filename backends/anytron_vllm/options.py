@@ -39,7 +39,7 @@ class VllmOptions(Section):
 VLLM = EngineInfo(
     engine="anytron_vllm.engine:VllmEngine",
     options_model=VllmOptions,
-    capabilities=frozenset({"observation"}),
+    capabilities=frozenset({"observation", "adapters"}),
     takes_stream=True,
     platform_check="anytron_vllm.checks:diagnostics",
 )

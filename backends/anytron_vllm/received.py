@@ -19,8 +19,28 @@ CHUNK_BYTES = 256 << 20
 """Of weights that a worker of vLLM in another process gets at a time."""
 
 
+def put_together(received: ReceivedWeights) -> tuple[dict[str, Tensor], set[str]]:
+    """Put pieces together, each of which is verified, in memory of this process.
+
+    Returns:
+        The tensors by name, and the names of those that may be left out.
+
+    Raises:
+        TransferError: They did not arrive as they were sent.
+    """
+    tensors: dict[str, Tensor] = {}
+    optional = set()
+    for piece in received:
+        if piece.name not in tensors:
+            tensors[piece.name] = torch.empty(math.prod(piece.shape), dtype=piece.values.dtype).view(piece.shape)
+            if piece.optional:
+                optional.add(piece.name)
+        tensors[piece.name].view(-1)[piece.start : piece.start + piece.values.numel()] = piece.values
+    return tensors, optional
+
+
 def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[str, Tensor]:
-    """Put the pieces of all weights together, in memory of this process.
+    """Receive all weights of a model.
 
     vLLM loads in place and cannot go back. For the old weights to stay in use until the last one of the new has
     arrived, these need memory of their own: on the host, as much as the model has.
@@ -36,14 +56,7 @@ def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[st
         EngineError: A tensor is missing, unknown, or of another shape.
         TransferError: The weights did not arrive as they were sent.
     """
-    weights: dict[str, Tensor] = {}
-    optional = set()
-    for piece in received:
-        if piece.name not in weights:
-            weights[piece.name] = torch.empty(math.prod(piece.shape), dtype=piece.values.dtype).view(piece.shape)
-            if piece.optional:
-                optional.add(piece.name)
-        weights[piece.name].view(-1)[piece.start : piece.start + piece.values.numel()] = piece.values
+    weights, optional = put_together(received)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     loaded = expected.check(shapes, optional, f"version {received.version}")
     return {name: weights[name] for name in sorted(loaded)}

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from anytron.trainer.initial_model import model_directory
+from anytron_vllm.adapter import adapter_arguments
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
@@ -41,10 +42,12 @@ def engine_arguments(config: RunConfig, options: VllmOptions, *, accelerator: bo
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "kv_cache_memory_bytes": None if cache is None else int(cache * 2**30),
     }
+    alone = config.rollout.lora == "alone"
     return {
         "model": str(model_directory(config)),
         "dtype": config.model.dtype,
-        "load_format": "dummy",  # the training engine has the only weights
+        # The training engine has the only weights, but for those that adapters are added to.
+        "load_format": "safetensors" if alone else "dummy",
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "generation_config": "vllm",  # not the checkpoint's own sampling defaults and end tokens
         "logprobs_mode": "raw_logprobs",  # of logits at the temperature: anytron_vllm.worker
@@ -57,6 +60,7 @@ def engine_arguments(config: RunConfig, options: VllmOptions, *, accelerator: bo
         "enforce_eager": options.enforce_eager,
         "weight_transfer_config": WeightTransferConfig(backend="anytron"),
         "worker_extension_cls": "anytron_vllm.worker.WorkerExtension",
+        **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
         **{name: value for name, value in optional.items() if value is not None},
         **options.engine_args,
     }

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.engines.weights import checksum
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -31,6 +33,23 @@ class WorkerExtension:
             return logits if logits is None or temperature == 1.0 else logits.float() / temperature
 
         model.compute_logits = compute_logits
+
+    def anytron_adapter_checksums(self, number: int) -> list[int]:
+        """Compute the checksums of the tensors of the adapter that vLLM computes with by a number, sorted.
+
+        It packs those of layers that it keeps in one, and does not change them. Those of layers that the model does not
+        have it keeps too, and does nothing with them.
+        """
+        manager = self.model_runner.get_model().lora_manager  # type: ignore[attr-defined]
+        adapter = manager.get_adapter(number)
+        if adapter is None or number not in manager.lora_index_to_id:
+            return []
+        found: list[int] = []
+        for name in adapter.loras.keys() & manager.modules.keys():
+            for factor in (adapter.loras[name].lora_a, adapter.loras[name].lora_b):
+                parts = factor if isinstance(factor, list) else [factor]
+                found += [checksum(part) for part in parts if part is not None]
+        return sorted(found)
 
     def unlink_anytron_shared_memory(self) -> None:
         """Take away the names of the memory through which workers on the processor exchange tensors.

@@ -7,23 +7,24 @@ from pathlib import Path
 import pytest
 
 from anytron.components import EngineInfo
-from anytron.engines import protocol
+from anytron.engines import rollout_engine, training_engine
 from anytron_megatron.options import MEGATRON, MEGATRON_ROLLOUT
 from anytron_rollout.options import TRANSFORMERS
 from anytron_vllm.options import VLLM
 
 TRAINING = {
-    "critic": protocol.CriticEngine,
-    "adapters": protocol.AdapterEngine,
-    "checkpoints": protocol.CheckpointEngine,
-    "observation": protocol.ObservableEngine,
-    "inspection": protocol.InspectableEngine,
-    "offload": protocol.OffloadingEngine,
+    "critic": training_engine.CriticEngine,
+    "adapters": training_engine.AdapterEngine,
+    "checkpoints": training_engine.CheckpointEngine,
+    "observation": training_engine.ObservableEngine,
+    "inspection": training_engine.InspectableEngine,
+    "offload": training_engine.OffloadingEngine,
 }
 ROLLOUT = {
-    "observation": protocol.ObservableRollout,
-    "comparison": protocol.ComparableRollout,
-    "sleep": protocol.SleepingRollout,
+    "observation": rollout_engine.ObservableRollout,
+    "adapters": rollout_engine.AdapterRollout,
+    "comparison": rollout_engine.ComparableRollout,
+    "sleep": rollout_engine.SleepingRollout,
 }
 
 
@@ -44,9 +45,9 @@ def public(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("info", "base", "capabilities"),
     [
-        (MEGATRON, protocol.TrainingEngine, TRAINING),
-        (TRANSFORMERS, protocol.RolloutEngine, ROLLOUT),
-        (VLLM, protocol.RolloutEngine, ROLLOUT),
+        (MEGATRON, training_engine.TrainingEngine, TRAINING),
+        (TRANSFORMERS, rollout_engine.RolloutEngine, ROLLOUT),
+        (VLLM, rollout_engine.RolloutEngine, ROLLOUT),
     ],
     ids=["megatron", "transformers", "vllm"],
 )
@@ -60,10 +61,10 @@ def test_declared_capabilities_are_those_of_the_class(info, base, capabilities):
 def test_a_rollout_engine_that_is_part_of_a_training_engine_has_its_class_which_generates():
     assert MEGATRON_ROLLOUT.part_of == "megatron"
     assert MEGATRON_ROLLOUT.engine == MEGATRON.engine
-    assert methods_of(MEGATRON) >= public(protocol.GeneratingEngine)
+    assert methods_of(MEGATRON) >= public(training_engine.GeneratingEngine)
 
 
 def test_a_training_engine_starts_with_seven_methods_and_a_rollout_engine_with_five():
     training = {"topology", "score", "update", "export_weights", "save_hf", "describe", "close"}
-    assert public(protocol.TrainingEngine) == training
-    assert public(protocol.RolloutEngine) == {"submit", "poll", "abort", "load_weights", "describe"}
+    assert public(training_engine.TrainingEngine) == training
+    assert public(rollout_engine.RolloutEngine) == {"submit", "poll", "abort", "load_weights", "describe"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import faults, flag, number, read_object, whole
 from anytron.errors import ConfigError, did_you_mean
-from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE, scaling
+from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE
 from anytron_megatron.models.weight_files import INDEX, DamagedFileError, read_header
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
     if found.get("r", section.rank) != section.rank:
         why = f"{section.rank} is not the adapter's r={found['r']}"
         yield Diagnostic("error", "model.lora.rank", why, f"set it to {found['r']}")
-    elif not math.isclose(theirs := _scaling(found, section), ours := scaling(section)):
+    elif not math.isclose(theirs := _scaling(found, section), ours := section.scaling):
         why = f"the adapter's output is multiplied by {theirs:g}, and would be by {ours:g}"
         terms = ", ".join(f"{name}={found[name]}" for name in ("lora_alpha", "use_rslora") if name in found)
         yield Diagnostic("error", "model.lora.alpha", why, f"set alpha and rank_stabilized as the adapter has {terms}")

@@ -152,9 +152,13 @@ class Adapters:
         with _substituted(merged):
             yield
 
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the adapters under PEFT's names, on the host, on rank 0. A collective: every rank exhausts it."""
+        return self._source.export_adapters(self.chunks)
+
     def save(self, directory: Path) -> None:
         """Write the adapters in PEFT's format. A collective."""
-        tensors = dict(self._source.export_adapters(self.chunks))
+        tensors = dict(self.export())
         if dist.get_rank() == 0:
             write_adapter(
                 directory,

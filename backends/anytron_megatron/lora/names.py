@@ -1,14 +1,11 @@
-"""Names of adapted layers and of PEFT's files, and the factor of an adapter's output. Imports no Megatron."""
+"""Names of adapted layers and of PEFT's files. Imports no Megatron."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from anytron.config.schema import LoraSection
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every layer of :data:`LAYERS` that the language model has."""
@@ -37,8 +34,3 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 def matches(path: str, target: str) -> bool:
     """Whether a target names the layer of this path within a transformer layer (``mlp.experts.linear_fc1``)."""
     return target == ALL_LINEAR or path == target or path.endswith(f".{target}")
-
-
-def scaling(section: LoraSection) -> float:
-    """Return the factor of an adapter's output: ``alpha / rank``, or ``alpha / sqrt(rank)`` (rsLoRA)."""
-    return section.alpha / (math.sqrt(section.rank) if section.rank_stabilized else section.rank)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from anytron.errors import EngineError
-from anytron_megatron.lora.names import WEIGHTS_FILE, scaling
+from anytron_megatron.lora.names import WEIGHTS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,7 +51,7 @@ def write_adapter(
         r=section.rank,
         # With rsLoRA PEFT multiplies the outputs of experts by sqrt(2) too much: it keeps gate_proj and up_proj in
         # one adapter of twice the rank and twice the alpha. So the same factor is written as alpha / rank.
-        lora_alpha=scaling(section) * section.rank if experts else section.alpha,  # type: ignore[arg-type]
+        lora_alpha=section.scaling * section.rank if experts else section.alpha,  # type: ignore[arg-type]
         use_rslora=section.rank_stabilized and not experts,
         # PEFT refuses dropout where it adapts parameters instead of modules.
         lora_dropout=0.0 if experts else section.dropout,

@@ -37,6 +37,7 @@ FREE = (
     "rewards.*.timeout_s",
     "rollout.check_weights_every",
     "rollout.engine",
+    "rollout.lora",
     "rollout.max_batch_size",
     "rollout.num_threads",
     "rollout.options",

@@ -32,6 +32,9 @@ class RolloutSection(Section):
     """How weights come from the training ranks: bucket by bucket through memory that rank 0 shares with the rollout
     (``shared_memory``; docs/explanation/weights.md), or through a file in ``TMPDIR``. ``auto`` shares memory where all
     processes are on one machine and the rollout engine can, and says what it chose."""
+    lora: Literal["merged", "alone"] = "merged"
+    """How adapters of ``model.lora`` come: ``merged`` into all weights, or ``alone``, to an engine that computes with
+    adapters by itself and has read the model's own weights, which never change; docs/how-to/train-with-lora.md."""
     check_weights_every: int = Field(0, ge=0)
     """Steps from one comparison to the next of what each replica holds with what the training engine exports, bit for
     bit: at such a step, weights travel twice. A replica that holds others is replaced. 0 = never."""

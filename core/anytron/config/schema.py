@@ -7,6 +7,7 @@ How responses are made is in :mod:`anytron.config.generation`, how the run is ca
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -35,6 +36,11 @@ class LoraSection(Section):
     the page docs/how-to/train-with-lora.md has the list."""
     path: str | None = None
     """Directory of an adapter in PEFT's format to start from; relative paths are relative to the YAML file."""
+
+    @property
+    def scaling(self) -> float:
+        """The factor of an adapter's output."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
 class ModelSection(Section):

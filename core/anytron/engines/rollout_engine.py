@@ -137,6 +137,24 @@ class RolloutEngine(Protocol):
         """Facts for the run's records: device, patches of this process, versions."""
 
 
+class AdapterRollout(RolloutEngine, Protocol):
+    """A rollout engine that computes with adapters by itself: capability ``adapters``.
+
+    ``rollout.lora: alone`` needs it. The engine has read the weights of the model's directory then, and is given no
+    others: :meth:`load_adapter` is called in the place of ``load_weights``.
+    """
+
+    def load_adapter(self, origin: WeightOrigin) -> int:
+        """Take the adapters of ``model.lora``, under PEFT's names, and forget those before; return their version.
+
+        In all else as ``load_weights``.
+
+        Raises:
+            EngineError: The engine cannot compute with them.
+            TransferError: They did not arrive as they were sent.
+        """
+
+
 class ComparableRollout(RolloutEngine, Protocol):
     """A rollout engine that can be asked whether it has the weights that it was given: capability ``comparison``.
 

@@ -141,6 +141,9 @@ class AdapterEngine(TrainingEngine, Protocol):
     def save_adapter(self, path: str) -> None:
         """Write the adapters of ``model.lora``, in PEFT's format."""
 
+    def export_adapter(self, destination: WeightDestination[Sent]) -> Sent | None:
+        """Send the adapters under PEFT's names, as :meth:`TrainingEngine.export_weights` sends weights."""
+
 
 class CheckpointEngine(TrainingEngine, Protocol):
     """A training engine that can be stopped and continued: capability ``checkpoints``.

@@ -43,6 +43,14 @@ LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
+class StreamedWeights:
+    """What was sent: optimizer updates behind it, and the size of all tensors."""
+
+    version: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class WeightStream:
     """One transfer: a :class:`~anytron.engines.weights.WeightDestination`, and the origin of each reader.
 
@@ -62,19 +70,23 @@ class WeightStream:
         if self.bucket_bytes < ALIGNMENT or self.bucket_bytes % ALIGNMENT:
             raise ValueError(f"a bucket of {self.bucket_bytes} bytes: not a multiple of {ALIGNMENT}")
 
-    def send(self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]) -> int:
-        """Send weights to all readers that come and stay; return their version.
+    def send(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]
+    ) -> StreamedWeights:
+        """Send weights to all readers that come and stay.
 
         Raises:
             EngineError: A name came twice.
             ResourceError: There is no memory for the buckets.
             TransferError: A reader neither came nor was withdrawn.
         """
+        num_bytes = 0
         with _Sender(self, version) as sender:
             for name, tensor in weights:
                 sender.add(name, tensor, optional=is_optional(name))
+                num_bytes += tensor.nbytes
             sender.end()
-        return version
+        return StreamedWeights(version, num_bytes)
 
     def origin(self, reader: int) -> StreamOrigin:
         """Where the reader of a number gets the weights."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Sent = TypeVar("Sent", covariant=True)  # noqa: PLC0105 - a word, as in the signatures that use it
+WeightPart = Literal["weights", "adapter"]
+"""What is sent: all of the policy's weights, or only what is trained of them with ``model.lora``."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,11 @@ class WeightManifest:
     version: int
     checksums: Mapping[str, int]
     optional: frozenset[str] = frozenset()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return Path(self.path).stat().st_size
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ReceivedWeights]:

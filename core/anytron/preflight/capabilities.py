@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.platform import Platform
 
-OF_PROCESSES = ("replicas", "num_threads", "python", "weights", "placement", "max_staleness")
+OF_PROCESSES = ("replicas", "num_threads", "python", "weights", "lora", "placement", "max_staleness")
 """Keys of section ``rollout`` that say something of rollout processes."""
 
 
@@ -30,6 +30,8 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, "engine", "offload", "engine.offload", "leave its device", "engine.offload=[]")
     if config.rollout.sleep:
         yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "leave its device", "rollout.sleep=false")
+    if config.rollout.lora == "alone":
+        yield from _adapters_alone(config)
     if config.rollout.replay_routing:
         key, fix = "rollout.replay_routing", "leave it out, or use the engine"
         yield from _lacking(config, "rollout", "routing", key, "tell its routing", f"{fix} transformers")
@@ -39,6 +41,17 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     elif config.checkpoint.keep > 0:
         fix = "a run that dies begins again; checkpoint.keep=0 says that this is known"
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
+    key, fix = "rollout.lora", "rollout.lora=merged"
+    if config.model.lora is None:
+        yield Diagnostic("error", key, "there are no adapters to send: model.lora is not set", fix)
+    yield from _lacking(config, "rollout", "adapters", key, "compute with adapters", fix)
+    for other in ("check_weights_every", "sleep"):
+        if getattr(config.rollout, other):
+            message = "it needs all weights to be sent, and with rollout.lora=alone adapters are"
+            yield Diagnostic("error", f"rollout.{other}", message, f"leave it out, or {fix}")
 
 
 def generates_in_training(config: RunConfig) -> bool:

@@ -188,7 +188,7 @@ def _train(
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
-            metrics |= {**memory, **ahead.age}
+            metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()

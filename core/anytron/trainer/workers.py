@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.engines.device_memory import MemoryUse
     from anytron.engines.training_engine import Conformance, Topology, TrainedRole
-    from anytron.engines.weights import WeightManifest
+    from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.trainer.restarts import Restarts
     from anytron.trainer.updates import MicroBatch, UpdatePlan
@@ -108,9 +108,9 @@ class TrainingWorkers:
         metrics = self._update("update_critic", mini_batch, updates, loss)
         return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
 
-    def export_weights(self, path: str) -> WeightManifest:
-        """Write the policy's weights to a safetensors file."""
-        manifest: WeightManifest = self.group.call("export_weights", WeightFile(path))[0]
+    def export_weights(self, path: str, part: WeightPart = "weights") -> WeightManifest:
+        """Write the policy's weights, or its adapters alone, to a safetensors file."""
+        manifest: WeightManifest = self.group.call(f"export_{part}", WeightFile(path))[0]
         return manifest
 
     def offload(self) -> dict[str, float]:

@@ -46,9 +46,9 @@ class Accelerator(CpuPlatform):
     accelerator = True
 
 
-def found(model=None, platform=None, **rollout):
+def found(model=None, platform=None, adapters=None, **rollout):
     values = {
-        "model": {"config": MODEL | (model or {}), "tokenizer": "t.py:t"},
+        "model": {"config": MODEL | (model or {}), "tokenizer": "t.py:t", "lora": adapters},
         "data": {"source": "s.py:s"},
         "rewards": [{"function": "exact_match"}],
         "rollout": {"engine": "vllm", "max_new_tokens": 8, **rollout},
@@ -135,6 +135,31 @@ def test_what_cannot_work_is_refused_by_its_key(installed, model, rollout, key, 
     remarks = found(model, **rollout)
     assert {severity for severity, _, _ in remarks} == {"error"}
     assert any(text in said for _, one, said in remarks if one == key)
+
+
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "platform", "rank", "key", "text"),
+    [
+        ({}, CpuPlatform(), 513, "model.lora.rank", "of rank 512 at most"),
+        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters are Triton kernels"),
+        (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's qwen3_moe with adapters"),
+    ],
+)
+def test_adapters_that_vllm_cannot_compute_with_are_refused_unless_they_are_merged(
+    installed, model, platform, rank, key, text
+):
+    ((severity, named, said),) = found(model, platform, {"rank": rank}, lora="alone")
+    assert (severity, named) == ("error", key)
+    assert text in said
+    assert "rollout.lora=merged" in said
+    assert found(model, platform, {"rank": rank}) == []
+
+
+def test_adapters_of_a_proved_family_may_come_alone(installed):
+    assert found(adapters={"rank": 512}, lora="alone") == []
 
 
 def test_head_sizes_are_those_of_the_processor_s_kernels_only(installed):

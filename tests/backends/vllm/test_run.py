@@ -11,7 +11,7 @@ import pytest
 from tests.house import ROOT
 from tests.needs_vllm import NEEDS_VLLM
 
-pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
+pytestmark = [*NEEDS_VLLM, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def anytron(*arguments: object) -> str:
@@ -20,7 +20,7 @@ def anytron(*arguments: object) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1700,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -32,9 +32,10 @@ def anytron(*arguments: object) -> str:
     [
         ("grpo_sort_vllm.yaml", 50, []),
         ("grpo_sort_vllm.yaml", 10, ["model.lora={rank: 4}"]),
+        ("grpo_sort_vllm.yaml", 10, ["model.lora={rank: 4}", "rollout.lora=alone"]),
         ("grpo_moe.yaml", 50, ["rollout.engine=vllm", "model.config.head_dim=32"]),
     ],
-    ids=["dense", "lora", "experts"],
+    ids=["dense", "lora", "lora-alone", "experts"],
 )
 def test_rollout_and_training_agree_at_every_step(example, steps, more, tmp_path):
     output = tmp_path / "run"
@@ -43,6 +44,10 @@ def test_rollout_and_training_agree_at_every_step(example, steps, more, tmp_path
     metrics = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == steps
     assert max(step["rollout/log_prob_abs_diff"] for step in metrics) < 1e-5
+    alone = "rollout.lora=alone" in more
+    (model,) = (output / "initial_model").glob("*.safetensors")
+    (size,) = {step["sync/bytes"] / model.stat().st_size for step in metrics}
+    assert 0.01 < size < 0.2 if alone else 0.9 < size < 1.0
 
 
 def test_verify_compares_vllm_s_log_softmax(tmp_path):

@@ -82,7 +82,7 @@ def give_through_shared_memory(loaded, directory):
         try:
             return loaded.engine.load_weights(stream.origin(0))
         finally:
-            assert sent.result() == version
+            assert sent.result().version == version
 
 
 def test_weights_come_through_shared_memory_too(loaded, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anytron.engines import weight_stream
 from anytron.engines.weight_buckets import Bucket
-from anytron.engines.weight_stream import WeightStream
+from anytron.engines.weight_stream import StreamedWeights, WeightStream
 from anytron.errors import EngineError, TransferError
 
 DTYPES = [
@@ -54,7 +54,7 @@ def transfer(stream, weights, version=3, is_optional=lambda name: False):
     """Send and receive in threads of this process; return what each reader found, or raise the sender's error."""
     with ThreadPoolExecutor() as pool:
         readers = [pool.submit(collect, stream.origin(number)) for number in range(stream.readers)]
-        assert stream.send(weights, version, is_optional) == version
+        assert stream.send(weights, version, is_optional).version == version
         return [reader.result() for reader in readers]
 
 
@@ -199,7 +199,7 @@ def test_a_sender_without_any_reader_still_takes_all_weights_from_the_ranks(stre
             yield str(number), torch.ones(2000)
 
     alone.withdraw(0)
-    assert alone.send(weights(), 3, lambda name: False) == 3
+    assert alone.send(weights(), 3, lambda name: False) == StreamedWeights(3, 5 * 8000)
     assert taken == [0, 1, 2, 3, 4]
 
 

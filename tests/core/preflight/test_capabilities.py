@@ -67,6 +67,21 @@ def test_engines_that_cannot_leave_their_devices_are_refused_if_they_are_to(test
     assert found("megatron", "transformers") == []
 
 
+def test_adapters_are_sent_alone_only_to_engines_that_compute_with_them_and_if_there_are_any(testchip):
+    def found(lora={}, **rollout):  # noqa: B006 - never changed
+        run = run_of("megatron", model={"lora": lora}, rollout={"engine": "vllm", "lora": "alone", **rollout})
+        return [(one.severity, one.key, one.message.partition(":")[0]) for one in training_diagnostics(run)]
+
+    error = "error", "rollout.lora"
+    assert found() == []
+    assert found(engine="small") == [(*error, "the engine small cannot compute with adapters")]
+    assert found(engine="transformers") == [(*error, "the engine transformers cannot compute with adapters")]
+    assert found(lora=None) == [(*error, "there are no adapters to send")]
+    message = "it needs all weights to be sent, and with rollout.lora=alone adapters are"
+    assert ("error", "rollout.check_weights_every", message) in found(check_weights_every=3)
+    assert ("error", "rollout.sleep", message) in found(sleep=True)
+
+
 def test_routing_is_told_by_one_engine_and_repeated_by_the_other(testchip):
     def found(engine, rollout):
         run = run_of(engine, rollout={"engine": rollout, "replay_routing": True})

@@ -36,6 +36,8 @@ class Trainer:
         return os.getpid()
     def export_weights(self, destination):
         return destination.send(self.weights(), self.version, lambda name: False)
+    def export_adapter(self, destination):
+        return destination.send([("factor", torch.full((256,), float(self.version)))], self.version, lambda name: False)
     def weights(self):
         for number in range(12):
             if number == 8 and os.path.exists(self.directory + "/trainer-dies"):
@@ -57,6 +59,10 @@ class Rollout:
                 values |= set(piece.values[:: 1 << 19].tolist())
             self.loaded = (weights.version, sorted(values))
         return weights.version
+    def load_adapter(self, origin):
+        with origin.open() as adapter:
+            self.loaded = (adapter.version, {piece.name: piece.values.tolist()[0] for piece in adapter})
+        return adapter.version
     def differing_weights(self, origin):
         differs = self.meet("afterwards")
         with origin.open() as weights:
@@ -144,6 +150,20 @@ def test_each_version_arrives_everywhere_and_leaves_nothing_behind(started):
     assert started.pool.describe() == [(2, [2.0])] * 2
     assert started.notes == ["weights go to the rollout through shared memory"]
     assert started.rest() == []
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "file"])
+@pytest.mark.parametrize(("part", "size"), [("weights", 12 * (8 << 20)), ("adapter", 1024)])
+def test_an_adapter_goes_alone_and_what_was_sent_is_counted(started, way, part, size):
+    started.transfer = replace(started.transfer, shared=way == "shared_memory", part=part)
+    assert started.give() == 1
+    held = [1.0] if part == "weights" else {"factor": 1.0}
+    assert started.pool.describe() == [(1, held)] * 2
+    (sent,) = started.transfer.metrics.values()
+    assert 0 <= sent - size <= (0 if way == "shared_memory" else 2000)  # a file has a table of its tensors
+    os.kill(started.pids()[0], signal.SIGKILL)
+    assert started.pool.describe() == [(1, held)] * 2
+    assert started.transfer.metrics["sync/bytes"] == 2 * sent  # its successor was given the same once more
 
 
 @pytest.mark.parametrize("where", ["before", "midway"])
@@ -236,5 +256,8 @@ def test_what_auto_chooses_and_what_is_refused(config, tmp_path):
     assert (shared, found) == (False, [])
     assert "through a file: processes of executor.kind=local may be on several machines" in note
     assert told(here, weights="file") == (False, [], [])
+    assert WeightTransfer.from_config(config, here, tmp_path, [].append).part == "weights"
+    alone = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lora": "alone"})})
+    assert WeightTransfer.from_config(alone, here, tmp_path, [].append).part == "adapter"
     (refused,) = told(elsewhere, weights="shared_memory")[2]
     assert (refused.severity, refused.key) == ("error", "rollout.weights")

@@ -46,6 +46,18 @@ def test_adapters_are_merged_while_their_weights_are_streamed(start_lora, random
     assert any(not torch.equal(merged[name], weight) for name, weight in original.items())
 
 
+def test_adapters_are_streamed_by_themselves(start_lora, random_adapter, recorded):
+    lora = {**LORA, "path": str(random_adapter("qwen3"))}
+    with start_lora(lora=lora, parallel={"tensor_model_parallel_size": 2}) as (workers, updates, output):
+        before = workers.score(recorded, updates, "policy")
+        assert_equals_file(workers, output, part="adapter")
+        torch.testing.assert_close(workers.score(recorded, updates, "policy"), before, atol=0, rtol=0)
+        sent = load_file(output / "weights.safetensors")
+    adapter = load_file(random_adapter("qwen3") / "adapter_model.safetensors")
+    assert sent.keys() == adapter.keys()
+    assert all(torch.equal(sent[name], factor) for name, factor in adapter.items())
+
+
 def test_a_run_that_goes_on_from_an_adapter_has_it_for_reference(
     start_lora, random_adapter, recorded, policy_loss, tiny_family
 ):

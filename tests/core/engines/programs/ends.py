@@ -31,7 +31,7 @@ def main():
     after = int(rest[rest.index("stand") + 1]) if "stand" in rest else None
     try:
         if end == "send":
-            version = stream.send(standing(TENSORS.items(), after), 7, lambda name: False)
+            version = stream.send(standing(TENSORS.items(), after), 7, lambda name: False).version
         else:
             with stream.origin(number).open() as weights:
                 version = weights.version
