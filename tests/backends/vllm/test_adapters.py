@@ -43,16 +43,16 @@ class TestVllm:
     @pytest.mark.parametrize("family", PROVED_WITH_ADAPTERS)
     def test_log_probs_are_those_of_merged_weights_after_every_update(self, found, family):
         difference, to_the_version_before = found[family]
-        assert difference < 1e-5
+        assert difference < 1e-4
         assert to_the_version_before > 0.1
 
     def test_whole_logits_have_the_adapter_in_them(self, found):
-        assert found["logits"] < 1e-5
+        assert found["logits"] < 1e-4
 
     def test_what_is_under_way_goes_on_with_the_new_adapter_from_its_next_token(self, found):
         versions, difference = found["under way"]
         assert versions == [3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4]
-        assert difference < 1e-5
+        assert difference < 1e-4
 
     @pytest.mark.parametrize("sabotage", ["not unloaded", "not written", "another layer"])
     def test_an_adapter_that_vllm_has_not_taken_is_noticed_and_nothing_is_generated(self, found, sabotage):

@@ -112,7 +112,7 @@ def sabotaged(adapted: Adapted, owner: object, name: str, replacement) -> tuple[
     afterwards = refusal(lambda: answers(adapted.engine, requests(PROMPTS)))
     adapted.engine.abort()
     adapted.update(7)
-    assert adapted.difference(adapted.model) < 1e-5, "the next one is taken"
+    assert adapted.difference(adapted.model) < 1e-4, "the next one is taken"
     return said, afterwards
 
 
