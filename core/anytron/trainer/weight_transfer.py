@@ -76,7 +76,7 @@ class WeightTransfer:
             compared: Then send them again, to compare them with what the rollout processes hold. One that holds others
                 did not get its weights.
         """
-        self.metrics["sync/bytes"] = 0.0
+        self.metrics["throughput/weight_bytes"] = 0.0
         if self.shared:
             send = partial(self._stream, trainer)
         else:
@@ -102,13 +102,13 @@ class WeightTransfer:
                     if call.done:  # whether it came or not, it will not come now
                         stream.withdraw(place)
             sent: StreamedWeights = export.result()[0]
-            self.metrics["sync/bytes"] += sent.num_bytes
+            self.metrics["throughput/weight_bytes"] += sent.num_bytes
             return sent.version, _answers(calls)
         finally:
             stream.remove()
 
     def _send_file(self, manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
-        self.metrics["sync/bytes"] += manifest.num_bytes
+        self.metrics["throughput/weight_bytes"] += manifest.num_bytes
         return manifest.version, _answers([replica.submit(method, manifest) for replica in replicas])
 
 

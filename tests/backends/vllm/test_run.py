@@ -46,7 +46,7 @@ def test_rollout_and_training_agree_at_every_step(example, steps, more, tmp_path
     assert max(step["rollout/log_prob_abs_diff"] for step in metrics) < 1e-5
     alone = "rollout.lora=alone" in more
     (model,) = (output / "initial_model").glob("*.safetensors")
-    (size,) = {step["sync/bytes"] / model.stat().st_size for step in metrics}
+    (size,) = {step["throughput/weight_bytes"] / model.stat().st_size for step in metrics}
     assert 0.01 < size < 0.2 if alone else 0.9 < size < 1.0
 
 

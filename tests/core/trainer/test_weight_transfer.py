@@ -149,7 +149,7 @@ def test_each_version_arrives_everywhere_and_leaves_nothing_behind(started):
     assert [started.give() for _ in range(2)] == [1, 2]
     assert started.pool.describe() == [(2, [2.0])] * 2
     assert started.notes == ["weights go to the rollout through shared memory"]
-    assert started.transfer.metrics == {"sync/bytes": 12 * (8 << 20)}  # of the last one
+    assert started.transfer.metrics == {"throughput/weight_bytes": 12 * (8 << 20)}  # of the last one
     assert started.rest() == []
 
 
@@ -159,11 +159,11 @@ def test_an_adapter_goes_alone_and_what_is_sent_is_counted(started, way, sizes):
     started.transfer = replace(started.transfer, shared=way == "shared_memory", part="adapter")
     assert started.give() == 1
     assert started.pool.describe() == [(1, {"factor": 1.0})] * 2
-    sent = started.transfer.metrics["sync/bytes"]
+    sent = started.transfer.metrics["throughput/weight_bytes"]
     assert sent in sizes
     os.kill(started.pids()[0], signal.SIGKILL)
     assert started.pool.describe() == [(1, {"factor": 1.0})] * 2
-    assert started.transfer.metrics["sync/bytes"] == 2 * sent  # its successor was given the same once more
+    assert started.transfer.metrics["throughput/weight_bytes"] == 2 * sent  # its successor was given the same once more
 
 
 @pytest.mark.parametrize("where", ["before", "midway"])
