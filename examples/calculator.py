@@ -1,13 +1,13 @@
-"""A toy task for a tool: two numbers are to be multiplied, and there is a calculator.
+"""A toy task for a tool: two numbers of two digits are to be multiplied, and there is a calculator.
 
-``37*48>`` asks. What the model writes up to ``=`` is typed into the calculator, which shows ``1776;``, or ``!`` if that
-was no product; whatever else the model writes is its answer::
+``3748>`` asks for 37 times 48. What the model writes up to ``*`` is typed into the calculator, which shows ``1776;``,
+or ``!;`` if that was not two numbers of two digits; whatever else the model writes is its answer::
 
-    37*48>37*48=1776;1776
-          ------     ----   written by the model, and trained
+    3748>3748*1776;1776
+         -----     ----   written by the model, and trained
 
 Nobody tells the model that there is a calculator, or how to use it. The vocabulary is made on the spot: ten digits,
-five signs, and special tokens, eighteen in all.
+four signs, and special tokens, seventeen in all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from anytron.environments import Task, Turn
 
-SIGNS = "0123456789*>=;!"
+SIGNS = "0123456789*>;!"
 SPECIAL = ("<eos>", "<pad>", "<unk>")
 
 
@@ -41,37 +41,36 @@ def tokenizer():
 
 
 def prompts(count: int = 4096, seed: int = 0) -> Iterator[Prompt]:
-    """Draw ``count`` products of two numbers of two digits."""
+    """Draw ``count`` products; all of them have four digits."""
     generator = random.Random(seed)
     for index in range(count):
-        first, second = generator.randint(10, 99), generator.randint(10, 99)
-        yield Prompt(id=f"product-{index}", text=f"{first}*{second}>", data={"answer": str(first * second)})
+        first, second = generator.randint(32, 99), generator.randint(32, 99)
+        yield Prompt(id=f"product-{index}", text=f"{first}{second}>", data={"answer": str(first * second)})
 
 
 class Calculator:
     """The calculator, and the judge.
 
-    The right answer is worth 1. Nobody finds a question of six characters by chance, so there is something for being
-    on the way: for a first turn half of the fraction of the question's characters that are right, and for a second one
-    the fraction of the answer's.
+    The right answer, found with the calculator, is worth 1. Nobody types a question or repeats an answer by chance, so
+    there is something for being on the way: half of the fraction of the question's characters that are typed, and half
+    of the fraction of the display's that are repeated, whatever was typed.
     """
 
     def reset(self, task: Task) -> None:
         """Note the question and the right answer."""
-        self.question = task.prompt_text.replace(">", "=")
+        self.question = task.prompt_text.replace(">", "*")
         self.answer = task.data["answer"]
-        self.turns = 0
+        self.display = ""
 
     def step(self, turn: Turn) -> Observation:
-        """Calculate if the turn ends with ``=``; otherwise it is the answer."""
-        self.turns += 1
-        reward = alike(turn.text, self.question) / 2 if self.turns == 1 else alike(turn.text, self.answer)
-        if not turn.text.endswith("="):
-            right = float(turn.text == self.answer)
-            return Observation(done=True, reward=max(right, reward), metrics={"right": right})
-        product = re.fullmatch(r"(\d+)\*(\d+)=", turn.text)
-        shown = f"{int(product[1]) * int(product[2])};" if product else "!"
-        return Observation(text=shown, reward=reward, metrics={"tool_calls": 1})
+        """Calculate in the first turn if it ends with ``*``; anything else is the answer."""
+        if self.display or not turn.text.endswith("*"):
+            repeated = alike(turn.text, self.display) if self.display.isdigit() else 0.0
+            return Observation(done=True, reward=repeated / 2, metrics={"right": float(turn.text == self.answer)})
+        numbers = re.fullmatch(r"(\d\d)(\d\d)\*", turn.text)
+        self.display = str(int(numbers[1]) * int(numbers[2])) if numbers else "!"
+        typed = alike(turn.text, self.question)
+        return Observation(text=f"{self.display};", reward=typed / 2, metrics={"tool_calls": 1})
 
 
 def alike(given: str, wanted: str) -> float:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.demo.test_grpo_sort import anytron
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_calculator.yaml"
@@ -30,3 +32,17 @@ def test_two_steps_on_two_ranks_with_a_reference_model(tmp_path):
         assert line["environment/observation_tokens_mean"] > 0
         assert line["grad_norm"] > 0
     assert (tmp_path / "run" / "logs" / "environment-0.log").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_model_learns_to_use_the_calculator(tmp_path):
+    metrics = train(tmp_path / "run")
+    assert max(line["rollout/log_prob_abs_diff"] for line in metrics) <= 1e-5
+    assert metrics[0]["environment/metrics/right"] < 0.01
+
+    def at_the_end(name):
+        return sum(line[name] for line in metrics[-10:]) / 10
+
+    assert at_the_end("environment/metrics/right") >= 0.9
+    assert at_the_end("environment/metrics/tool_calls") > 0.95

@@ -308,11 +308,6 @@ class RunConfig(Section):
             )
         if continues and not staleness:
             raise ValueError("rollout.continue_over_updates needs rollout.max_staleness=1 or more")
-        if staleness and self.environment is not None:
-            raise ValueError(
-                f"rollout.max_staleness={staleness} does not go together with an environment yet: its turns follow "
-                "each other only while the driver waits for them"
-            )
         if staleness and (self.rollout.sleep or self.engine.offload):
             raise ValueError(
                 "rollout.sleep and engine.offload leave the device while the other side works, and with "

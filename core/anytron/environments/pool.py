@@ -85,6 +85,10 @@ class EnvironmentPool:
         """Whether calls wait for their answers."""
         return any(host.call or host.queue for host in self._hosts)
 
+    def knows(self, number: int) -> bool:
+        """Whether a conversation has an environment: not after a failure, and not when it is closed."""
+        return any(number in host.past for host in self._hosts)
+
     def begin(self, task: Task) -> int:
         """Make an environment for a conversation; return the conversation's number."""
         number, self._numbers = self._numbers, self._numbers + 1

@@ -89,7 +89,7 @@ class StepsAhead:
     def settle(self) -> None:
         """Finish what must not see the next weights."""
         if not self._config.rollout.continue_over_updates:
-            self._pool.settle()
+            self._turns.settle()
 
     def load_weights(self, give: GiveWeights) -> int:
         """Give the replicas the weights that the next step begins with; return their version."""

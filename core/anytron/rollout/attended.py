@@ -1,4 +1,4 @@
-"""Training ranks that are waited for while replicas generate."""
+"""Training ranks that are waited for while responses are made."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Pending, WorkerGroup
-    from anytron.rollout.pool import RolloutPool
+    from anytron.rollout.conversations import Conversations, SingleTurns
 
 
 class AttendedGroup:
-    """A :class:`~anytron.executor.protocol.WorkerGroup` whose calls leave the replicas of a pool no pause.
+    """A :class:`~anytron.executor.protocol.WorkerGroup` whose calls leave replicas and environments no pause.
 
     A replica generates while it is polled, and the driver polls it whenever it waits: here, for the training ranks.
 
     Args:
         group: The training ranks.
-        pool: Whose replicas are served.
+        turns: The responses that are made meanwhile.
     """
 
-    def __init__(self, group: WorkerGroup, pool: RolloutPool) -> None:
-        self._group, self._pool = group, pool
+    def __init__(self, group: WorkerGroup, turns: SingleTurns | Conversations) -> None:
+        self._group, self._turns = group, turns
 
     @property
     def size(self) -> int:
@@ -44,11 +44,11 @@ class AttendedGroup:
         return self._group.submit_each(method, per_rank_args)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks, and serve the replicas until it is done."""
+        """Call a method on all ranks, and go on with responses until it is done."""
         return self._wait(self.submit(method, *args, **kwargs))
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on all ranks, each with its own arguments, and serve the replicas until it is done."""
+        """Call a method on all ranks, each with its own arguments, and go on with responses until it is done."""
         return self._wait(self.submit_each(method, per_rank_args))
 
     def rebuild(self, config: RunConfig) -> None:
@@ -60,5 +60,5 @@ class AttendedGroup:
         self._group.end()
 
     def _wait(self, call: Pending) -> list[Any]:
-        self._pool.attend(call)
+        self._turns.attend(call)
         return call.result()

@@ -30,10 +30,11 @@ class Conversation:
         prompt: Where it begins.
         seed: Everything random in it follows from this.
         number: Of its environment.
+        speaking: The model has been asked for its next turn.
         tokens: What follows the prompt.
         log_probs, response_mask: As in :class:`Trajectory`, for these tokens.
         turns: What the model wrote, decoded.
-        routing: As in :class:`Trajectory`, of prompt and tokens up to the last turn's; None = none is told.
+        versions, routing: As in :class:`Trajectory`.
         reward, metrics: The environment's, added up.
         over: Nothing will be added.
         finished: It came to its end, and to no limit.
@@ -43,10 +44,12 @@ class Conversation:
     prompt: TokenizedPrompt
     seed: int
     number: int = -1
+    speaking: bool = False
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
     response_mask: tuple[bool, ...] = ()
     turns: tuple[str, ...] = ()
+    versions: tuple[int, ...] = ()
     routing: Tensor | None = None
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -75,8 +78,10 @@ class Conversation:
 
     def add_turn(self, response: Response, text: str) -> Turn:
         """Add what the model wrote; return what its environment is told."""
+        self.speaking = False
         self._add(response.tokens, response.log_probs, own=True)
         self.turns += (text,)
+        self.versions += response.versions
         self._add_routing(response.routing)
         return Turn(text, response.tokens, response.stop_reason == "stop")
 
@@ -97,7 +102,9 @@ class Conversation:
     def trajectory(self) -> Trajectory:
         """Give what is trained on."""
         outcome = Outcome(self.turns, self.reward, self.metrics, self.failure)
-        return Trajectory(self.tokens, self.log_probs, self.finished, self.response_mask, outcome, self.routing)
+        return Trajectory(
+            self.tokens, self.log_probs, self.finished, self.response_mask, outcome, self.routing, self.versions
+        )
 
     def _add(self, tokens: tuple[int, ...], log_probs: tuple[float, ...], *, own: bool) -> None:
         self.tokens += tokens

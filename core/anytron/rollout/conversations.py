@@ -23,7 +23,7 @@ from anytron.rollout.pool import response_seed
 from anytron.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from anytron.config.generation import EnvironmentSection
     from anytron.config.schema import RunConfig
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from anytron.engines.rollout_engine import Response, SamplingParams
     from anytron.environments import Observation
     from anytron.environments.pool import EnvironmentPool
+    from anytron.executor.protocol import Pending
     from anytron.preflight.prepare import PreparedRun
     from anytron.rollout.pool import Generation, RolloutPool
 
@@ -64,9 +65,17 @@ class SingleTurns:
         """Wait for responses; give those to each prompt, in order."""
         return [[Trajectory.of(response) for response in group] for group in self._pool.finish(begun)]
 
+    def settle(self) -> None:
+        """Finish all that is begun; see :meth:`RolloutPool.settle`."""
+        self._pool.settle()
+
+    def attend(self, call: Pending) -> None:
+        """Go on until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
+        self._pool.attend(call)
+
 
 class Conversations:
-    """Responses of several turns. None is left unfinished: a step holds all of each.
+    """Responses of several turns.
 
     Args:
         pool: Makes the turns.
@@ -80,61 +89,95 @@ class Conversations:
     ) -> None:
         self._pool, self._prepared, self._environments, self._section = pool, prepared, environments, section
         self._tokenizer: Any = prepared.tokenizer
+        self._begun: dict[int, Conversation] = {}  # by the numbers of their environments
+        self._speaking: dict[int, Conversation] = {}  # by the numbers of their requests
+        self._ready: list[Conversation] = []  # for the model to speak
+        self._ready_since = 0.0
+        self._answered = False
+        self._failure: Exception | None = None
 
     def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> list[list[Conversation]]:
-        """Begin the conversations about each prompt: environments are asked for what comes first."""
+        """Begin the conversations about each prompt: environments are set up, and first turns asked for."""
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
         conversations = [Conversation(prompt, response_seed(seed, place)) for place, prompt in enumerate(asked)]
         for conversation in conversations:
             conversation.number = self._environments.begin(conversation.task)
+            self._begun[conversation.number] = conversation
+        self._ask(conversations)
         starts = range(0, len(conversations), samples_per_prompt)
         return [conversations[start : start + samples_per_prompt] for start in starts]
 
     def finish(self, begun: Sequence[Sequence[Conversation]]) -> list[list[Trajectory]]:
-        """Go on with conversations until the last is over; give those about each prompt, in order.
+        """Go on until conversations are over; give those about each prompt, in order.
 
         Raises:
             DataError: The environment fails for every response, or for all of the first ones.
         """
         conversations = [conversation for group in begun for conversation in group]
-        self._run(conversations)
-        _check_hope(conversations, answered=True)
+        while self._under_way(conversations):
+            self._go_on()
+        for conversation in conversations:
+            del self._begun[conversation.number]
+        _check_hope([one for one in conversations if one.failure is not None], len(conversations))
         return [[conversation.trajectory() for conversation in group] for group in begun]
 
-    def _run(self, conversations: Sequence[Conversation]) -> None:
-        """Go on with all of them until the last is over."""
-        heard = {conversation.number: conversation for conversation in conversations}
-        answered = False
-        ready, since = list(conversations), 0.0  # that the model speaks next, and since when the first of them waits
-        speaking: dict[int, Conversation] = {}
-        while ready or speaking or self._environments.busy:
-            if ready and (not self._environments.busy or monotonic() - since > GATHER_S):
-                ready = [one for one in ready if not one.over]
-                questions = [one.question(self._prepared.sampling, self._room(one)) for one in ready]
-                speaking |= dict(zip(self._pool.ask(questions), ready, strict=True))
-                ready = []
-            if speaking:
-                self._listen(speaking, 0.0 if self._environments.busy else POLL_S)
-            waits = not speaking and not ready
-            for number, answer in self._environments.poll(POLL_S if waits else GLANCE_S):
-                conversation = heard[number]
-                if isinstance(answer, Failure):
-                    conversation.end(finished=False, failure=answer)
-                    _check_hope(conversations, answered=answered)
-                else:
-                    answered = True
-                    self._answer(conversation, answer)
-                    if not conversation.over:
-                        since = since if ready else monotonic()
-                        ready.append(conversation)
+    def settle(self) -> None:
+        """Finish all conversations that are begun, as far as there are replicas with weights."""
+        while self._pool.has_weights and self._under_way(self._begun.values()):
+            self._go_on()
 
-    def _listen(self, speaking: dict[int, Conversation], seconds: float) -> None:
+    def attend(self, call: Pending) -> None:
+        """Go on until a call of the training ranks is over. What goes wrong meanwhile is raised by whoever goes on."""
+        try:
+            while not call.done:
+                self._go_on(call)
+        except Exception as failure:  # noqa: BLE001 - the training ranks are not left in the middle of their call
+            self._failure = failure
+
+    def _under_way(self, conversations: Iterable[Conversation]) -> bool:
+        """Whether any has a turn that is being made, or an environment."""
+        return any(one.speaking or self._environments.knows(one.number) for one in conversations)
+
+    def _go_on(self, *others: Pending) -> None:
+        """Wait until a turn is made or answered, and for calls of other groups; do what follows."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ready and (not self._environments.busy or monotonic() - self._ready_since > GATHER_S):
+            self._ask([one for one in self._ready if not one.over])
+            self._ready = []
+        if self._speaking or others:
+            self._listen(0.0 if self._environments.busy else POLL_S, *others)
+        alone = not (self._speaking or self._ready or others)
+        for number, answer in self._environments.poll(POLL_S if alone else GLANCE_S):
+            self._take(self._begun[number], answer)
+
+    def _ask(self, conversations: Sequence[Conversation]) -> None:
+        """Ask for the model's next turns."""
+        questions = [one.question(self._prepared.sampling, self._room(one)) for one in conversations]
+        for number, conversation in zip(self._pool.ask(questions), conversations, strict=True):
+            conversation.speaking = True
+            self._speaking[number] = conversation
+
+    def _listen(self, seconds: float, *others: Pending) -> None:
         """Take the turns that are done, and give them to their environments."""
-        for number, response in self._pool.poll(seconds):
-            conversation = speaking.pop(number)
+        for number, response in self._pool.poll(seconds, *others):
+            conversation = self._speaking.pop(number)
             turn = conversation.add_turn(response, self._decoded(response))
             if not conversation.over:  # its environment may have failed in the meantime
                 self._environments.step(conversation.number, turn)
+
+    def _take(self, conversation: Conversation, answer: Observation | Failure) -> None:
+        """Take what an environment says."""
+        if isinstance(answer, Failure):
+            conversation.end(finished=False, failure=answer)
+            if not self._answered:
+                _check_hope([one for one in self._begun.values() if one.failure is not None], HOPELESS)
+            return
+        self._answered = True
+        self._answer(conversation, answer)
+        if not conversation.over:
+            self._ready_since = self._ready_since if self._ready else monotonic()
+            self._ready.append(conversation)
 
     def _decoded(self, response: Response) -> str:
         text: str = self._tokenizer.decode(list(response.tokens), skip_special_tokens=True)
@@ -176,15 +219,15 @@ def turns_of(
     return Conversations(pool, prepared, environments, config.environment)
 
 
-def _check_hope(conversations: Sequence[Conversation], *, answered: bool) -> None:
-    """End the run if environments fail for all, or for the first ones before any has ``answered``."""
-    failed = [one for one in conversations if one.failure is not None]
-    if len(failed) == len(conversations) or (len(failed) >= HOPELESS and not answered):
-        failure = failed[0].failure
-        assert failure is not None, "these have failed"
-        raise DataError(
-            failure.what,
-            where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
-            why=failure.why,
-            fix=failure.fix,
-        )
+def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
+    """End the run if so many conversations have failed."""
+    if len(failed) < limit:
+        return
+    failure = failed[0].failure
+    assert failure is not None, "these have failed"
+    raise DataError(
+        failure.what,
+        where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
+        why=failure.why,
+        fix=failure.fix,
+    )

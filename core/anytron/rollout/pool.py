@@ -187,10 +187,7 @@ class RolloutPool:
     def settle(self) -> None:
         """Finish all responses, as far as there are replicas with the weights that they were begun with."""
         self._work_until(
-            lambda: (
-                not (self._queue or any(replica.held for replica in self._replicas))
-                or all(replica.version is None for replica in self._replicas)
-            )
+            lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
         )
 
     def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
@@ -201,15 +198,20 @@ class RolloutPool:
         self._queue += sorted(requests, key=lambda request: -len(request.prompt.tokens))
         return [request.id for request in requests]
 
-    def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Keep all replicas at work for about so long at most, or until one has something to say.
+    @property
+    def has_weights(self) -> bool:
+        """Whether any replica has weights to generate with."""
+        return any(replica.version is not None for replica in self._replicas)
+
+    def poll(self, seconds: float, *others: Pending) -> list[tuple[int, Response]]:
+        """Keep all replicas at work for about so long at most, or until one or another call has something to say.
 
         Returns:
             Number and response of what has finished since the last poll; each is given once.
         """
         if not self._finished:
             self._begin_calls()
-            self._work(seconds)
+            self._work(seconds, *others)
         finished, self._finished = list(self._finished.items()), {}
         return finished
 

@@ -24,7 +24,7 @@ class Trajectory:
         outcome: What the environment made of it; None without one.
         routing: As in :class:`anytron.engines.rollout_engine.Response`, up to the last turn: there is none of what an
             environment wrote before it failed. None if no engine has told any.
-        versions: Of the weights that made each token; empty = the current ones made all that the model wrote.
+        versions: Of the weights that made each token that the model wrote.
     """
 
     tokens: tuple[int, ...]

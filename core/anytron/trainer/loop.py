@@ -133,11 +133,13 @@ def _train(
 
     write_random_model(config, prepared.tokenizer)
     trainer, rollout = start_workers(executor, config, restarts)
+    turns = turns_of(config, prepared, rollout, environments)
+    trainer = trainer.beside(turns) if config.rollout.max_staleness else trainer
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     guarded = GuardedUpdates(trainer, updates, config, run.path)
     facts = trainer.describe()
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
-    ahead = StepsAhead(config, prepared, rollout, turns_of(config, prepared, rollout, environments))
+    ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anytron.engines.training_engine import Conformance, Topology, TrainedRole
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, WorkerGroup
+    from anytron.rollout.conversations import Conversations, SingleTurns
     from anytron.trainer.restarts import Restarts
     from anytron.trainer.updates import MicroBatch, UpdatePlan
 
@@ -48,6 +49,10 @@ class TrainingWorkers:
     def of(cls, group: WorkerGroup) -> TrainingWorkers:
         """Wait until the ranks are up and ask where they stand."""
         return cls(group, tuple(group.call("topology")))
+
+    def beside(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
+        """The same ranks; whoever waits for them goes on with responses."""
+        return replace(self, group=AttendedGroup(self.group, turns))
 
     @property
     def dp_size(self) -> int:
@@ -215,8 +220,6 @@ def start_workers(
     rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
     trainer = TrainingWorkers.of(training)
     rollout.routing = trainer.topology[0].rollout_routing
-    if config.rollout.max_staleness:
-        trainer = replace(trainer, group=AttendedGroup(training, rollout))
     return trainer, rollout
 
 

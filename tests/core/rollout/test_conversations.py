@@ -25,8 +25,8 @@ from anytron.rollout.conversations import Conversations, SingleTurns, turns_of
 from tests.core.rollout.replicas import Engine, Executor, pool_of, weights
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "calculator.py"
-QUESTIONS = ["12*34", "56*78", "90*12", "10*10", "99*99"]
-END = 15
+QUESTIONS = ["1234", "5678", "9012", "1010", "9999"]
+END = 14
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ class Pupil(Engine):
         if text.endswith(">"):
             tokens = self.encode(self.ask(text[:-1]))
         else:
-            tokens = [*self.encode(text.split("=")[-1].strip(";!")), END]
+            tokens = [*self.encode(text.split("*")[-1].strip(";!")), END]
         longest = request.sampling.max_new_tokens
         reason = "stop" if len(tokens) <= longest else "length"
         tokens = tuple(tokens[:longest])
@@ -65,7 +65,7 @@ class Pupil(Engine):
 
     @staticmethod
     def ask(question):
-        return f"{question}="
+        return f"{question}*"
 
 
 @pytest.fixture
@@ -74,7 +74,14 @@ def converse(tmp_path, tokenizer):
     with contextlib.ExitStack() as stack:
 
         def make(
-            seed=0, count=2, ask=Pupil.ask, context_length=None, replicas=2, path=f"{EXAMPLE}:Calculator", **section
+            seed=0,
+            count=2,
+            ask=Pupil.ask,
+            context_length=None,
+            replicas=2,
+            path=f"{EXAMPLE}:Calculator",
+            disturb=lambda turns, pool, executor: None,
+            **section,
         ):
             def engine(number, order):
                 pupil = Pupil(order)
@@ -88,12 +95,14 @@ def converse(tmp_path, tokenizer):
             environments = stack.enter_context(EnvironmentPool(settings, tmp_path / "logs", 60))
             sampling = SamplingParams(max_new_tokens=8, min_new_tokens=1)
             prepared = SimpleNamespace(
-                tokenizer=tokenizer, sampling=sampling, context_length=context_length, vocab_size=18
+                tokenizer=tokenizer, sampling=sampling, context_length=context_length, vocab_size=17
             )
             config = SimpleNamespace(environment=settings)
             turns = turns_of(config, prepared, pool, environments)
             assert isinstance(turns, Conversations)
-            found = turns.finish(turns.begin([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5))
+            begun = turns.begin([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5)
+            disturb(turns, pool, executor)
+            found = turns.finish(begun)
             return found, [request for group in executor.groups for request in group.engine.seen]
 
         yield make
@@ -106,8 +115,7 @@ def prompt(tokenizer, question):
 
 
 def product(question):
-    first, second = question.split("*")
-    return str(int(first) * int(second))
+    return str(int(question[:2]) * int(question[2:]))
 
 
 def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
@@ -116,17 +124,17 @@ def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
     for question, group in zip(QUESTIONS, found, strict=True):
         answer = product(question)
         for trajectory in group:
-            assert tokenizer.decode(trajectory.tokens) == f"{question}={answer};{answer}<eos>"
-            own = [True] * 6 + [False] * (len(answer) + 1) + [True] * (len(answer) + 1)
+            assert tokenizer.decode(trajectory.tokens) == f"{question}*{answer};{answer}<eos>"
+            own = [True] * 5 + [False] * (len(answer) + 1) + [True] * (len(answer) + 1)
             assert list(trajectory.response_mask) == own
             assert [value < 0 for value in trajectory.log_probs] == own
             assert trajectory.finished
-            assert trajectory.outcome.turns == (f"{question}=", answer)
-            assert trajectory.outcome.reward == 1.5
+            assert trajectory.outcome.turns == (f"{question}*", answer)
+            assert trajectory.outcome.reward == 1.0
             assert trajectory.outcome.metrics == {"tool_calls": 1.0, "right": 1.0}
-            # A token's experts are those of the turn that has told of it first: the second begins with the last "=".
+            # A token's experts are those of the turn that has told of it first: the second begins with the last "*".
             read = prompt(tokenizer, question).tokens + trajectory.tokens[:-1]
-            given = [6] * 11 + [12 + len(answer) + 1] * (len(read) - 11)
+            given = [5] * 9 + [10 + len(answer) + 1] * (len(read) - 9)
             assert trajectory.routing.squeeze(1).tolist() == [list(row) for row in zip(read, given, strict=True)]
     # Each turn's request holds the tokens that are trained, up to where the turn begins; and each has its own seed.
     whole = {prompt(tokenizer, q).tokens + t.tokens for q, group in zip(QUESTIONS, found, strict=True) for t in group}
@@ -147,7 +155,7 @@ def test_after_the_last_turn_the_observation_is_not_read(converse, tokenizer):
     found, _ = converse(max_turns=1)
     for question, group in zip(QUESTIONS, found, strict=True):
         for trajectory in group:
-            assert tokenizer.decode(trajectory.tokens) == f"{question}="
+            assert tokenizer.decode(trajectory.tokens) == f"{question}*"
             assert not trajectory.finished
             assert trajectory.outcome.reward == 0.5
 
@@ -155,43 +163,43 @@ def test_after_the_last_turn_the_observation_is_not_read(converse, tokenizer):
 def test_an_observation_that_is_too_long_ends_the_response_before_it(converse, tokenizer):
     found, _ = converse(max_observation_tokens=4)  # "100;" has four, all others five
     texts = {tokenizer.decode(trajectory.tokens): trajectory.finished for group in found for trajectory in group}
-    assert texts.pop("10*10=100;100<eos>")
-    assert texts == {"12*34=408;408<eos>": True} | dict.fromkeys(("56*78=", "90*12=", "99*99="), False)
+    assert texts.pop("1010*100;100<eos>")
+    assert texts == {"1234*408;408<eos>": True} | dict.fromkeys(("5678*", "9012*", "9999*"), False)
 
 
 def test_a_conversation_ends_with_the_models_context(converse, tokenizer):
-    found, requests = converse(context_length=18)  # 6 of the prompt, 12 of the response
+    found, requests = converse(context_length=16)  # 5 of the prompt, 11 of the response
     texts = {tokenizer.decode(trajectory.tokens) for group in found for trajectory in group}
-    assert texts == {"10*10=100;10", "12*34=408;40", "56*78=4368;4", "90*12=1080;1", "99*99=9801;9"}
-    assert {len(request.prompt.tokens) + request.sampling.max_new_tokens for request in requests} == {14, 18}
-    found, _ = converse(context_length=17)  # five tokens of observation leave none for a turn
+    assert texts == {"1010*100;10", "1234*408;40", "5678*4368;4", "9012*1080;1", "9999*9801;9"}
+    assert {len(request.prompt.tokens) + request.sampling.max_new_tokens for request in requests} == {13, 16}
+    found, _ = converse(context_length=15)  # five tokens of observation leave none for a turn
     texts = {tokenizer.decode(trajectory.tokens): trajectory.finished for group in found for trajectory in group}
-    answered = {"10*10=100;1": True, "12*34=408;4": True}  # the environment takes what is cut off for an answer
-    assert texts == answered | dict.fromkeys(("56*78=", "90*12=", "99*99="), False)
+    answered = {"1010*100;1": True, "1234*408;4": True}  # the environment takes what is cut off for an answer
+    assert texts == answered | dict.fromkeys(("5678*", "9012*", "9999*"), False)
 
 
 def test_an_environment_that_fails_costs_its_sample(converse, tmp_path):
     (tmp_path / "e.py").write_text(
         EXAMPLE.read_text() + "\nclass Fragile(Calculator):\n    def step(self, turn):\n"
-        "        assert turn.text != '90*12=', 'not this one'\n        return super().step(turn)\n"
+        "        assert turn.text != '9012*', 'not this one'\n        return super().step(turn)\n"
     )
     found, _ = converse(path=f"{tmp_path}/e.py:Fragile")
     for question, group in zip(QUESTIONS, found, strict=True):
         for trajectory in group:
             failure = trajectory.outcome.failure
-            assert (failure is not None) == (question == "90*12")
+            assert (failure is not None) == (question == "9012")
             assert failure is None or "not this one" in failure.why
 
 
 def test_tokens_that_the_model_does_not_know_cost_the_sample(converse, tmp_path):
     (tmp_path / "e.py").write_text(
         EXAMPLE.read_text() + "\nclass Odd(Calculator):\n    def step(self, turn):\n"
-        "        if '90' in turn.text:\n            return Observation(tokens=[3, 18])\n"
+        "        if '90' in turn.text:\n            return Observation(tokens=[3, 17])\n"
         "        return super().step(turn)\n"
     )
     found, _ = converse(path=f"{tmp_path}/e.py:Odd")
     failures = [trajectory.outcome.failure for trajectory in found[2]]
-    assert all("ids from 3 to 18, the model's vocabulary has 18" in failure.why for failure in failures)
+    assert all("ids from 3 to 17, the model's vocabulary has 17" in failure.why for failure in failures)
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
@@ -202,6 +210,61 @@ def test_an_environment_that_fails_for_all_ends_the_run(converse, tmp_path, meth
     )
     with pytest.raises(DataError, match=r"(?s)An environment raised\..*prompt .*for every sample so far.*no opinion"):
         converse(path=f"{tmp_path}/e.py:Broken")
+
+
+class Training:
+    """A call of training ranks, which takes until something is so."""
+
+    def __init__(self, until):
+        self.until = until
+
+    @property
+    def done(self):
+        return self.until()
+
+
+def asked(executor):
+    return sum(len(group.engine.seen) for group in executor.groups)
+
+
+def test_conversations_go_on_while_training_is_waited_for(converse):
+    def train(turns, pool, executor):
+        pool.withdraw_weights()
+        turns.attend(Training(lambda: asked(executor) == 20))
+
+    found, _ = converse(disturb=train)
+    assert {trajectory.outcome.reward for group in found for trajectory in group} == {1.0}
+
+
+def test_conversations_end_before_the_next_weights_or_go_on_with_them(converse):
+    def settle(turns, pool, executor):
+        turns.settle()
+        pool.load_weights(weights(2))
+
+    def update(turns, pool, executor):
+        turns.attend(Training(lambda: asked(executor) > 10))  # a second turn
+        pool.load_weights(weights(2))
+
+    versions = []
+    for disturb in (settle, update):
+        found, _ = converse(disturb=disturb)
+        trajectories = [trajectory for group in found for trajectory in group]
+        assert all(len(one.versions) == sum(one.response_mask) for one in trajectories)
+        versions.append({(one.versions[0], one.versions[-1]) for one in trajectories})
+    assert versions[0] == {(1, 1)}
+    assert (1, 2) in versions[1]
+
+
+def test_what_goes_wrong_beside_training_is_raised_when_responses_are_needed(converse, tmp_path):
+    (tmp_path / "e.py").write_text(
+        "class Broken:\n    def reset(self, task):\n        raise LookupError('no opinion')\n    step = reset\n"
+    )
+
+    def train(turns, pool, executor):
+        turns.attend(Training(lambda: False))
+
+    with pytest.raises(DataError, match=r"(?s)An environment raised\..*for every sample so far.*no opinion"):
+        converse(path=f"{tmp_path}/e.py:Broken", count=4, disturb=train)
 
 
 def test_without_an_environment_a_response_is_one_turn():

@@ -9,6 +9,7 @@ import pytest
 
 from anytron.errors import ProcessLost, WorkerError
 from anytron.rollout.attended import AttendedGroup
+from anytron.rollout.conversations import SingleTurns
 from tests.core.rollout.replicas import (
     PROMPTS,
     SAMPLING,
@@ -45,7 +46,7 @@ class Training:
 
 def attended(executor, pool, waits):
     """Training ranks that the pool is attended beside."""
-    return AttendedGroup(SimpleNamespace(submit=lambda method: Training(executor, waits)), pool)
+    return AttendedGroup(SimpleNamespace(submit=lambda method: Training(executor, waits)), SingleTurns(pool, SAMPLING))
 
 
 def test_responses_are_made_while_training_is_waited_for(expected):

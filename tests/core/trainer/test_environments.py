@@ -59,8 +59,8 @@ def test_turns_and_tool_calls_are_measured_and_log_probs_agree_over_the_models_o
     assert asked
     for record in asked:
         hole = [token for token, own in zip(record["response_tokens"], record["response_mask"], strict=True) if not own]
-        assert record["turns"][0].endswith("=")
-        assert hole[-1] in (13, 14)  # what the calculator's display ends with: `;`, or `!`
+        assert record["turns"][0].endswith("*")
+        assert hole[-1] == 12  # what the calculator's display ends with: `;`
 
 
 def test_environments_that_fail_cost_their_samples_and_not_the_run(new_calculator, tmp_path):
@@ -70,7 +70,11 @@ def test_environments_that_fail_cost_their_samples_and_not_the_run(new_calculato
         "        return super().step(turn)\n"
     )
     (tmp_path / "fragile.py").write_text(code)
-    run = new_calculator(environment={"path": f"{tmp_path}/fragile.py:Fragile"}, trainer={"total_steps": 2})
+    run = new_calculator(
+        environment={"path": f"{tmp_path}/fragile.py:Fragile"},
+        algorithm=CALCULATOR["algorithm"],
+        trainer={"total_steps": 2},
+    )
     summary = run.train()
     for metrics in run.progress.steps:
         assert 0 < metrics["environment/failed"] < 64
@@ -94,6 +98,20 @@ def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_calculator
     new_calculator(trainer={"total_steps": 3, "output_dir": str(path)}, resume="auto").train()
     model = load_file(whole / "hf" / "model.safetensors")
     assert_equal(path, (comparable(whole), lines(whole / "samples.jsonl"), model))
+
+
+def test_one_step_ahead_observations_have_no_age_and_are_not_corrected(new_calculator):
+    ahead = {**CALCULATOR["rollout"], "samples_per_prompt": 8, "max_staleness": 1}
+    run = new_calculator(rollout=ahead, trainer={"total_steps": 3, "log_samples": 64})
+    summary = run.train()
+    steps = run.progress.steps
+    assert [(metrics["rollout/age_mean"], metrics["rollout/age_max"]) for metrics in steps] == [(0, 0), (1, 1), (1, 1)]
+    assert steps[0]["rollout/log_prob_abs_diff"] <= 1e-5
+    assert steps[0]["rollout/importance_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert min(metrics["rollout/kl"] for metrics in steps[1:]) > 0.0
+    assert all(metrics["environment/failed"] == 0 for metrics in steps)
+    records = lines(summary.output_dir / "samples.jsonl")
+    assert all(any(len(record["turns"]) == 2 for record in records if record["step"] == step) for step in (1, 2, 3))
 
 
 @pytest.mark.parametrize(

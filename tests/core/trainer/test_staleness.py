@@ -101,11 +101,10 @@ def test_age_is_counted_in_updates_and_staleness_in_steps(new_run):
         ({"rollout": AHEAD, "trainer": {"rollout_log_prob_tolerance": 1e-5}}, "leave one of them out"),
         ({"rollout": {"max_staleness": 2}}, "max_staleness=2 needs rollout.continue_over_updates=true"),
         ({"rollout": {"continue_over_updates": True}}, "needs rollout.max_staleness=1 or more"),
-        ({"rollout": AHEAD, "environment": {"path": "task.py:Talk"}}, "not go together with an environment"),
         ({"rollout": {"sleep": True, **AHEAD}}, "both work at the same time"),
         ({"rollout": AHEAD, "engine": {"offload": ["optimizer"]}}, "both work at the same time"),
     ],
-    ids=["agreement", "two-steps", "no-step", "environment", "sleep", "offload"],
+    ids=["agreement", "two-steps", "no-step", "sleep", "offload"],
 )
 def test_what_cannot_be_is_refused_by_name(new_run, sections, message):
     with pytest.raises(ValidationError, match=message):
