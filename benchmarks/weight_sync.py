@@ -1,10 +1,11 @@
-"""What it costs to give a rollout process new weights: through shared memory, and through a file.
+"""What it costs to give a rollout process new weights: through shared memory, over the network, and through a file.
 
-One process has the weights of a random model and sends them; gathering them over ranks, which both ways need, is left
-out. Another one has the same model of transformers and loads them as the rollout engine does. Both ways take turns in
-one run, and memcpy of as many bytes is timed between them. ``peak_extra_bytes`` is what both processes hold at most
-beyond what they held before, pages of buckets counted once; ``cpu_s`` is what both compute. Shared memory keeps two
-processors busy, a file one at a time: look at ``load_average``, what else the machine did as the benchmark began.
+One process has the weights of a random model and sends them; gathering them over ranks, which all ways need, is left
+out. Another one has the same model of transformers and loads them as the rollout engine does. The ways take turns in
+one run, and memcpy of as many bytes is timed between them. The network is the loopback interface: what a real one costs
+comes on top. ``peak_extra_bytes`` is what both processes hold at most beyond what they held before, pages of shared
+buckets counted once; ``cpu_s`` is what both compute. Streams keep two processors busy, a file one at a time: look at
+``load_average``, what else the machine did as the benchmark began.
 
     python benchmarks/weight_sync.py [--json] [--layers 10] [--hidden 2048] [--turns 5] [--bucket-mib 16]
 """
@@ -18,11 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from anytron.engines.weight_stream import BUCKET_BYTES, BUCKETS, WeightStream
+from anytron.engines.weight_carriers import BUCKETS
+from anytron.engines.weight_memory import SharedMemory
+from anytron.engines.weight_network import LOOPBACK, NetworkMeeting, NetworkReader
+from anytron.engines.weight_stream import BUCKET_BYTES, StreamOrigin, WeightStream
 from anytron.engines.weights import WeightFile, WeightManifest
 from anytron_rollout.weights import load_verified
 
@@ -76,7 +81,11 @@ def receive(arguments):
         if "path" in given:
             origin = WeightManifest(given["path"], given["version"], given["checksums"])
         else:
-            origin = WeightStream(given["stream"], 1, TIMEOUT_S, given["bucket_bytes"]).origin(0)
+            if "socket" in given:
+                carrier = SharedMemory(given["socket"])
+            else:
+                carrier = NetworkReader(tuple(given["sender"]), bytes.fromhex(given["secret"]))
+            origin = StreamOrigin(carrier, 0, TIMEOUT_S, given["bucket_bytes"])
         memory, cpu = Memory(), time.process_time()
         with origin.open() as weights:
             load_verified(model, weights)
@@ -100,12 +109,18 @@ class Sender:
         self._reader.wait()
 
     def shared_memory(self):
-        stream = WeightStream(str(self._folder / "stream"), 1, TIMEOUT_S, self._bucket_bytes)
+        memory = SharedMemory(str(self._folder / "stream"))
         seconds, cpu, extra = self._timed(
-            lambda: self._tell({"stream": stream.path, "bucket_bytes": self._bucket_bytes}),
-            lambda: stream.send(self.weights.items(), 1, is_optional),
+            lambda: self._tell({"socket": memory.path, "bucket_bytes": self._bucket_bytes}),
+            lambda: self._stream(memory),
         )
         return seconds, cpu, extra - BUCKETS * self._bucket_bytes
+
+    def network(self):
+        with NetworkMeeting(LOOPBACK, LOOPBACK) as meeting, ThreadPoolExecutor() as driver:
+            return self._timed(
+                lambda: driver.submit(self._tell_when_it_listens, meeting), lambda: self._stream(meeting.sender)
+            )
 
     def file(self):
         path = self._folder / "weights.safetensors"
@@ -125,6 +140,15 @@ class Sender:
                 copies[name].copy_(tensor)
         return time.perf_counter() - start
 
+    def _stream(self, carrier):
+        WeightStream(carrier, 1, TIMEOUT_S, self._bucket_bytes).send(self.weights.items(), 1, is_optional)
+
+    def _tell_when_it_listens(self, meeting):
+        while (reader := meeting.reader()) is None:
+            pass
+        told = {"sender": reader.sender, "secret": reader.secret.hex(), "bucket_bytes": self._bucket_bytes}
+        self._tell(told)
+
     def _tell(self, message):
         self._reader.stdin.write(json.dumps(message) + "\n")
         self._reader.stdin.flush()
@@ -142,7 +166,7 @@ def measure(arguments, folder):
     load = os.getloadavg()[0]
     sender = Sender(arguments, folder)
     size = sum(tensor.nbytes for tensor in sender.weights.values())
-    found = {"shared_memory": [], "file": []}
+    found = {"shared_memory": [], "network": [], "file": []}
     copying = []
     for turn in range(arguments.turns + 1):
         copying.append(sender.memcpy())
@@ -154,23 +178,23 @@ def measure(arguments, folder):
     seconds = {way: statistics.median(result[0] for result in results) for way, results in found.items()}
     cpu = {way: statistics.median(result[1] for result in results) for way, results in found.items()}
     extra = {way: max(result[2] for result in results) for way, results in found.items()}
-    return {
+    result = {
         "load_average": load,
         "model_bytes": size,
         "bucket_bytes": arguments.bucket_mib * MIB,
         "memcpy_gb_per_s": size / statistics.median(copying) / 1e9,
-        "shared_memory_gb_per_s": size / seconds["shared_memory"] / 1e9,
-        "file_gb_per_s": size / seconds["file"] / 1e9,
-        "shared_memory_s": seconds["shared_memory"],
-        "file_s": seconds["file"],
-        "shared_memory_cpu_s": cpu["shared_memory"],
-        "file_cpu_s": cpu["file"],
         "file_by_shared_memory": seconds["file"] / seconds["shared_memory"],
-        "shared_memory_peak_extra_bytes": extra["shared_memory"],
-        "shared_memory_peak_extra_by_model": extra["shared_memory"] / size,
-        "file_peak_extra_bytes": extra["file"],
-        "file_peak_extra_by_model": extra["file"] / size,
+        "file_by_network": seconds["file"] / seconds["network"],
     }
+    for way in found:
+        result |= {
+            f"{way}_gb_per_s": size / seconds[way] / 1e9,
+            f"{way}_s": seconds[way],
+            f"{way}_cpu_s": cpu[way],
+            f"{way}_peak_extra_bytes": extra[way],
+            f"{way}_peak_extra_by_model": extra[way] / size,
+        }
+    return result
 
 
 def main():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from anytron.executor.address import StoreFiles, free_port
 from anytron.executor.environment import loopback_interface
 from anytron.executor.process import WorkerProcess, answered, end_all
+from anytron.executor.protocol import Host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,16 +30,15 @@ class Place:
     """Where an agent is.
 
     Attributes:
-        node: Ray's id of the machine.
-        address: The machine's address in the cluster.
+        host: The machine, by Ray's id and its address in the cluster.
         processors: Processors that its processes may use.
-        devices: Ids of the devices that Ray has given to the agent; none if Ray only counts them.
+        devices: Ids of the agent's devices, as Ray has given them; none if Ray only counts them. Of one beside
+            training ranks: those of all that are on its machine.
         environment: Variables with which Ray was started there.
         loopback: Name of the machine's loopback interface.
     """
 
-    node: str
-    address: str
+    host: Host
     processors: int
     devices: tuple[str, ...]
     environment: dict[str, str]
@@ -61,8 +61,7 @@ class Agent:
 
         context = ray.get_runtime_context()
         return Place(
-            node=context.get_node_id(),
-            address=ray.util.get_node_ip_address(),
+            host=Host(context.get_node_id(), ray.util.get_node_ip_address()),
             processors=len(os.sched_getaffinity(0)),
             devices=() if resource is None else tuple(context.get_accelerator_ids().get(resource, ())),
             # Ray's own variables say which of its processes this one is; the worker is none of them.

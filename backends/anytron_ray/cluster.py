@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from anytron.errors import ConfigError, ProcessLost, WorkerError
+from anytron.executor.protocol import Host
 from anytron_ray.agent import Agent
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ def start_here() -> None:
     ray.init(address="local", log_to_driver=False, include_dashboard=False, _node_ip_address=LOOPBACK)
 
 
+def this_host() -> Host:
+    """The machine of this process, as agents there know it."""
+    return Host(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+
+
 def require(ranks: int, replicas: int, resource: str | None) -> None:
     """Check that the cluster as a whole has a processor and a device for each of those that need their own.
 
@@ -108,12 +114,12 @@ class Agents:
     @property
     def machines(self) -> int:
         """On how many machines they are."""
-        return len({place.node for place in self.places})
+        return len({place.host for place in self.places})
 
     def ranks_at(self, rank: int) -> list[int]:
         """The ranks on the machine of one of them, in order."""
-        node = self.places[rank].node
-        return [other for other, place in enumerate(self.places) if place.node == node]
+        host = self.places[rank].host
+        return [other for other, place in enumerate(self.places) if place.host == host]
 
     def devices_at(self, rank: int) -> list[str]:
         """Ids of the devices that Ray has given to the ranks on the machine of one of them, in rank order."""
@@ -147,29 +153,32 @@ def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
         raise
 
 
-def place_beside(node: str | None, count: int, timeout_s: float) -> Agents:
-    """Place agents that hold no resources on one machine.
+def place_beside(trainers: Agents, rank: int, count: int, timeout_s: float) -> Agents:
+    """Place agents that hold no resources on the machine of a training rank; the training ranks' devices are theirs.
 
     Args:
-        node: Ray's id of the machine; None = the driver's.
-        count: How many.
+        trainers: The training ranks' agents.
+        rank: Beside which of them.
+        count: How many agents.
         timeout_s: Seconds until they must have started.
 
     Raises:
         ProcessLost: The machine is gone.
         WorkerError: They could not be started.
     """
-    node = node or ray.get_runtime_context().get_node_id()
+    node = trainers.places[rank].host.id
     if not any(one["NodeID"] == node and one["Alive"] for one in ray.nodes()):
         raise ProcessLost(
-            "The machine of rank 0 is gone, and the rollout process's with it.",
+            f"The machine of rank {rank} is gone, and the rollout process's with it.",
             where="executor.kind=ray",
             why=f"Ray counts node {node} as dead",
         )
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     actors = [_actor(strategy, {}) for _ in range(count)]
     try:
-        return _arranged(actors, None, None, timeout_s)
+        agents = _arranged(actors, None, None, timeout_s)
+        devices = tuple(trainers.devices_at(rank))
+        return replace(agents, places=[replace(place, devices=devices) for place in agents.places])
     except BaseException:
         _release(actors, None)
         raise
@@ -206,8 +215,8 @@ def _arranged(actors: list[Any], resource: str | None, reservation: Any, timeout
             why=str(error),
             fix="Anytron must be installed on every machine, in the Python with which Ray was started there",
         ) from error
-    nodes = list(dict.fromkeys(place.node for place in places))
-    order = sorted(range(len(actors)), key=lambda one: (nodes.index(places[one].node), *_ids(places[one].devices)))
+    hosts = list(dict.fromkeys(place.host for place in places))
+    order = sorted(range(len(actors)), key=lambda one: (hosts.index(places[one].host), *_ids(places[one].devices)))
     return Agents([actors[one] for one in order], [places[one] for one in order], reservation)
 
 

@@ -12,7 +12,7 @@ from anytron.components import find_component
 from anytron.errors import ConfigError, WorkerError
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.environment import loopback_variables, worker_environment
+from anytron.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,9 +59,9 @@ class RayExecutor(BaseExecutor):
     """An :class:`~anytron.executor.protocol.Executor` of processes on the machines of a Ray cluster.
 
     An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
-    of training ranks take one device and one processor each; others take none and go to the machine of rank 0, with
-    whose devices they work: what ranks and rollout exchange through files stays there. With
-    ``rollout.placement=separate`` they take a device each like training ranks, wherever there is one.
+    of training ranks take one device and one processor each; others take none, go to the machine of the training
+    ranks beside which they are (:func:`~anytron.executor.environment.ranks_beside`) and work with those ranks' devices.
+    With ``rollout.placement=separate`` they take a device each like training ranks, wherever there is one.
 
     What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.
 
@@ -87,9 +87,9 @@ class RayExecutor(BaseExecutor):
 
         self._resource = session.platform.ray_resource
         self._apart = config.rollout.placement == "separate"
-        self._home: str | None = None
-        self._home_devices: list[str] = []
+        self._trainers: Agents | None = None
         self._disconnects = cluster.connect()
+        self.host = cluster.this_host()
         try:
             cluster.require(config.parallel.world_size, config.rollout.replicas if self._apart else 0, self._resource)
         except ConfigError:
@@ -112,7 +112,7 @@ class RayExecutor(BaseExecutor):
         Raises:
             ConfigError: No such engine is installed, or the platform restricts the processes to other devices than
                 Ray gives.
-            ProcessLost: The machine is gone on which the rollout process must be.
+            ProcessLost: The machine is gone on which a rollout process must be.
             WorkerError: Ray did not place the ranks in time, or a process could not be started.
         """
         from anytron_ray import cluster
@@ -121,12 +121,13 @@ class RayExecutor(BaseExecutor):
         find_component(engine_group, engine_name, "engine")
         timeout_s = self._config.executor.start_timeout_s
         if role == "trainer":
-            agents = cluster.place_ranks(world_size, self._resource, timeout_s)
-            self._home, self._home_devices = agents.places[0].node, agents.devices_at(0)
+            agents = self._trainers = cluster.place_ranks(world_size, self._resource, timeout_s)
         elif self._apart:
             agents = cluster.place_ranks(world_size, self._resource, timeout_s)
         else:
-            agents = cluster.place_beside(self._home, world_size, timeout_s)
+            assert self._trainers is not None, "training ranks are started first"
+            first = ranks_beside(replica, replicas, len(self._trainers.places))[0]
+            agents = cluster.place_beside(self._trainers, first, world_size, timeout_s)
         try:
             ranks = self._start_processes(agents, role, engine_group, engine_name, num_threads, replica, replicas)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
@@ -159,7 +160,7 @@ class RayExecutor(BaseExecutor):
 
         settings = self._config.executor
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
-        shared = agents.places[0].address if agents.machines > 1 else None
+        shared = agents.places[0].host.address if agents.machines > 1 else None
         bootstraps: list[Bootstrap] = []
         ranks: list[RayRank] = []
         try:
@@ -184,13 +185,15 @@ class RayExecutor(BaseExecutor):
                     sys_path=list(sys.path),
                     python=self._config.rollout.python if role == "rollout" else None,
                 )
-                environment = self._environment(bootstrap, place, agents.devices_at(rank) or self._home_devices)
+                environment = self._environment(bootstrap, place, agents.devices_at(rank))
+                if role == "rollout" and not self._apart:
+                    environment = self._beside(environment, replica, replicas)
                 log = logs / bootstrap.log
                 starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s))
                 bootstraps.append(bootstrap)
             ray.get(starting, timeout=settings.start_timeout_s)
             for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):
-                ranks.append(RayRank(bootstrap.name, place.address, logs / bootstrap.log, actor))
+                ranks.append(RayRank(bootstrap.name, place.host.address, logs / bootstrap.log, actor))
         except RayError as error:
             raise WorkerError(f"The processes of {role} could not be started.", why=str(error)) from error
         return ranks
@@ -213,12 +216,21 @@ class RayExecutor(BaseExecutor):
         for name, ids in given.items():
             if environment[name] != ids:
                 raise ConfigError(
-                    f"Ray has given devices {ids} on {place.address}, and {name} would be {environment[name]}.",
+                    f"Ray has given devices {ids} on {place.host.address}, and {name} would be {environment[name]}.",
                     where="platform.options",
                     why=f"the platform {bootstrap.platform} sets {name}",
                     fix="leave out the option that restricts devices: with executor.kind=ray, Ray does",
                 )
         return environment
+
+    def _beside(self, environment: dict[str, str], replica: int, replicas: int) -> dict[str, str]:
+        """Let a colocated replica see the devices of its training ranks, of all that ranks have on its machine."""
+        variable, trainers = self._session.platform.visible_devices_variable, self._trainers
+        if variable is None or trainers is None:
+            return environment
+        ranks = ranks_beside(replica, replicas, len(trainers.places))
+        here = trainers.ranks_at(ranks[0])
+        return with_devices(environment, variable, [here.index(rank) for rank in ranks if rank in here])
 
     def _leave(self) -> None:
         super()._leave()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.executor.channel import Message
+    from anytron.executor.protocol import Host
     from anytron_ray.cluster import Agents
 
 ASK_S = 10.0
@@ -119,6 +120,11 @@ class RayWorkerGroup(RankGroup[RayRank]):
     ) -> None:
         super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
         self._agents = agents
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
+        return [place.host for place in self._agents.places]
 
     @staticmethod
     def answered(ranks: Sequence[RayRank], timeout_s: float) -> Sequence[RayRank]:

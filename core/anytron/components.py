@@ -50,7 +50,7 @@ class EngineInfo:
             imports no engine: (:class:`anytron.config.schema.RunConfig`, :class:`anytron.platform.Platform`) ->
             diagnostics; empty = nothing can be said before the engine is built.
         takes_stream: Of a rollout engine: the process in which it is built is the one that loads weights, so that they
-            may come through shared memory (:class:`anytron.engines.weight_stream.WeightStream`).
+            may come on a stream (:class:`anytron.engines.weight_stream.WeightStream`).
         part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
             (:class:`anytron.engines.training_engine.GeneratingEngine`); empty = it has its own processes and weights.
         place_of: Where below the options a name belongs that is none of them; for error messages.

@@ -28,10 +28,11 @@ class RolloutSection(Section):
     """Sample among the k most probable tokens; 0 = off."""
     stop: list[str] = Field(default_factory=list)
     """Strings that end a response, besides the end token."""
-    weights: Literal["auto", "shared_memory", "file"] = "auto"
-    """How weights come from the training ranks: bucket by bucket through memory that rank 0 shares with the rollout
-    (``shared_memory``; docs/explanation/weights.md), or through a file in ``TMPDIR``. ``auto`` shares memory where all
-    processes are on one machine and the rollout engine can, and says what it chose."""
+    weights: Literal["auto", "shared_memory", "network", "file"] = "auto"
+    """How weights come from the training ranks: bucket by bucket, through memory that rank 0 shares with the rollout
+    (``shared_memory``) or over TCP (``network``), or through a file in ``TMPDIR``. ``auto`` shares memory where all
+    processes are on one machine, takes the network where one is elsewhere, and a file where the engine can do nothing
+    else; it says what it chose; docs/explanation/weights.md."""
     lora: Literal["merged", "alone"] = "merged"
     """How adapters of ``model.lora`` come: ``merged`` into all weights, or ``alone``, to an engine that computes with
     adapters by itself and has read the model's own weights, which never change; docs/how-to/train-with-lora.md."""
@@ -39,8 +40,8 @@ class RolloutSection(Section):
     """Steps from one comparison to the next of what each replica holds with what the training engine exports, bit for
     bit: at such a step, weights travel twice. A replica that holds others is replaced. 0 = never."""
     placement: Literal["colocated", "separate"] = "colocated"
-    """``colocated`` replicas use the devices of the training ranks, in turns; each of ``separate`` ones has a device of
-    its own beside them; docs/how-to/share-devices.md."""
+    """``colocated`` replicas use the devices of the training ranks, in turns with them; each of ``separate`` ones has a
+    device of its own beside them; docs/how-to/share-devices.md."""
     sleep: bool = False
     """Rollout engines give their device's memory back while training works; docs/how-to/share-devices.md."""
     replicas: int = Field(1, ge=1)

@@ -1,45 +1,44 @@
-"""Weights through memory that a training rank shares with the rollout processes of its machine, bucket by bucket.
+"""Weights on a stream from rank 0 to rollout processes, bucket by bucket: the whole protocol, whatever carries it.
 
-Rank 0 fills one bucket while rollout processes read the other. Buckets are memory without a name, handed over through
-a Unix socket in a directory of this user alone; whatever is killed, nothing of them stays. Over the same socket go the
-table of each bucket with its checksum, and the reader's word that it needs the bucket no longer.
+Rank 0 fills one bucket while rollout processes load the other. How they reach each other and how a bucket gets across
+is the carrier's: memory that processes of one machine share (:mod:`anytron.engines.weight_memory`), or connections
+between machines (:mod:`anytron.engines.weight_network`).
 
 * A reader that ends, or refuses the weights, leaves; the others get theirs.
 * A sender that ends leaves readers without the end of the weights, which is an error there.
-* A reader that does not come must be withdrawn (:meth:`WeightStream.withdraw`): the sender would wait for it.
+* A reader that does not come must be withdrawn (:class:`~anytron.engines.weight_carriers.Meeting`): the sender would
+  wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
-import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
-
-from anytron.engines.weight_buckets import ALIGNMENT, Bucket, Entry, TensorOrder, fill, memory_file
+from anytron.engines.weight_buckets import ALIGNMENT, Entry, TensorOrder, fill
+from anytron.engines.weight_carriers import BUCKETS
+from anytron.engines.weight_messages import receive, send
 from anytron.errors import EngineError, TransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    import socket
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
+    from anytron.engines.weight_buckets import Bucket
+    from anytron.engines.weight_carriers import ReaderCarrier, ReaderEnd, SenderCarrier, SenderEnd
     from anytron.engines.weights import Piece, ReceivedWeights
 
 logger = logging.getLogger(__name__)
 
-BUCKETS = 2
 BUCKET_BYTES = 16 << 20
 """Of each bucket. Larger ones are no faster: what one end has just written the other finds in the processor's cache."""
 LOOK_S = 0.005
-"""How often a sender looks for readers that were withdrawn, and a reader for its sender."""
+"""How often a sender looks for readers that were withdrawn."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,16 @@ class StreamedWeights:
 
 @dataclass(frozen=True)
 class WeightStream:
-    """One transfer: a :class:`~anytron.engines.weights.WeightDestination`, and the origin of each reader.
+    """The sender's end of a transfer: a :class:`~anytron.engines.weights.WeightDestination`.
 
     Attributes:
-        path: Of the socket, which the sender makes and deletes, in a directory of this user alone.
+        carrier: How readers come, and buckets get to them.
         readers: How many rollout processes get the weights; they are numbered from 0.
         timeout_s: How long one end waits for the other at any point.
         bucket_bytes: Size of each of the two buckets, a multiple of 64.
     """
 
-    path: str
+    carrier: SenderCarrier
     readers: int
     timeout_s: float
     bucket_bytes: int = BUCKET_BYTES
@@ -78,89 +77,68 @@ class WeightStream:
         Raises:
             EngineError: A name came twice.
             ResourceError: There is no memory for the buckets.
-            TransferError: A reader neither came nor was withdrawn.
+            TransferError: A reader neither came nor was withdrawn, or none can come.
         """
         num_bytes = 0
-        with _Sender(self, version) as sender:
-            for name, tensor in weights:
-                sender.add(name, tensor, optional=is_optional(name))
-                num_bytes += tensor.nbytes
-            sender.end()
+        with self.carrier.listen(self.readers, self.timeout_s, self.bucket_bytes) as end:
+            sender = _Sender(self, end, version)
+            try:
+                for name, tensor in weights:
+                    sender.add(name, tensor, optional=is_optional(name))
+                    num_bytes += tensor.nbytes
+                sender.end()
+            finally:
+                sender.close()
         return StreamedWeights(version, num_bytes)
 
-    def origin(self, reader: int) -> StreamOrigin:
+    def origin(self, carrier: ReaderCarrier, reader: int) -> StreamOrigin:
         """Where the reader of a number gets the weights."""
-        return StreamOrigin(self, reader)
-
-    def withdraw(self, reader: int) -> None:
-        """Say that a reader will not come; it may have come already."""
-        self._withdrawn(reader).touch()
-
-    def withdrawn(self, reader: int) -> bool:
-        """Whether a reader was withdrawn."""
-        return self._withdrawn(reader).exists()
-
-    def remove(self) -> None:
-        """Delete what is left in the directory, when both ends are done or dead."""
-        for file in (Path(self.path), *map(self._withdrawn, range(self.readers))):
-            file.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def address(self) -> Iterator[str]:
-        """A name of the socket that is never too long for one."""
-        path = Path(self.path)
-        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield f"/proc/self/fd/{directory}/{path.name}"
-        finally:
-            os.close(directory)
-
-    def _withdrawn(self, reader: int) -> Path:
-        return Path(f"{self.path}.without-{reader}")
+        return StreamOrigin(carrier, reader, self.timeout_s, self.bucket_bytes)
 
 
 @dataclass(frozen=True)
 class StreamOrigin:
-    """One reader's end of a stream: a :class:`~anytron.engines.weights.WeightOrigin`."""
+    """One reader's end of a transfer: a :class:`~anytron.engines.weights.WeightOrigin`.
 
-    stream: WeightStream
+    Attributes:
+        carrier: How it gets to the sender, and buckets to it.
+        reader: Its number.
+        timeout_s: As for the sender.
+        bucket_bytes: As for the sender.
+    """
+
+    carrier: ReaderCarrier
     reader: int
+    timeout_s: float
+    bucket_bytes: int
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ReceivedWeights]:
-        """Wait for the sender and connect to it.
+        """Come to the sender, as soon as it is there.
 
         Raises:
-            TransferError: No sender came in time, or it has ended.
+            TransferError: No sender came in time, or it has ended, or it is another one.
         """
-        with contextlib.closing(_connect(self.stream)) as connection:
-            with _transfer_errors("The weights did not begin to arrive.", self.stream):
-                _send(connection, {"reader": self.reader})
-                descriptors = _take_descriptors(connection)
-                try:
-                    begin = _receive(connection)
-                    buckets = [Bucket(descriptor, self.stream.bucket_bytes) for descriptor in descriptors]
-                finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-            yield _Received(self.stream, connection, buckets, begin["version"])
+        where = self.carrier.where
+        with self.carrier.connect(self.timeout_s, self.bucket_bytes) as end:
+            with _transfer_errors("The weights did not begin to arrive.", where):
+                send(end.connection, {"reader": self.reader})
+                end.admitted()
+                begin = receive(end.connection)
+            yield _Received(where, end, begin["version"])
 
 
 @dataclass(frozen=True)
 class _Received:
-    stream: WeightStream
-    connection: socket.socket
-    buckets: Sequence[Bucket]
+    where: str
+    end: ReaderEnd
     version: int
 
     def __iter__(self) -> Iterator[Piece]:
-        order = TensorOrder()
-        for number, table in enumerate(self._messages()):
-            if "tensors" in table:
-                order.check_end(table["tensors"])
-                self._send({"done": number})
-                return
-            bucket = self.buckets[number % BUCKETS]
+        order, number = TensorOrder(), 0
+        while "tensors" not in (table := self._table()):
+            with self._transfer_errors():
+                bucket = self.end.receive(number, table["used"])
             found, sent = bucket.checksum(table["used"]), table["xxh3"]
             if (found, number) != (sent, table["number"]):
                 raise TransferError(
@@ -172,42 +150,34 @@ class _Received:
                 entry = Entry(*fields)
                 order.check(entry)
                 yield entry.read(bucket)
-            self._send({"done": number})
+            self._done(number)
+            number += 1
+        order.check_end(table["tensors"])
+        self._done(number)
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        while True:
-            with _transfer_errors("The weights ended before all had come.", self.stream):
-                message = _receive(self.connection)
-            yield message
+    def _table(self) -> dict[str, Any]:
+        with self._transfer_errors():
+            return receive(self.end.connection)
 
-    def _send(self, message: dict[str, Any]) -> None:
-        with _transfer_errors("The weights ended before all had come.", self.stream):
-            _send(self.connection, message)
+    def _done(self, number: int) -> None:
+        with self._transfer_errors():
+            send(self.end.connection, {"done": number})
+
+    def _transfer_errors(self) -> contextlib.AbstractContextManager[None]:
+        return _transfer_errors("The weights ended before all had come.", self.where)
 
 
 class _Sender:
-    def __init__(self, stream: WeightStream, version: int) -> None:
-        self._stream, self._version = stream, version
+    def __init__(self, stream: WeightStream, end: SenderEnd, version: int) -> None:
+        self._stream, self._end, self._version = stream, end, version
         self._names: set[str] = set()
         self._number, self._used, self._entries = 0, 0, list[Entry]()
         self._readers: list[socket.socket] | None = None  # None: not waited for yet
-        with contextlib.ExitStack() as opened:
-            self._descriptors = [opened.enter_context(memory_file(stream.bucket_bytes)) for _ in range(BUCKETS)]
-            self._buckets = [Bucket(descriptor, stream.bucket_bytes) for descriptor in self._descriptors]
-            self._listener = opened.enter_context(socket.socket(socket.AF_UNIX))
-            with stream.address() as address:
-                self._listener.bind(address)
-            opened.callback(Path(stream.path).unlink, missing_ok=True)
-            self._listener.listen(stream.readers)
-            self._opened = opened.pop_all()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Leave the readers."""
         for reader in self._readers or []:
             reader.close()
-        self._opened.close()
 
     def add(self, name: str, tensor: Tensor, *, optional: bool) -> None:
         """Put a tensor into buckets; those that are full are sent."""
@@ -219,7 +189,7 @@ class _Sender:
         values = tensor.detach().reshape(-1)
         dtype, start = str(tensor.dtype).removeprefix("torch."), 0
         while True:
-            offset, count = fill(self._buckets[self._number % BUCKETS], self._used, values, start)
+            offset, count = fill(self._bucket, self._used, values, start)
             if count or not len(values):
                 self._entries.append(Entry(name, dtype, tuple(tensor.shape), start, count, offset, optional))
                 self._used = offset + count * values.element_size()
@@ -235,57 +205,61 @@ class _Sender:
         self._await(self._number - 1)
         self._await(self._number)
 
+    @property
+    def _bucket(self) -> Bucket:
+        return self._end.buckets[self._number % BUCKETS]
+
     def _send_bucket(self) -> None:
         """Send a bucket, and wait until the other one is free."""
-        self._tell(
-            {
-                "number": self._number,
-                "used": self._used,
-                "xxh3": self._buckets[self._number % BUCKETS].checksum(self._used),
-                "entries": self._entries,
-            }
-        )
+        table = {
+            "number": self._number,
+            "used": self._used,
+            "xxh3": self._bucket.checksum(self._used),
+            "entries": self._entries,
+        }
+        self._tell(table)
         self._number, self._used, self._entries = self._number + 1, 0, []
         if self._number >= BUCKETS:
             self._await(self._number - BUCKETS)
 
     def _tell(self, message: dict[str, Any]) -> None:
+        """Tell all readers of a bucket, and bring it to them; or of the end."""
         if self._readers is None:
             self._readers = []
             self._accept(self._readers)
         for reader in list(self._readers):
             with self._unless_it_leaves(reader):
-                _send(reader, message)
+                send(reader, message)
+                if "used" in message:
+                    self._end.send(reader, self._bucket, message["used"])
 
     def _await(self, number: int) -> None:
         """Wait until every reader is done with a message."""
         for reader in list(self._readers or []):
             with self._unless_it_leaves(reader):
-                done = _receive(reader)["done"]
+                done = receive(reader)["done"]
                 assert done == number, f"a reader is done with {done}, not {number}"
 
     def _accept(self, come: list[socket.socket]) -> None:
-        """Wait for the readers, and hand them the buckets."""
-        stream = self._stream
-        self._listener.settimeout(LOOK_S)
+        """Wait for the readers, and give them what they need."""
+        stream, end = self._stream, self._end
         deadline = time.monotonic() + stream.timeout_s
         missing = set(range(stream.readers))
-        while missing := {reader for reader in missing if not stream.withdrawn(reader)}:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
+        while missing := {reader for reader in missing if not end.withdrawn(reader)}:
+            connection = end.accept(LOOK_S)
+            if connection is None:
                 if time.monotonic() > deadline:
                     raise TransferError(
                         "A rollout process does not come for its weights.",
                         where=f"readers {sorted(missing)} of {stream.readers}",
                         why=f"waited {stream.timeout_s:g} s",
-                    ) from None
+                    )
                 continue
             connection.settimeout(stream.timeout_s)
             try:
-                reader = _receive(connection)["reader"]
-                socket.send_fds(connection, [b"\0"], self._descriptors)
-                _send(connection, {"version": self._version})
+                reader = receive(connection)["reader"]
+                end.admit(reader, connection)
+                send(connection, {"version": self._version})
             except (OSError, EOFError):  # it has ended: the driver withdraws it
                 connection.close()
             else:
@@ -303,56 +277,9 @@ class _Sender:
             self._readers.remove(reader)
 
 
-def _connect(stream: WeightStream) -> socket.socket:
-    deadline = time.monotonic() + stream.timeout_s
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(stream.timeout_s)
-        try:
-            with stream.address() as address:
-                connection.connect(address)
-        except OSError as error:  # mostly: the sender has not made it yet
-            connection.close()
-            if time.monotonic() > deadline:
-                why = f"{error}, for {stream.timeout_s:g} s"
-                raise TransferError("Nobody sends weights.", where=stream.path, why=why) from error
-            time.sleep(LOOK_S)
-        else:
-            return connection
-
-
 @contextlib.contextmanager
-def _transfer_errors(what: str, stream: WeightStream) -> Iterator[None]:
+def _transfer_errors(what: str, where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:
-        raise TransferError(what, where=stream.path, why=f"the sender has ended, or does nothing: {error}") from error
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    text = json.dumps(message).encode()
-    connection.sendall(len(text).to_bytes(8, "big") + text)
-
-
-def _receive(connection: socket.socket) -> dict[str, Any]:
-    size = int.from_bytes(_receive_exactly(connection, 8), "big")
-    message: dict[str, Any] = json.loads(_receive_exactly(connection, size))
-    return message
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 20))
-        if not part:
-            raise EOFError("the connection was closed")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _take_descriptors(connection: socket.socket) -> list[int]:
-    _, descriptors, _, _ = socket.recv_fds(connection, 1, BUCKETS, socket.MSG_CMSG_CLOEXEC)
-    if len(descriptors) != BUCKETS:
-        raise EOFError("no buckets came")
-    return descriptors
+        raise TransferError(what, where=where, why=f"the sender has ended, or does nothing: {error}") from error

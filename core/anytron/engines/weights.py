@@ -1,6 +1,6 @@
 """Weights on their way from the training engine to a rollout engine: what both ends agree on, and the way by file.
 
-The other way, through shared memory, is :mod:`anytron.engines.weight_stream`. An engine knows neither: it sends to a
+The other way, on a stream, is :mod:`anytron.engines.weight_stream`. An engine knows neither: it sends to a
 :class:`WeightDestination` and loads from a :class:`WeightOrigin`.
 """
 

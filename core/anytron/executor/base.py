@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.executor.group import RankGroup
-    from anytron.executor.protocol import Pending
+    from anytron.executor.protocol import Host, Pending
     from anytron.hooks.types import Role
     from anytron.plugins import Session
 
@@ -30,6 +30,7 @@ class BaseExecutor(abc.ABC):
     """
 
     on_this_machine: ClassVar[bool]
+    host: Host
 
     def __init__(self, config: RunConfig, session: Session) -> None:
         self._config = config

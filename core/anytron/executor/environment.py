@@ -8,7 +8,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from anytron.executor.bootstrap import Bootstrap
     from anytron.hooks.facade import Hooks
@@ -66,13 +66,23 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
     }
 
 
-def with_one_device(environment: Mapping[str, str], variable: str, index: int) -> dict[str, str]:
-    """Let a process see one device of those that it would see.
+def with_devices(environment: Mapping[str, str], variable: str, indices: Sequence[int]) -> dict[str, str]:
+    """Let a process see some devices of those that it would see.
 
     Args:
         environment: Its own.
         variable: The one that restricts which devices it sees.
-        index: Which of them.
+        indices: Which of them.
     """
     visible = environment.get(variable)
-    return {**environment, variable: visible.split(",")[index] if visible else str(index)}
+    ids = visible.split(",") if visible else None
+    return {**environment, variable: ",".join(str(one) if ids is None else ids[one] for one in indices)}
+
+
+def ranks_beside(replica: int, replicas: int, ranks: int) -> range:
+    """Choose the training ranks whose devices a colocated replica works with: neighbours, and others for each replica.
+
+    Where there are more replicas than ranks, some share a rank's device.
+    """
+    first, end = replica * ranks // replicas, (replica + 1) * ranks // replicas
+    return range(first, max(end, first + 1))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.executor.channel import Message
+    from anytron.executor.protocol import Host
 
     _Steps = Generator[Awaited[AnyRank], Sequence[AnyRank], list[Any]]
 
@@ -60,6 +61,11 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def size(self) -> int:
         """Ranks."""
         return len(self._ranks)
+
+    @property
+    @abc.abstractmethod
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
 
     @property
     def ended(self) -> bool:

@@ -11,14 +11,24 @@ from anytron.components import find_component
 from anytron.executor.address import StoreFiles
 from anytron.executor.base import BaseExecutor
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.environment import loopback_interface, loopback_variables, with_one_device, worker_environment
+from anytron.executor.environment import (
+    loopback_interface,
+    loopback_variables,
+    ranks_beside,
+    with_devices,
+    worker_environment,
+)
 from anytron.executor.group import RankGroup
 from anytron.executor.process import WorkerProcess, answered, end_all
+from anytron.executor.protocol import Host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.hooks.types import Role
+
+
+THIS_MACHINE = Host("", "127.0.0.1")
 
 
 class LocalWorkerGroup(RankGroup[WorkerProcess]):
@@ -44,6 +54,11 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
         super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
         self._stores = stores
 
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """This machine, for each rank."""
+        return [THIS_MACHINE] * self.size
+
     @staticmethod
     def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
         """Wait until a rank of one or more groups has an answer, has ended or is silent."""
@@ -67,6 +82,7 @@ class LocalExecutor(BaseExecutor):
     """
 
     on_this_machine: ClassVar[bool] = True
+    host = THIS_MACHINE
 
     def start(
         self,
@@ -109,11 +125,8 @@ class LocalExecutor(BaseExecutor):
                     python=self._config.rollout.python if role == "rollout" else None,
                 )
                 log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
-                if role == "rollout" and self._config.rollout.placement == "separate":
-                    variable = self._session.platform.visible_devices_variable
-                    assert variable is not None, "a platform without one is refused before"
-                    first = self._config.parallel.world_size  # training ranks have those before
-                    environment = with_one_device(environment, variable, first + replica)
+                if role == "rollout":
+                    environment = self._with_devices(environment, replica, replicas)
                 processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
         except BaseException:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)
@@ -128,3 +141,13 @@ class LocalExecutor(BaseExecutor):
         )
         self._groups.append(group)
         return group
+
+    def _with_devices(self, environment: dict[str, str], replica: int, replicas: int) -> dict[str, str]:
+        """Let a replica see its devices; training rank i has device i. The only one, if colocated, sees all."""
+        variable, ranks = self._session.platform.visible_devices_variable, self._config.parallel.world_size
+        if self._config.rollout.placement == "separate":
+            assert variable is not None, "a platform without one is refused before"
+            return with_devices(environment, variable, [ranks + replica])
+        if variable is None or replicas == 1:
+            return environment
+        return with_devices(environment, variable, ranks_beside(replica, replicas, ranks))

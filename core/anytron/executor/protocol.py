@@ -15,6 +15,7 @@ constructed with ``(config, session)``). What every implementation promises:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from typing_extensions import Self
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import Role
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of a run.
+
+    Attributes:
+        id: The same for all processes of one machine, and another one for each machine.
+        address: At which the run's other machines reach it.
+    """
+
+    id: str
+    address: str
 
 
 class Pending(Protocol):
@@ -54,6 +68,10 @@ class WorkerGroup(Protocol):
     @property
     def size(self) -> int:
         """Ranks."""
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
 
     @property
     def ended(self) -> bool:
@@ -109,6 +127,10 @@ class Executor(Protocol):
     """
 
     on_this_machine: ClassVar[bool]
+
+    @property
+    def host(self) -> Host:
+        """The machine of the driver."""
 
     def start(
         self,

@@ -78,25 +78,18 @@ def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             yield Diagnostic("error", f"rollout.{name}", f"{message}; it is {value}", f"leave it at {default}")
 
 
-def weight_diagnostics(config: RunConfig, *, on_this_machine: bool) -> Iterator[Diagnostic]:
-    """Find why weights cannot go through shared memory, if they must, or not be compared."""
-    obstacle = why_not_shared(config, on_this_machine=on_this_machine)
-    if config.rollout.weights == "shared_memory" and obstacle is not None:
-        yield Diagnostic("error", "rollout.weights", f"memory cannot be shared: {obstacle}", "rollout.weights=auto")
+def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find why weights cannot come on a stream, if they must, or not be compared."""
+    obstacle = why_a_file(config)
+    if config.rollout.weights in ("shared_memory", "network") and obstacle is not None:
+        yield Diagnostic("error", "rollout.weights", obstacle, "rollout.weights=auto")
     if config.rollout.check_weights_every > 0:
         key = "rollout.check_weights_every"
         yield from _lacking(config, "rollout", "comparison", key, "compare its weights", f"{key}=0")
 
 
-def why_not_shared(config: RunConfig, *, on_this_machine: bool) -> str | None:
-    """Say why weights cannot go through shared memory; None if they can.
-
-    Args:
-        config: The run.
-        on_this_machine: Whether the executor's processes are on this machine alone.
-    """
-    if not on_this_machine:
-        return f"processes of executor.kind={config.executor.kind} may be on several machines"
+def why_a_file(config: RunConfig) -> str | None:
+    """Say why weights must go through a file, wherever processes are; None if they need not."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     if info is not None and not info.takes_stream:
         return f"the engine {config.rollout.engine} takes weights from a file only"

@@ -41,7 +41,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _model(config.model)
     yield from _critic(config)
     yield from _references(config)
-    yield from weight_diagnostics(config, on_this_machine=runs_here(config))
+    yield from weight_diagnostics(config)
     if config.rollout.python is not None and runs_here(config):
         yield from interpreter_diagnostics("rollout.python", config.rollout.python)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_not_shared
-from anytron.preflight.machine import runs_here
+from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
 from anytron.tracking.claim import overwritten
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def _through_a_file(config: RunConfig) -> bool:
     way = config.rollout.weights
     if generates_in_training(config):
         return False
-    return way == "file" or (way == "auto" and why_not_shared(config, on_this_machine=runs_here(config)) is not None)
+    return way == "file" or (way == "auto" and why_a_file(config) is not None)
 
 
 def _existing(path: Path) -> Path:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.executor.protocol import Pending, WorkerGroup
+    from anytron.executor.protocol import Host, Pending, WorkerGroup
     from anytron.rollout.conversations import Conversations, SingleTurns
 
 
@@ -29,6 +29,11 @@ class AttendedGroup:
     def size(self) -> int:
         """Ranks."""
         return self._group.size
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
+        return self._group.hosts
 
     @property
     def ended(self) -> bool:

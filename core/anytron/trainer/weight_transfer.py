@@ -1,6 +1,6 @@
 """Give rollout processes the training engine's weights, or its adapters alone.
 
-They go through shared memory, through a file, or not at all.
+They go on a stream, through a file, or not at all.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from anytron.engines.weight_memory import SharedMemory
+from anytron.engines.weight_network import LOOPBACK, NetworkMeeting
 from anytron.engines.weight_stream import WeightStream
-from anytron.errors import AnytronError, TransferError
-from anytron.preflight.capabilities import why_not_shared
+from anytron.errors import AnytronError, ConfigError, TransferError
+from anytron.preflight.capabilities import why_a_file
 from anytron.rollout.pool import Given
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
+    from anytron.engines.weight_carriers import Meeting
     from anytron.engines.weight_stream import StreamedWeights
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
@@ -41,32 +44,35 @@ class WeightTransfer:
     Attributes:
         executor: Runs the training ranks and the rollout processes.
         directory: For the file or the sockets, of this user alone.
-        shared: Through shared memory.
+        way: ``shared_memory``, ``network``, ``file``; or ``auto``, which is one of the first two, by where those are
+            that get weights.
         timeout_s: How long one end waits for the other.
+        tell: Is told what ``auto`` chose, and why.
         part: Which part of the weights changes, and is sent.
         metrics: The bytes that were sent since :meth:`of`, however many rollout processes they went to.
     """
 
     executor: Executor
     directory: Path
-    shared: bool
+    way: str
     timeout_s: float
+    tell: Callable[[str], None]
     part: WeightPart
     metrics: dict[str, float] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _told: set[str] = field(default_factory=set)
 
     @classmethod
     def from_config(
         cls, config: RunConfig, executor: Executor, directory: Path, tell: Callable[[str], None]
     ) -> WeightTransfer:
-        """Choose the way that ``rollout.weights`` says; tell which if it says ``auto``."""
-        shared = config.rollout.weights == "shared_memory"
-        if config.rollout.weights == "auto":
-            obstacle = why_not_shared(config, on_this_machine=executor.on_this_machine)
-            shared = obstacle is None
-            tell("weights go to the rollout through " + ("shared memory" if shared else f"a file: {obstacle}"))
+        """Take the way that ``rollout.weights`` says."""
+        way = config.rollout.weights
+        if way == "auto" and (reason := why_a_file(config)) is not None:
+            tell(f"weights go to the rollout through a file: {reason}")
+            way = "file"
         part: WeightPart = "adapter" if config.rollout.lora == "alone" else "weights"
-        return cls(executor, directory, shared, config.executor.call_timeout_s, part)
+        return cls(executor, directory, way, config.executor.call_timeout_s, tell, part)
 
     def of(self, trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
         """Prepare to give the weights that the training engine has now, and as long as it is not trained.
@@ -77,11 +83,11 @@ class WeightTransfer:
                 did not get its weights.
         """
         self.metrics["throughput/weight_bytes"] = 0.0
-        if self.shared:
-            send = partial(self._stream, trainer)
-        else:
+        if self.way == "file":
             file = str(self.directory / "policy.safetensors")
             send = partial(self._send_file, trainer.export_weights(file, self.part))
+        else:
+            send = partial(self._stream, trainer)
         return partial(load_and_compare if compared else load, send, self.part)
 
     @staticmethod
@@ -90,26 +96,63 @@ class WeightTransfer:
         return clock.measure("sync")
 
     def _stream(self, trainer: TrainingWorkers, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
-        path = str(self.directory / f"transfer-{next(self._numbers)}")
-        stream = WeightStream(path, len(replicas), self.timeout_s)
-        try:
-            calls = [replica.submit(method, stream.origin(place)) for place, replica in enumerate(replicas)]
+        with self._meeting(trainer.group, replicas) as meeting:
+            stream = WeightStream(meeting.sender, len(replicas), self.timeout_s)
             export = trainer.group.submit(f"export_{self.part}", stream)
+            while (carrier := meeting.reader()) is None:
+                if self.executor.wait([export], 0.0):
+                    export.result()
+            calls = [replica.submit(method, stream.origin(carrier, place)) for place, replica in enumerate(replicas)]
             # Without a sender nobody ends the readers' wait but the driver, which hears of it here.
-            while not trainer.group.ended and (waiting := [call for call in (export, *calls) if not call.done]):
-                self.executor.wait(waiting)
-                for place, call in enumerate(calls):
-                    if call.done:  # whether it came or not, it will not come now
-                        stream.withdraw(place)
+            waiting = dict(enumerate(calls))
+            while not trainer.group.ended and (waiting or not export.done):
+                self.executor.wait([call for call in (export, *waiting.values()) if not call.done])
+                for place in [place for place, call in waiting.items() if call.done]:
+                    # Whether it came or not, it will not come now.
+                    meeting.withdraw(place, lost=isinstance(_answer(waiting.pop(place)), AnytronError))
             sent: StreamedWeights = export.result()[0]
             self.metrics["throughput/weight_bytes"] += sent.num_bytes
-            return sent.version, _answers(calls)
-        finally:
-            stream.remove()
+            return sent.version, [_answer(call) for call in calls]
 
     def _send_file(self, manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
         self.metrics["throughput/weight_bytes"] += manifest.num_bytes
-        return manifest.version, _answers([replica.submit(method, manifest) for replica in replicas])
+        calls = [replica.submit(method, manifest) for replica in replicas]
+        return manifest.version, [_answer(call) for call in calls]
+
+    def _meeting(self, trainer: WorkerGroup, replicas: Sequence[WorkerGroup]) -> Meeting:
+        """Bring rank 0 and rollout processes together in the way that suits their machines."""
+        driver, sender, readers = self.executor.host, trainer.hosts[0], [replica.hosts[0] for replica in replicas]
+        apart = next(
+            (
+                f"{name} is at {host.address}, and rank 0 at {sender.address}"
+                for name, host in [("the driver", driver), *(("a rollout process", reader) for reader in readers)]
+                if host.id != sender.id
+            ),
+            None,
+        )
+        way = self.way
+        if way == "auto":
+            way = "shared_memory" if apart is None else "network"
+            self._tell_once("through shared memory" if apart is None else f"over the network: {apart}")
+        if way == "network":
+            reached = {reader.id for reader in readers} <= {sender.id}
+            return NetworkMeeting(
+                driver=LOOPBACK if driver.id == sender.id else driver.address,
+                sender=LOOPBACK if reached else sender.address,
+            )
+        if apart is not None:
+            raise ConfigError(
+                "Weights cannot go through shared memory.",
+                where="rollout.weights=shared_memory",
+                why=f"it is memory of one machine, and {apart}",
+                fix="rollout.weights=auto",
+            )
+        return SharedMemory(str(self.directory / f"transfer-{next(self._numbers)}"))
+
+    def _tell_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self.tell(f"weights go to the rollout {what}")
 
 
 class WeightsInPlace:
@@ -131,15 +174,12 @@ class WeightsInPlace:
         return contextlib.nullcontext()
 
 
-def _answers(calls: Sequence[Pending]) -> list[Any]:
-    """Wait for one answer of each engine: what it returned, or the error that ended it."""
-    answers: list[Any] = []
-    for call in calls:
-        try:
-            answers += call.result()
-        except AnytronError as error:  # noqa: PERF203 - each engine has its own
-            answers.append(error)
-    return answers
+def _answer(call: Pending) -> Any:
+    """Wait for the answer of an engine: what it returned, or the error that ended it."""
+    try:
+        return call.result()[0]
+    except AnytronError as error:
+        return error
 
 
 def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
@@ -151,6 +191,8 @@ def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGrou
     """Let rollout processes load what is sent, then compare what they hold with what is sent again."""
     given = load(send, part, replicas)
     places = [place for place, answer in enumerate(given.answers) if answer == given.version]
+    if not places:
+        return given
     _, found = send("differing_weights", [replicas[place] for place in places])
     answers = list(given.answers)
     for place, differing in zip(places, found, strict=True):

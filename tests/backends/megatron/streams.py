@@ -2,6 +2,7 @@
 
 import torch
 
+from anytron.engines.weight_memory import SharedMemory
 from anytron.engines.weight_stream import WeightStream
 
 
@@ -11,10 +12,11 @@ def streamed(workers, folder, *, bucket_bytes=4096, part="weights"):
     Returns:
         Whole tensors by name, the names that are optional, and the version.
     """
-    stream = WeightStream(str(folder / "stream"), 1, 60.0, bucket_bytes)
+    memory = SharedMemory(str(folder / "stream"))
+    stream = WeightStream(memory, 1, 60.0, bucket_bytes)
     export = workers.group.submit(f"export_{part}", stream)
     parts, shapes, optional = {}, {}, set()
-    with stream.origin(0).open() as weights:
+    with stream.origin(memory, 0).open() as weights:
         for piece in weights:
             parts.setdefault(piece.name, []).append(piece.values.clone())
             shapes[piece.name] = piece.shape

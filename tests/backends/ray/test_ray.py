@@ -12,9 +12,11 @@ import time
 import pytest
 
 from anytron.errors import ConfigError, DataError, ProcessLost, WorkerError
+from anytron.plugins import open_session
 from anytron_cpu import CpuPlatform
-from anytron_ray.executor import passed_on
+from anytron_ray.executor import RayExecutor, passed_on
 from tests.core.executor.processes import LOOPBACK, is_alive, listening, offspring, wait_until_gone
+from tests.core.trainer.transfers import Started, install, transfer_config
 
 
 def free(ray, resource, count):
@@ -83,9 +85,11 @@ def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, mo
     monkeypatch.setattr(type(executor._session.platform), "visible_devices_variable", "CHIPS")
     executor._resource = "NPU"  # one of the resources of which Ray gives ids
     group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
-    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    alone = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    two = [executor.start("rollout", "anytron.training_engines", "small", 1, 1, replica=i, replicas=2) for i in (0, 1)]
 
-    assert [facts["env"]["CHIPS"] for facts in group.call("describe") + rollout.call("describe")] == ["0,1"] * 3
+    assert [facts["env"]["CHIPS"] for facts in group.call("describe") + alone.call("describe")] == ["0,1"] * 3
+    assert [replica.call("describe")[0]["env"]["CHIPS"] for replica in two] == ["0", "1"]
 
 
 @pytest.mark.slow
@@ -115,16 +119,46 @@ def test_ranks_of_two_machines_are_counted_on_each(make_executor):
     executor = make_executor()
     executor._resource = "APART"
     group = executor.start("trainer", "anytron.training_engines", "small", 2)
-    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
-
-    first, second = group._agents.places
-    assert first.node != second.node
-    assert rollout._agents.places[0].node == first.node
+    first, second = group.hosts
+    assert first.id != second.id
+    beside = [
+        executor.start("rollout", "anytron.training_engines", "small", 1, 1, replica=replica, replicas=replicas).hosts
+        for replica, replicas in ((0, 1), (0, 2), (1, 2), (2, 3))
+    ]
+    assert beside == [[first], [first], [second], [second]]
+    assert executor.host in (first, second)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert group.call("meet") == [1, 1]
     told = [[facts["env"][name] for name in names] for facts in group.call("describe")]
     assert told == [["0", "0", "2", "1"], ["1", "0", "2", "1"]]
     assert {facts["threads"] for facts in group.call("describe")} == {len(os.sched_getaffinity(0))}
+
+
+@pytest.mark.slow
+def test_weights_go_over_the_network_to_another_machine_and_through_memory_on_one(ray, testchip, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    told = []
+    # The driver's machine has all chips, and each machine one of those that are apart.
+    for placement, resource in (("colocated", "CHIP"), ("separate", "APART")):
+        output = tmp_path / placement
+        (output / "exchange").mkdir(parents=True)
+        rollout = {"engine": "taking", "placement": placement, "num_threads": 1}
+        config = transfer_config(output, rollout=rollout, executor={"kind": "ray"})
+        executor = RayExecutor(config, open_session(platform="testchip"))
+        executor._resource = resource
+        with executor:
+            started = Started(executor, config, output / "exchange")
+            assert [started.give(), started.give()] == [1, 2]
+            assert started.pool.describe() == [(2, [2.0])]
+            (output / "rollout-dies-midway").touch()
+            assert started.give(compared=True) == 3
+            assert [type(error) for error in started.losses] == [ProcessLost]
+            assert (started.pool.describe(), started.rest()) == ([(3, [3.0])], [])
+        told += started.notes
+    assert [note.partition(":")[0] for note in told] == [
+        "weights go to the rollout through shared memory",
+        "weights go to the rollout over the network",
+    ], told
 
 
 def test_a_rank_that_is_killed_ends_the_group(ray, start):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anytron.engines.weight_memory import SharedMemory
 from anytron.engines.weight_stream import WeightStream, _Sender
 from anytron.errors import AnytronError, TransferError
 from tests.needs_vllm import NEEDS_VLLM
@@ -75,12 +76,13 @@ def test_damaged_and_unreadable_weights_are_refused_and_complete_ones_taken_afte
 
 def give_through_shared_memory(loaded, directory):
     """Send the weights of ``loaded.model`` as a new version, in about forty buckets."""
-    stream = WeightStream(str(directory / "transfer"), 1, 60.0, bucket_bytes=16384)
+    memory = SharedMemory(str(directory / "transfer"))
+    stream = WeightStream(memory, 1, 60.0, bucket_bytes=16384)
     version = loaded.version + 1
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(stream.send, loaded.weights().items(), version, lambda name: False)
         try:
-            return loaded.engine.load_weights(stream.origin(0))
+            return loaded.engine.load_weights(stream.origin(memory, 0))
         finally:
             assert sent.result().version == version
 

@@ -1,19 +1,25 @@
-"""Weights through shared memory arrive bit for bit or not at all, and nothing is left behind, whatever dies."""
+"""Weights arrive bit for bit or not at all, whatever carries them; nothing is left behind, whatever dies."""
 
 from __future__ import annotations
 
+import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.engines import weight_stream
+from anytron.engines import weight_network, weight_stream
 from anytron.engines.weight_buckets import Bucket
-from anytron.engines.weight_stream import StreamedWeights, WeightStream
+from anytron.engines.weight_network import NetworkMeeting, NetworkReader
+from anytron.engines.weight_secret import new_secret
+from anytron.engines.weight_stream import StreamedWeights
 from anytron.errors import EngineError, TransferError
+from tests.core.engines.conftest import WAYS, Transfer, new_meeting
+from tests.core.executor.processes import listening
 
 DTYPES = [
     torch.float64,
@@ -50,12 +56,27 @@ def collect(origin):
         return weights.version, found
 
 
-def transfer(stream, weights, version=3, is_optional=lambda name: False):
+def send_and_receive(transfer, weights, version=3, is_optional=lambda name: False):
     """Send and receive in threads of this process; return what each reader found, or raise the sender's error."""
     with ThreadPoolExecutor() as pool:
-        readers = [pool.submit(collect, stream.origin(number)) for number in range(stream.readers)]
-        assert stream.send(weights, version, is_optional).version == version
+        sent = pool.submit(transfer.stream.send, weights, version, is_optional)
+        readers = [pool.submit(collect, transfer.origin(number)) for number in range(transfer.readers)]
+        assert sent.result().version == version
         return [reader.result() for reader in readers]
+
+
+def fails(transfer, weights, error, match):
+    """Check that the only reader of weights fails in this way, and the sender does not."""
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(transfer.stream.send, weights, 3, lambda name: False)
+        with pytest.raises(error, match=match):
+            collect(transfer.origin(0))
+        assert sent.result().version == 3
+
+
+def listens():
+    """Addresses on which this process listens."""
+    return listening(os.getpid())
 
 
 @st.composite
@@ -69,28 +90,53 @@ def tensors(draw):
     return tensor.transpose(0, -1) if len(shape) > 1 and draw(st.booleans()) else tensor
 
 
-@given(st.lists(tensors(), max_size=12), st.integers(1, 8), st.integers(1, 2))
-def test_any_tensors_arrive_bit_for_bit_in_buckets_of_any_size(tmp_path_factory, weights, units, readers):
-    stream = WeightStream(str(tmp_path_factory.mktemp("stream") / "transfer"), readers, 30.0, 64 * units)
+@given(st.lists(tensors(), max_size=12), st.integers(1, 8), st.integers(1, 2), st.sampled_from(WAYS))
+def test_any_tensors_arrive_bit_for_bit_in_buckets_of_any_size(tmp_path_factory, weights, units, readers, way):
+    folder, before = tmp_path_factory.mktemp("stream"), listens()
     named = {f"weight.{number}": tensor for number, tensor in enumerate(weights)}
-    for version, found in transfer(stream, named.items(), is_optional=lambda name: name.endswith("1")):
+    with new_meeting(way, folder) as meeting:
+        transfer = Transfer(meeting, readers, 30.0, 64 * units)
+        everywhere = send_and_receive(transfer, named.items(), is_optional=lambda name: name.endswith("1"))
+    for version, found in everywhere:
         assert version == 3
         assert list(found) == list(named)
         for name, tensor in named.items():
             dtype, shape, optional, data = found[name]
             assert (dtype, shape, optional) == (tensor.dtype, tuple(tensor.shape), name.endswith("1"))
             assert torch.equal(data, bits(tensor))
-    assert not Path(stream.path).exists()
+    assert list(folder.iterdir()) == []
+    assert listens() == before
 
 
-def test_the_path_of_a_socket_may_be_long(stream):
-    deep = stream(name="/".join(["deep"] * 40 + ["transfer"]))
-    assert len(deep.path) > 200
-    Path(deep.path).parent.mkdir(parents=True)
-    assert transfer(deep, [("a", torch.ones(3))])[0][0] == 3
+@pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
+def test_the_path_of_a_socket_may_be_long(new_transfer, tmp_path):
+    name = "/".join(["deep"] * 40 + ["transfer"])
+    (tmp_path / name).parent.mkdir(parents=True)
+    deep = new_transfer(name=name)
+    assert len(deep.carrier.path) > 200
+    assert send_and_receive(deep, [("a", torch.ones(3))])[0][0] == 3
 
 
-def test_a_damaged_bucket_is_refused(stream, monkeypatch):
+def test_rank_0_and_the_driver_listen_where_they_are_told_and_only_while_it_is_needed():
+    before, seen = listens(), []
+
+    def weights():
+        seen.append(listens() - before)
+        yield "a", torch.ones(3)
+
+    with NetworkMeeting("127.0.0.2", "127.0.0.3") as meeting:
+        assert listens() - before == {"0200007F"}
+        send_and_receive(Transfer(meeting, 1, 30.0, 4096), weights())
+        assert listens() == before
+    assert seen[0] - {"0200007F"} == {"0300007F"}
+
+
+def test_an_address_that_is_not_the_machine_s_is_an_error_that_names_it():
+    with pytest.raises(TransferError, match=r"(?s)Nobody can come for weights.*192\.0\.2\.77"):
+        NetworkMeeting("192.0.2.77", "127.0.0.1")
+
+
+def test_a_damaged_bucket_is_refused(new_transfer, monkeypatch):
     real, calls = Bucket.checksum, []
 
     def checksum(self, used):
@@ -100,12 +146,23 @@ def test_a_damaged_bucket_is_refused(stream, monkeypatch):
         return real(self, used)
 
     monkeypatch.setattr(Bucket, "checksum", checksum)
-    whole = stream()
-    with ThreadPoolExecutor() as pool:
-        reader = pool.submit(collect, whole.origin(0))
-        whole.send([("a", torch.ones(2000))], 3, lambda name: False)
-        with pytest.raises(TransferError, match=r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"):
-            reader.result()
+    message = r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"
+    fails(new_transfer(), [("a", torch.ones(2000))], TransferError, message)
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_byte_that_changes_on_the_way_is_noticed(new_transfer, monkeypatch):
+    real, sent = weight_network._SenderEnd.send, []
+
+    def send(self, connection, bucket, used):
+        sent.append(used)
+        if len(sent) == 2:  # after its checksum was computed
+            bucket.data[used // 2] ^= 4
+        real(self, connection, bucket, used)
+
+    monkeypatch.setattr(weight_network._SenderEnd, "send", send)
+    message = r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"
+    fails(new_transfer(), [("a", torch.ones(2000))], TransferError, message)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +176,10 @@ def test_a_damaged_bucket_is_refused(stream, monkeypatch):
     ],
     ids=["a-bucket", "the-last-bucket", "an-entry", "an-entry-twice", "a-tensor"],
 )
-def test_what_is_not_told_of_is_noticed(stream, monkeypatch, spoil, message):
+@pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
+def test_what_is_not_told_of_is_noticed(new_transfer, monkeypatch, spoil, message):
     """A saboteur in the sender changes the tables of buckets."""
-    real, held = weight_stream._send, []
+    real, held = weight_stream.send, []
 
     def send(connection, message):
         if "reader" in message or "version" in message:
@@ -133,78 +191,161 @@ def test_what_is_not_told_of_is_noticed(stream, monkeypatch, spoil, message):
             for one in held:
                 real(connection, one)
 
-    monkeypatch.setattr(weight_stream, "_send", send)
+    monkeypatch.setattr(weight_stream, "send", send)
     monkeypatch.setattr(weight_stream._Sender, "_await", lambda self, number: None)
-    whole = stream()
-    with ThreadPoolExecutor() as pool:
-        reader = pool.submit(collect, whole.origin(0))
-        whole.send([("a", torch.ones(1000)), ("b", torch.ones(500))], 3, lambda name: False)
-        with pytest.raises(TransferError, match=message):
-            reader.result()
+    fails(new_transfer(), [("a", torch.ones(1000)), ("b", torch.ones(500))], TransferError, message)
 
 
-def test_a_name_that_comes_twice_is_refused_by_the_sender(stream):
+def test_a_name_that_comes_twice_is_refused_by_the_sender(new_transfer, tmp_path):
+    whole, twice = new_transfer(), [("a", torch.ones(2000)), ("a", torch.ones(2))]
     with ThreadPoolExecutor() as pool:
-        whole = stream()
-        reader = pool.submit(collect, whole.origin(0))
-        with pytest.raises(EngineError, match=r"(?s)exported twice.*a, version 3"):
-            whole.send([("a", torch.ones(2000)), ("a", torch.ones(2))], 3, lambda name: False)
+        sent = pool.submit(whole.stream.send, twice, 3, lambda name: False)
         with pytest.raises(TransferError, match="ended before all had come"):
-            reader.result()
-    assert not Path(whole.path).exists()
+            collect(whole.origin(0))
+        with pytest.raises(EngineError, match=r"(?s)exported twice.*a, version 3"):
+            sent.result()
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("stands_after", ["0", "5"])
-def test_a_killed_sender_is_an_error_at_its_readers_at_once(stream, start, stands_after):
-    two = stream(readers=2)
-    readers = [start(two, "receive", str(number)) for number in range(2)]
-    sender = start(two, "send", "stand", stands_after)
+def test_a_killed_sender_is_an_error_at_its_readers_at_once(new_transfer, start):
+    two = new_transfer(readers=2)
+    sender = start(two.stream, "5")
+    readers = [start(two.origin(number)) for number in range(2)]
     assert sender.stdout.readline() == "stands\n"
-    if stands_after == "0":  # readers have nobody to connect to yet; the driver, which sees the death, ends them
-        for reader in readers:
-            assert reader.poll() is None
-        return
     sender.kill()
     for reader in readers:
         assert reader.communicate(timeout=20)[0] == "TransferError: The weights ended before all had come.\n"
 
 
-def test_a_killed_reader_costs_the_others_nothing(stream, start):
-    three = stream(readers=3)
-    readers = [start(three, "receive", str(number), *rest) for number, rest in enumerate([(), ("stand", "4"), ()])]
-    sender = start(three, "send")
+@pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
+def test_readers_may_come_before_their_sender(new_transfer, start):
+    """If it is killed before it listens, the driver sees its death, and ends them."""
+    one = new_transfer()
+    reader = start(one.origin(0))
+    sender = start(one.stream, "0")
+    assert sender.stdout.readline() == "stands\n"
+    assert reader.poll() is None
+
+
+def test_a_killed_reader_costs_the_others_nothing(new_transfer, start, tmp_path):
+    three = new_transfer(readers=3)
+    sender = start(three.stream)
+    readers = [start(three.origin(number), *rest) for number, rest in enumerate([(), ("4",), ()])]
     assert readers[1].stdout.readline() == "stands\n"
     readers[1].kill()
     for process in (sender, readers[0], readers[2]):
         assert process.communicate(timeout=20)[0] == "version 7\n"
-    assert not Path(three.path).exists()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sender_does_not_wait_for_readers_that_were_withdrawn(stream, start):
-    three = stream(readers=3)
-    sender = start(three, "send")
-    three.withdraw(2)
-    reader = start(three, "receive", "0")
-    three.withdraw(1)
+def test_a_sender_does_not_wait_for_readers_that_were_withdrawn(new_transfer, start):
+    three = new_transfer(readers=3)
+    sender = start(three.stream)
+    reader = start(three.origin(0))
+    three.meeting.withdraw(2, lost=False)
+    three.meeting.withdraw(1, lost=True)
     for process in (sender, reader):
         assert process.communicate(timeout=20)[0] == "version 7\n"
 
 
-def test_a_sender_without_any_reader_still_takes_all_weights_from_the_ranks(stream):
-    alone, taken = stream(), []
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_reader_whose_machine_is_gone_is_known_to_the_driver_alone(new_transfer, start):
+    """No word comes from such a machine, not even of a connection's end: here the reader stands still."""
+    two = new_transfer(readers=2)
+    sender = start(two.stream)
+    readers = [start(two.origin(number), *rest) for number, rest in enumerate([(), ("4",)])]
+    assert readers[1].stdout.readline() == "stands\n"
+    two.meeting.withdraw(1, lost=True)
+    for process in (sender, readers[0]):
+        assert process.communicate(timeout=20)[0] == "version 7\n"
+    assert readers[1].poll() is None
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights(new_transfer, caplog):
+    one = new_transfer()
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        stranger = replace(one.origin(0), carrier=replace(one.carrier, secret=new_secret()))
+        with pytest.raises(TransferError, match="do not trust each other"):
+            collect(stranger)
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+    assert "a connection from 127.0.0.1 was refused: the other end does not know the secret" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_one_that_says_nothing_holds_up_others_for_a_while_only(new_transfer, monkeypatch):
+    monkeypatch.setattr(weight_network, "PROOF_S", 0.2)
+    one = new_transfer()
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        with socket.create_connection(one.carrier.sender) as silent:
+            assert collect(one.origin(0))[0] == sent.result().version == 3
+            assert len(silent.recv(1000)) == 32, "it was told a random number, and nothing else"
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_reader_does_not_take_weights_from_another_sender(new_transfer):
+    one = new_transfer()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        reader = replace(one.stream.origin(NetworkReader(listener.getsockname(), new_secret()), 0))
+        found = pool.submit(collect, reader)
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(bytes(64))  # it repeats what it was told, at best
+            connection.recv(1000)
+            with pytest.raises(TransferError, match=r"(?s)do not trust each other.*does not know the secret"):
+                found.result()
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_the_driver_takes_no_port_from_a_stranger_and_rank_0_does_not_talk_to_another_driver(new_transfer):
+    one, other = new_transfer(), new_transfer()
+    lost = replace(one.stream, carrier=replace(one.meeting.sender, secret=new_secret()))
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(lost.send, [], 3, lambda name: False)
+        while not sent.done():
+            assert one.meeting.reader() is None
+        with pytest.raises(TransferError, match="do not trust each other"):
+            sent.result()
+    wrong = replace(one.stream, carrier=replace(one.meeting.sender, driver=other.meeting.sender.driver))
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(wrong.send, [], 3, lambda name: False)
+        while not sent.done():
+            assert other.meeting.reader() is None
+        with pytest.raises(TransferError, match="do not trust each other"):
+            sent.result()
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_the_secret_is_in_no_text(new_transfer):
+    one = new_transfer()
+    for plain in (one.stream, one.stream.origin(NetworkReader(("x", 1), one.meeting.sender.secret), 0)):
+        assert "secret" not in repr(plain)
+
+
+def test_a_sender_without_any_reader_still_takes_all_weights_from_the_ranks(new_transfer):
+    alone, taken = new_transfer(), []
 
     def weights():
         for number in range(5):
             taken.append(number)
             yield str(number), torch.ones(2000)
 
-    alone.withdraw(0)
-    assert alone.send(weights(), 3, lambda name: False) == StreamedWeights(3, 5 * 8000)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(alone.stream.send, weights(), 3, lambda name: False)
+        assert alone.carrier
+        alone.meeting.withdraw(0, lost=True)
+        assert sent.result() == StreamedWeights(3, 5 * 8000)
     assert taken == [0, 1, 2, 3, 4]
 
 
-def test_neither_end_waits_for_ever(stream):
-    with pytest.raises(TransferError, match="Nobody sends weights"):
-        collect(stream(timeout_s=0.1).origin(0))
-    with pytest.raises(TransferError, match=r"(?s)does not come for its weights.*readers \[0, 1\] of 2"):
-        stream(readers=2, timeout_s=0.1).send([], 3, lambda name: False)
+def test_neither_end_waits_for_ever(new_transfer):
+    two = new_transfer(readers=2, timeout_s=0.1)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(two.stream.send, [], 3, lambda name: False)
+        origin = two.origin(0)
+        with pytest.raises(TransferError, match=r"(?s)does not come for its weights.*readers \[0, 1\] of 2"):
+            sent.result()
+    with pytest.raises(TransferError, match=r"Nobody sends weights|does not reach its end"):
+        collect(origin)

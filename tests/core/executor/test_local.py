@@ -74,20 +74,25 @@ def test_call_gives_the_same_to_all_and_scatter_to_each_its_own(group):
         group.scatter("echo", [("a",)])
 
 
-def test_a_replica_that_is_placed_apart_sees_the_device_behind_those_of_the_training_ranks(
-    testchip, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("placement", "chips", "replica", "replicas", "sees"),
+    [
+        ("colocated", "4,5,6,7", 1, 2, "5"),
+        ("colocated", "4,5,6,7", 0, 1, "4,5,6,7"),
+        ("separate", "", 1, 2, "3"),
+    ],
+)
+def test_a_replica_sees_the_devices_of_its_training_ranks_or_the_one_behind_all_of_theirs(
+    testchip, tmp_path, monkeypatch, placement, chips, replica, replicas, sees
 ):
     session = open_session(platform="testchip")
     monkeypatch.setattr(type(session.platform), "visible_devices_variable", "CHIPS")
+    monkeypatch.setenv("CHIPS", chips)
     config = small_config(tmp_path / "run", None, {}, data_parallel_size=2)
-    apart = config.model_copy(update={"rollout": config.rollout.model_copy(update={"placement": "separate"})})
-    found = []
-    for chips, settings in (("4,5,6,7", config), ("4,5,6,7", apart), ("", apart)):
-        monkeypatch.setenv("CHIPS", chips)
-        with LocalExecutor(settings, session) as executor:
-            group = executor.start("rollout", "anytron.rollout_engines", "small", 1, 1, replica=1, replicas=2)
-            found.append(group.call("describe")[0]["env"]["CHIPS"])
-    assert found == ["4,5,6,7", "7", "3"]
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"placement": placement})})
+    with LocalExecutor(config, session) as executor:
+        group = executor.start("rollout", "anytron.rollout_engines", "small", 1, 1, replica=replica, replicas=replicas)
+        assert group.call("describe")[0]["env"]["CHIPS"] == sees
 
 
 def test_large_tensors_arrive_as_they_were(group):

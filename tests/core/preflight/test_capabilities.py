@@ -51,10 +51,10 @@ def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, ke
 
 
 def test_an_engine_whose_weights_cannot_be_compared_is_refused_if_they_are_to_be(testchip):
-    (found,) = weight_diagnostics(run_of(rollout={"engine": "small", "check_weights_every": 3}), on_this_machine=True)
+    (found,) = weight_diagnostics(run_of(rollout={"engine": "small", "check_weights_every": 3}))
     assert (found.severity, found.key) == ("error", "rollout.check_weights_every")
     for rollout in ({"engine": "small"}, {"check_weights_every": 3}):
-        assert list(weight_diagnostics(run_of(rollout=rollout), on_this_machine=True)) == []
+        assert list(weight_diagnostics(run_of(rollout=rollout))) == []
 
 
 def test_engines_that_cannot_leave_their_devices_are_refused_if_they_are_to(testchip):

@@ -310,7 +310,7 @@ def new_run(tmp_path, monkeypatch):
             },
             "data": {"source": "task.py:prompts", "options": {"count": 64, "digits": 3}, "prompts_per_step": 8},
             "rewards": [{"function": "task.py:reward"}],
-            "rollout": {"samples_per_prompt": 8, "max_new_tokens": 3},
+            "rollout": {"samples_per_prompt": 8, "max_new_tokens": 3, "weights": "file"},
             "optimizer": {"lr": 3e-3},
             "trainer": {"total_steps": 2, "output_dir": str(tmp_path / "run")},
             "tracking": {"plot": False},

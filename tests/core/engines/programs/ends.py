@@ -1,8 +1,10 @@
-"""One end of a weight transfer: ``PATH READERS TIMEOUT BUCKET send | receive NUMBER``, and where it stands still.
+"""One end of a weight transfer, a stream or an origin, as a pickle in standard input: send, or receive.
 
-It writes a line for each thing that it does. At ``stand AFTER`` it stands still after so many tensors, for ever.
+It writes a line for each thing that it does. With the argument AFTER it stands still after so many tensors, for ever.
 """
 
+import base64
+import pickle
 import sys
 import time
 
@@ -25,15 +27,13 @@ def standing(items, after):
 
 
 def main():
-    path, readers, timeout_s, bucket_bytes, end, *rest = sys.argv[1:]
-    stream = WeightStream(path, int(readers), float(timeout_s), int(bucket_bytes))
-    number = int(rest[0]) if end == "receive" else None
-    after = int(rest[rest.index("stand") + 1]) if "stand" in rest else None
+    after = int(sys.argv[1]) if len(sys.argv) > 1 else None
+    end = pickle.loads(base64.b64decode(sys.stdin.readline()))
     try:
-        if end == "send":
-            version = stream.send(standing(TENSORS.items(), after), 7, lambda name: False).version
+        if isinstance(end, WeightStream):
+            version = end.send(standing(TENSORS.items(), after), 7, lambda name: False).version
         else:
-            with stream.origin(number).open() as weights:
+            with end.open() as weights:
                 version = weights.version
                 for piece in standing(weights, after):
                     assert (piece.values == float(piece.name.rpartition(".")[2])).all()
