@@ -116,8 +116,7 @@ class WeightTransfer:
 
     def _send_file(self, manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
         self.metrics["throughput/weight_bytes"] += manifest.num_bytes
-        calls = [replica.submit(method, manifest) for replica in replicas]
-        return manifest.version, [_answer(call) for call in calls]
+        return send_file(manifest, method, replicas)
 
     def _meeting(self, trainer: WorkerGroup, replicas: Sequence[WorkerGroup]) -> Meeting:
         """Bring rank 0 and rollout processes together in the way that suits their machines."""
@@ -172,6 +171,12 @@ class WeightsInPlace:
         """Measure nothing: there is no exchange."""
         del clock
         return contextlib.nullcontext()
+
+
+def send_file(manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+    """Call a method of rollout processes with weights that lie in a file."""
+    calls = [replica.submit(method, manifest) for replica in replicas]
+    return manifest.version, [_answer(call) for call in calls]
 
 
 def _answer(call: Pending) -> Any:

@@ -23,7 +23,7 @@ PROMPTS = [PromptInputs((1,) * length) for length in (3, 9, 1, 4, 4, 7, 2, 8, 6,
 
 def weights(version):
     """Weights that engines can be given, as often as it takes."""
-    return partial(load, partial(send_file, SimpleNamespace(version=version)))
+    return partial(load, partial(send_file, SimpleNamespace(version=version)), "weights")
 
 
 def response_to(request, version):

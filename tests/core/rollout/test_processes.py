@@ -45,7 +45,7 @@ def test_two_processes_generate_what_one_engine_does_though_each_is_killed_once(
     losses = []
     with LocalExecutor(config, open_session(platform="cpu")) as executor:
         pool = RolloutPool(executor, config.rollout, lambda error, then: losses.append(error))
-        pool.load_weights(partial(load, partial(send_file, manifest)))
+        pool.load_weights(partial(load, partial(send_file, manifest), "weights"))
         groups = [pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=1))]
         os.kill(pool._replicas[1].group._ranks[0].pid, signal.SIGKILL)
         groups.append(pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=2)))
@@ -53,7 +53,7 @@ def test_two_processes_generate_what_one_engine_does_though_each_is_killed_once(
         pool.withdraw_weights()
         os.kill(pool._replicas[0].group._ranks[0].pid, signal.SIGKILL)
         pool.settle()
-        pool.load_weights(partial(load, partial(send_file, manifest)))
+        pool.load_weights(partial(load, partial(send_file, manifest), "weights"))
         groups.append(pool.finish(generation))
         assert len(pool.describe()) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +57,7 @@ def trajectories(directory, tmp_path):
     engine = engine_for(run_config({"path": str(directory), "dtype": "float32"}, replay_routing=True))
     manifest = write_weights(tmp_path / "policy.safetensors", load_file(directory / "model.safetensors"))
     pool = pool_of(Executor(make=lambda number, order: engine), 1)
-    pool.load_weights(lambda replicas: load(lambda method, groups: (1, [engine.load_weights(manifest)]), replicas))
+    pool.load_weights(partial(load, lambda method, groups: (1, [engine.load_weights(manifest)]), "weights"))
     (tmp_path / "echo.py").write_text(ENVIRONMENT)
     section = EnvironmentSection(path=f"{tmp_path}/echo.py:Echo", max_turns=3)
     sampling = SamplingParams(max_new_tokens=8, end_token_ids=(3, 4, 5, 6), pad_token_id=0)
