@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CORE = ROOT / "core" / "anytron"
 BACKENDS = ROOT / "backends"
-BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_vllm", "anytron_ray")
+BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_vllm", "anytron_verifiers", "anytron_ray")
 PLATFORM_NAMES = ("anytron_cpu", "anytron_cuda", "anytron_ascend")
 HEAVY = ("megatron", "torch_npu", "mindspeed", "flash_attn", "transformer_engine", "ray", "transformers")
 

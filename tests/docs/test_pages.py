@@ -77,7 +77,7 @@ def test_the_example_of_an_environment_plays(tmp_path):
     (tmp_path / "my_environments.py").write_text(blocks("docs/how-to/use-tools-and-environments.md", "python")[0])
     made = resolve(f"{tmp_path}/my_environments.py:HigherOrLower", key="environment.path")
     game = made(tries=3)
-    game.reset(Task("p", "?", {"number": 42}, seed=0))
+    game.reset(Task("p", "?", {"number": 42}, seed=0, max_turns=8))
 
     answers = [game.step(Turn(text, (1,), finished=True)) for text in ("17", "50", "42")]
 

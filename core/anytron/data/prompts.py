@@ -33,6 +33,8 @@ class Prompt:
         images: Pictures for a vision-language model, in memory (Pillow) or as paths, in the order of
             their image tokens: one token for each, whatever its size.
         data: Whatever rewards need, for example the right answer.
+        tools: What the chat template says that the model may call, with ``messages``: for each tool
+            ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}``.
     """
 
     id: str
@@ -41,11 +43,15 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] | None = None
     images: Sequence[Picture] = ()
     data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         given = [value is not None for value in (self.text, self.messages, self.tokens)]
         if sum(given) != 1:
             raise DataError("A prompt has one of text, messages and tokens.", where=f"prompt {self.id}")
+        if self.tools and self.messages is None:
+            why = "the chat template shows them, and only messages are given to it"
+            raise DataError("A prompt has tools and no messages.", where=f"prompt {self.id}", why=why)
         if not isinstance(self.images, (list, tuple)):
             raise DataError(
                 "A prompt's images are a list.",
@@ -127,7 +133,9 @@ def _render(prompt: Prompt, tokenizer: Any) -> str:
         )
     try:
         with processor_time(TEMPLATE_SECONDS):
-            text: str = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True, tokenize=False)
+            text: str = tokenizer.apply_chat_template(
+                prompt.messages, tools=list(prompt.tools) or None, add_generation_prompt=True, tokenize=False
+            )
     except Exception as error:  # the template is a program of the model directory
         raise DataError(
             "The chat template refuses a prompt's messages.",

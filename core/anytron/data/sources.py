@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.imports import resolve
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.data.prompts import Prompt
-from anytron.errors import DataError
+from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from anytron.config.schema import DataSection
@@ -97,13 +97,13 @@ def load_prompts(data: DataSection) -> list[Prompt]:
     """Get all prompts of a run.
 
     Raises:
-        ConfigError: The source does not exist.
+        ConfigError: The source does not exist, or refuses its options.
         DataError: It fails, or gives something else than prompts.
     """
     source: Callable[..., Any] = resolve(data.source, key="data.source", registered=SOURCES)
     try:
         prompts = list(source(**data.options))
-    except DataError:
+    except (ConfigError, DataError):
         raise
     except (Exception, SystemExit) as error:
         raise DataError(

@@ -23,12 +23,14 @@ class Task:
         prompt_text: As given, or decoded if the source gave token ids; the model has read it.
         data: What the source said of the prompt, for example the right answer.
         seed: In ``[0, 2**63)``, another one for each response; the same in a repetition of the run.
+        max_turns: Turns that the model may have; what is said to the last one is not read.
     """
 
     prompt_id: str
     prompt_text: str
     data: Mapping[str, Any]
     seed: int
+    max_turns: int
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Conversation:
     Attributes:
         prompt: Where it begins.
         seed: Everything random in it follows from this.
+        max_turns: Turns that the model may have.
         number: Of its environment.
         speaking: The model has been asked for its next turn.
         tokens: What follows the prompt.
@@ -43,6 +44,7 @@ class Conversation:
 
     prompt: TokenizedPrompt
     seed: int
+    max_turns: int
     number: int = -1
     speaking: bool = False
     tokens: tuple[int, ...] = ()
@@ -61,7 +63,8 @@ class Conversation:
     def task(self) -> Task:
         """What its environment is set up for."""
         prompt = self.prompt
-        return Task(prompt.id, prompt.text, dict(prompt.data), derive_seed(self.seed, "environment", 0))
+        seed = derive_seed(self.seed, "environment", 0)
+        return Task(prompt.id, prompt.text, dict(prompt.data), seed, self.max_turns)
 
     def question(self, sampling: SamplingParams, room: int | None) -> tuple[PromptInputs, SamplingParams, int]:
         """Ask for the model's next turn, which sees everything so far.

@@ -99,7 +99,8 @@ class Conversations:
     def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> list[list[Conversation]]:
         """Begin the conversations about each prompt: environments are set up, and first turns asked for."""
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
-        conversations = [Conversation(prompt, response_seed(seed, place)) for place, prompt in enumerate(asked)]
+        turns = self._section.max_turns
+        conversations = [Conversation(prompt, response_seed(seed, place), turns) for place, prompt in enumerate(asked)]
         for conversation in conversations:
             conversation.number = self._environments.begin(conversation.task)
             self._begun[conversation.number] = conversation
@@ -186,7 +187,7 @@ class Conversations:
     def _answer(self, conversation: Conversation, observation: Observation) -> None:
         """Add an observation to a conversation, and end it if there is nothing more to say, or no room."""
         conversation.count(observation)
-        if observation.done or len(conversation.turns) == self._section.max_turns:
+        if observation.done or len(conversation.turns) == conversation.max_turns:
             self._end(conversation, finished=observation.done)
             return
         last = conversation.tokens[-1] if conversation.tokens else None

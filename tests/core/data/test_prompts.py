@@ -116,6 +116,16 @@ def test_a_prompt_is_text_messages_or_tokens(given):
         Prompt("p", **given)
 
 
+def test_the_chat_template_shows_the_tools_of_a_prompt(tokenizer):
+    tokenizer.chat_template = "{{ (tools or []) | map(attribute='function.name') | join }}{{ messages[0].content }}>"
+    tools = [{"type": "function", "function": {"name": name}} for name in "78"]
+    messages = [{"role": "user", "content": "1"}]
+    prompts = [Prompt("p", messages=messages, tools=tools), Prompt("q", messages=messages)]
+    assert [one.text for one in tokenize(prompts, tokenizer, **LIMITS)] == ["781>", "1>"]
+    with pytest.raises(DataError, match=r"(?s)tools and no messages.*p7"):
+        Prompt("p7", text="1>", tools=tools)
+
+
 def test_lines_end_at_line_feeds_only_and_a_byte_order_mark_is_none_of_them(tmp_path):
     records = [{"prompt": "1>\u2028\x85", "answer": "\u2029"}, {"prompt": "2> \U0001f600"}]
     text = "\r\n".join(json.dumps(record, ensure_ascii=False) for record in records)

@@ -46,7 +46,7 @@ def drain(pool) -> dict:
 
 
 def begin(pool, count: int) -> list[int]:
-    return [pool.begin(Task(f"p{index}", "31>", {"answer": "13"}, seed=index)) for index in range(count)]
+    return [pool.begin(Task(f"p{index}", "31>", {"answer": "13"}, seed=index, max_turns=8)) for index in range(count)]
 
 
 def say(pool, texts: dict[int, str]) -> dict:

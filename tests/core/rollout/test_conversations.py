@@ -151,6 +151,16 @@ def test_the_order_in_which_things_are_done_changes_nothing(converse):
         assert replace(one, routing=None) == replace(other, routing=None)
 
 
+def test_an_environment_is_told_how_many_turns_there_may_be(converse, tmp_path):
+    (tmp_path / "e.py").write_text(
+        EXAMPLE.read_text() + "\nclass Told(Calculator):\n    def reset(self, task):\n"
+        "        assert task.max_turns != 3, 'three turns'\n        super().reset(task)\n"
+    )
+    assert converse(path=f"{tmp_path}/e.py:Told", max_turns=4)[0][0][0].finished
+    with pytest.raises(DataError, match="three turns"):
+        converse(path=f"{tmp_path}/e.py:Told", max_turns=3)
+
+
 def test_after_the_last_turn_the_observation_is_not_read(converse, tokenizer):
     found, _ = converse(max_turns=1)
     for question, group in zip(QUESTIONS, found, strict=True):

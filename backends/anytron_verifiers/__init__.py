@@ -1,0 +1,11 @@
+"""Environments of the library verifiers, run with the model's own tokens.
+
+``environment.path: anytron_verifiers:VerifiersEnvironment`` and ``data.source: anytron_verifiers:prompts``, both with
+the same options ``name`` and ``args``: docs/how-to/use-tools-and-environments.md. Importing this imports nothing of
+verifiers.
+"""
+
+from anytron_verifiers.environment import VerifiersEnvironment
+from anytron_verifiers.source import prompts
+
+__all__ = ["VerifiersEnvironment", "prompts"]

@@ -1,0 +1,32 @@
+"""Find the tool calls in what a model wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
+"""What the model wrote -> what of it is no tool call, and for each call the tool's name and its arguments as JSON."""
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3 write it.
+
+    As in inference servers, a text in which one of the calls is malformed has none.
+    """
+    try:
+        calls = [json.loads(one) for one in _CALL.findall(text)]
+        found = [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text, []
+    if not all(isinstance(name, str) for name, _ in found):
+        return text, []
+    return text.partition("<tool_call>")[0], found
+
+
+FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
+"""By their name in the option ``tool_calls``."""

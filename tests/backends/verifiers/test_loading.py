@@ -1,0 +1,64 @@
+"""Which verifiers is accepted, and how tool calls are read; the library itself is not needed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from anytron.config.schema import DataSection
+from anytron.data.sources import load_prompts
+from anytron.errors import ConfigError
+from anytron_verifiers import loading
+from anytron_verifiers.messages import plain
+from anytron_verifiers.tool_calls import hermes
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (None, "verifiers is not installed"),
+        ("0.1.14", "verifiers 0.1.14 is installed"),
+        ("0.4.0", "reach the model over HTTP only"),
+    ],
+)
+def test_another_verifiers_is_refused_by_name(found, why, monkeypatch):
+    def version(name):
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(loading, "version", version)
+    with pytest.raises(ConfigError, match=why) as caught:
+        load_prompts(DataSection(source="anytron_verifiers:prompts", options={"name": "gsm8k"}))
+    assert "pip install 'anytron[verifiers]'" in caught.value.fix
+
+
+@pytest.mark.parametrize("found", ["0.2.1", "0.3.0", "0.3.1", "0.3.2.dev4"])
+def test_the_versions_that_were_tried_are_accepted(found, monkeypatch):
+    monkeypatch.setattr(loading, "version", lambda name: found)
+    loading.require_supported()
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("no call", "no call", []),
+        ('so <tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>', "so ", [("f", '{"x": "é"}')]),
+        ('<tool_call>{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>{</tool_call>', None, []),
+        ('<tool_call>{"name": "f"}</tool_call>', None, []),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', None, []),
+        ("<tool_call>[1]</tool_call>", None, []),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", None, []),
+    ],
+)
+def test_tool_calls_are_read_or_the_text_stays_as_it_is(text, content, calls):
+    assert hermes(text) == (text if content is None else content, calls)
+
+
+def test_messages_are_text():
+    parts = [{"type": "text", "text": "see "}, {"type": "text", "text": "here"}]
+    assert plain({"role": "user", "content": parts, "name": None}) == {"role": "user", "content": "see here"}
+    with pytest.raises(ValueError, match="a message has image_url; only text"):
+        plain({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})
