@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TextIO
 
 
@@ -59,6 +60,11 @@ class Expendable:
             sys.stderr.write(f"the output of the run is lost from here on ({error.strerror}); the run goes on\n")
 
 
-def run_console() -> Console:
-    """A console on the standard output whose loss does not end the run."""
-    return Console(file=Expendable(sys.stdout), highlight=False, soft_wrap=True)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def run_output() -> Iterator[Console]:
+    """Give a console on the standard output.
+
+    Neither its loss nor that of the error output, which is often the same pipe, ends the run or spoils its exit status.
+    """
+    with contextlib.redirect_stderr(Expendable(sys.stderr)):
+        yield Console(file=Expendable(sys.stdout), highlight=False, soft_wrap=True)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.cli.output import run_console
+from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
@@ -13,6 +13,8 @@ from anytron.preflight.open_run import open_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from rich.console import Console
 
 CONTINUE = "the same command with resume=auto continues the run"
 """What to do after a run that did not come to its end."""
@@ -24,7 +26,11 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         AnytronError: Something is wrong; no process is left.
     """
-    console = run_console()
+    with run_output() as console:
+        _train(path, overrides, console)
+
+
+def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
     run = open_run(path, overrides)
     for line in run.lines:
         console.print(line, markup=False)

@@ -288,7 +288,7 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
 
 
 def _memory(bucket: Bucket, used: int) -> memoryview:
-    return memoryview(bucket.data[:used].numpy())
+    return bucket.data[:used].numpy().data
 
 
 def _shut(connection: socket.socket) -> None:

@@ -1,13 +1,14 @@
 """A run goes on when nobody can read its output any more."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from rich.progress import Progress
 
-from anytron.cli.output import Expendable, run_console
+from anytron.cli.output import Expendable, run_output
 
 
 @pytest.fixture
@@ -21,13 +22,26 @@ def broken():
 
 def test_a_broken_pipe_is_said_once_on_the_error_output_and_ends_nothing(broken, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", broken)
-    console = run_console()
-    for number in range(3):
-        console.print(number)
-    with Progress(console=console) as bar:
-        bar.update(bar.add_task("train"), completed=1)
+    with run_output() as console:
+        for number in range(3):
+            console.print(number)
+        with Progress(console=console) as bar:
+            bar.update(bar.add_task("train"), completed=1)
     assert capsys.readouterr().err == "the output of the run is lost from here on (Broken pipe); the run goes on\n"
     broken.flush()  # as Python does at its end
+
+
+LOG = "import logging; logging.warning('said to nobody')"
+PRINT = "console.print('said to nobody')"
+
+
+@pytest.mark.parametrize("writes", [LOG, PRINT, f"{LOG}; {PRINT}", f"{PRINT}; {LOG}"])
+@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_the_exit_status_is_that_of_the_run_when_both_outputs_are_one_broken_pipe(broken, writes, buffered):
+    program = f"from anytron.cli.output import run_output\nwith run_output() as console: {writes}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, env=environment, stdout=broken, stderr=broken, check=False).returncode == 0
 
 
 def test_a_full_disk_below_the_output_ends_nothing_either(capsys):
