@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.engines.device_memory import MemoryUse
-from anytron.errors import ConfigError, EngineError
+from anytron.errors import EngineError
 from anytron.kernels.contract import LogProbSpec
 from anytron.layer import apply_phase
 from anytron.patches import Phase
@@ -27,7 +27,7 @@ from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.names import ENGINE
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
-from anytron_megatron.training.conformance import kernel_conformance, mask_conformance
+from anytron_megatron.training.conformance import kernel_conformance, mask_conformance, possible_formats
 from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.micro_batch import BatchPreparer
@@ -191,7 +191,10 @@ class MegatronEngine:
         if not self._context.platform.portable_modules:
             return mask_conformance(self._preparer, self._sizes)
         gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
-        preparers = [self._preparer_for(self._source, each, gaps) for each in self._sequence_formats()]
+        preparers = [
+            self._preparer_for(self._source, each, gaps)
+            for each in possible_formats(self._context.config, self._context.hooks)
+        ]
         return kernel_conformance(preparers, heads=heads, sizes=self._sizes, device=self._runtime.current_device())
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
@@ -341,18 +344,6 @@ class MegatronEngine:
         if self._rollout is None:
             raise EngineError("There is no rollout on these ranks.", where=where, fix=f"set rollout.engine={ENGINE}")
         return self._rollout
-
-    def _sequence_formats(self) -> Iterator[Format]:
-        """Yield the configured format, and the other one if the plugins let a run have it."""
-        config = self._context.config
-        own = config.engine.sequence_format
-        yield own
-        other: Format = "bshd" if own == "thd" else "thd"
-        changed = config.model_copy(update={"engine": config.engine.model_copy(update={"sequence_format": other})})
-        with contextlib.suppress(ConfigError):
-            edited, _, _ = self._context.hooks.configure(changed)
-            if edited.engine.sequence_format == other:
-                yield other
 
     def _preparer_for(
         self,

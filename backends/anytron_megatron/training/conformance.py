@@ -8,24 +8,29 @@ gradients are compared with float64.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 
 from anytron.batch import RaggedBatch
 from anytron.engines.training_engine import Conformance
+from anytron.errors import ConfigError
 from anytron.reference.attention import reference_attention
 from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, scopes
 from anytron_megatron.portable_te.pytorch.attention.dot_product_attention import DotProductAttention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.facade import Hooks
     from anytron.masks import Pair
     from anytron.sequences import SequenceLayout
+    from anytron.sequences.layout import Format
     from anytron.traits import AttentionHeads, ParallelSizes
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
 
@@ -40,6 +45,18 @@ IN_PADDING = 7.0
 PUSH = 1000.0
 """Added to the value of one token: the outputs that see it move by far more than the rounding of the others."""
 MOVED = 1e-3
+
+
+def possible_formats(config: RunConfig, hooks: Hooks) -> Iterator[Format]:
+    """Yield the configured sequence format, and the other one if the plugins let a run have it."""
+    own = config.engine.sequence_format
+    yield own
+    other: Format = "bshd" if own == "thd" else "thd"
+    changed = config.model_copy(update={"engine": config.engine.model_copy(update={"sequence_format": other})})
+    with contextlib.suppress(ConfigError):
+        edited, _, _ = hooks.configure(changed)
+        if edited.engine.sequence_format == other:
+            yield other
 
 
 def kernel_conformance(
