@@ -83,7 +83,7 @@ def test_an_installed_platform_whose_device_is_there_becomes_active(installed):
 def test_no_import_name_but_ours_is_installed(installed):
     site_packages = next(installed.glob("lib/python*/site-packages"))
     names = {path.name for path in site_packages.iterdir() if path.suffix not in (".dist-info", ".pth")}
-    parts = ("", "_megatron", "_ray", "_rollout", "_vllm", "_cpu", "_ascend", "_toy")
+    parts = ("", "_megatron", "_ray", "_rollout", "_verifiers", "_vllm", "_cpu", "_ascend", "_toy")
     assert names == {f"anytron{part}" for part in parts}
 
 
