@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -93,3 +94,16 @@ def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(
     ):
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, env=variables)
         assert done.stdout == expected
+
+
+def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program():
+    assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
+    request = {
+        "arguments": ["-c", ""], "variables": dict(os.environ), "directory": os.getcwd(), "group": None,
+        "descriptors": [],
+    }  # fmt: skip
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    ours.close()
+    with theirs:
+        socket.send_fds(WarmPopen.requests, [json.dumps(request).encode()], [theirs.fileno()])
+    assert WarmPopen([sys.executable, "-c", "raise SystemExit(7)"]).wait() == 7

@@ -164,7 +164,8 @@ def serve(requests: socket.socket) -> None:
                 if not child:
                     become(json.loads(message), descriptors)
                 status = socket.socket(fileno=reply)
-                status.send(b"%d" % child)
+                with contextlib.suppress(BrokenPipeError):  # who asked has been killed
+                    status.send(b"%d" % child)
                 running[os.pidfd_open(child)] = child, status
                 for descriptor in descriptors:
                     os.close(descriptor)
