@@ -99,7 +99,7 @@ def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(
 def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program():
     assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
     request = {
-        "arguments": ["-c", ""], "variables": dict(os.environ), "directory": os.getcwd(), "group": None,
+        "arguments": ["-c", ""], "variables": dict(os.environ), "directory": "/", "group": None,
         "descriptors": [],
     }  # fmt: skip
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
