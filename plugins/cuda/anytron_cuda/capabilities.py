@@ -1,0 +1,76 @@
+"""What this machine offers to kernels, as plain data: every choice of a kernel is a function of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DISTRIBUTIONS = MappingProxyType(
+    {
+        "flash_attn": "flash-attn",
+        "flash_attn_interface": "flash-attn-3",
+        "liger_kernel": "liger-kernel",
+        "transformer_engine": "transformer-engine",
+        "triton": "triton",
+    }
+)
+"""Libraries of kernels: the name that is imported, and the distribution that has its version."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """A GPU and the libraries that can compute on it.
+
+    Attributes:
+        compute_capability: (major, minor) of the GPU, for example (9, 0) for Hopper.
+        torch: Version of torch.
+        libraries: Versions of those of :data:`DISTRIBUTIONS` that can be imported, by import name.
+        broken: Why others, which are installed, cannot: import name and the message of the import. A library that
+            was built for another torch is here.
+    """
+
+    compute_capability: tuple[int, int]
+    torch: Version
+    libraries: Mapping[str, Version] = field(default_factory=lambda: MappingProxyType({}))
+    broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def has(self, library: str, minimum: str = "0") -> bool:
+        """Whether a library can be imported, in this version or a later one."""
+        found = self.libraries.get(library)
+        return found is not None and found >= Version(minimum)
+
+
+@functools.cache
+def capabilities() -> Capabilities:
+    """Look at the current GPU, which initialises CUDA, and import the libraries. For processes that compute."""
+    import torch
+
+    found = {module: _imported(module) for module in DISTRIBUTIONS}
+    return Capabilities(
+        compute_capability=torch.cuda.get_device_capability(),
+        torch=Version(torch.__version__),
+        libraries=MappingProxyType({name: what for name, what in found.items() if isinstance(what, Version)}),
+        broken=MappingProxyType({name: what for name, what in found.items() if isinstance(what, str)}),
+    )
+
+
+def _imported(module: str) -> Version | str | None:
+    """A library's version; why it cannot be imported; None if it is not installed."""
+    try:
+        found = Version(version(DISTRIBUTIONS[module]))
+        importlib.import_module(module)
+    except PackageNotFoundError:
+        return None
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        # A binary built for another torch fails with an undefined symbol (ImportError, OSError), or on first use.
+        return str(error)
+    return found
