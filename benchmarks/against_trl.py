@@ -9,7 +9,6 @@ time is the median of all steps after the first ten.
     python benchmarks/against_trl.py [--json] [--steps 60] [--rounds 2]
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -17,7 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
+from itertools import chain
 from pathlib import Path
+
+from harness import argument_parser, in_turn, progress, report
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
@@ -26,9 +29,9 @@ WARM_UP = 10
 
 def anytron_steps(steps, output):
     command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE)]
-    overrides = [f"trainer.total_steps={steps}", f"trainer.output_dir={output}"]
+    overrides = [f"trainer.total_steps={steps}", f"trainer.output_dir={output / 'run'}"]
     subprocess.run(command + overrides, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (output / "run" / "metrics.jsonl").read_text().splitlines()]
     return [line["time/step_s"] for line in lines]
 
 
@@ -107,27 +110,25 @@ def run_trl(steps, output):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser = argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=60, help="training steps of each run")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each side")
-    parser.add_argument("--trl", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--trl", type=Path, help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.trl:
         run_trl(arguments.steps, arguments.trl)
         return
     os.environ.pop("OMP_NUM_THREADS", None)
-    times = {"anytron": [], "trl": []}
-    with tempfile.TemporaryDirectory() as directory:
-        for number in range(arguments.rounds):
-            for name, measure in (("anytron", anytron_steps), ("trl", trl_steps)):
-                output = Path(directory) / f"{name}{number}"
-                if name == "trl":
-                    output.mkdir()
-                times[name] += measure(arguments.steps, output)[WARM_UP:]
-    ours, theirs = statistics.median(times["anytron"]), statistics.median(times["trl"])
-    result = {"anytron_step_s": round(ours, 4), "trl_step_s": round(theirs, 4), "ratio": round(theirs / ours, 2)}
-    print(json.dumps(result) if arguments.json else "  ".join(f"{name} {value}" for name, value in result.items()))
+
+    def run(name, steps):
+        progress(f"{arguments.steps} steps of {name}")
+        with tempfile.TemporaryDirectory() as output:
+            return steps(arguments.steps, Path(output))[WARM_UP:]
+
+    ways = {"anytron": lambda: run("Anytron", anytron_steps), "trl": lambda: run("TRL", trl_steps)}
+    rounds = in_turn(ways, arguments.rounds, warm_up=0)
+    ours, theirs = (statistics.median(chain.from_iterable(rounds[name])) for name in ways)
+    report({"anytron_step_s": ours, "trl_step_s": theirs, "ratio": theirs / ours}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ groups; ``ours_ms`` a later one.
     python benchmarks/attention.py [--json] [--repeats 10] [--threads 1]
 """
 
-import argparse
-import json
 import statistics
-import time
 from itertools import accumulate
 
 import torch
 
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import AttentionCall, AttentionSpec
+from anytron.plugins import open_session
 from anytron.traits import ModelTraits
+from harness import argument_parser, in_turn, progress, report, timed
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 
@@ -45,18 +44,14 @@ def loop(query, key, value, lengths):
     return torch.cat(parts)
 
 
-def milliseconds(forward, operands, cotangent):
-    began = time.perf_counter()
-    torch.autograd.grad(forward(*operands), operands, cotangent)
-    return (time.perf_counter() - began) * 1e3
-
-
-def measure(lengths, repeats):
-    total = sum(lengths)
-    operands = [torch.randn(total, heads, DIM, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    cotangent = torch.randn(total, HEADS, DIM)
+def measure(lengths, repeats, runtime):
+    total, device = sum(lengths), runtime.current_device()
+    operands = [
+        torch.randn(total, heads, DIM, device=device, requires_grad=True) for heads in (HEADS, KV_HEADS, KV_HEADS)
+    ]
+    cotangent = torch.randn(total, HEADS, DIM, device=device)
     attend = make_attention(AttentionSpec(HEADS, KV_HEADS, DIM, DIM, DIM**-0.5, ModelTraits()))
-    cumulative = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    cumulative = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
     def ours(cu_seqlens):
         call = AttentionCall("thd", "padding_causal", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens)
@@ -66,28 +61,31 @@ def measure(lengths, repeats):
         return loop(*inputs, lengths)
 
     torch.testing.assert_close(ours(cumulative)(*operands), per_sequence(*operands), rtol=1e-4, atol=1e-5)
-    times = {"first_ms": [], "ours_ms": [], "loop_ms": []}
-    for _ in range(repeats):
-        times["first_ms"].append(milliseconds(ours(cumulative.clone()), operands, cotangent))
-        times["ours_ms"].append(milliseconds(ours(cumulative), operands, cotangent))
-        times["loop_ms"].append(milliseconds(per_sequence, operands, cotangent))
-    result = {name: round(statistics.median(values), 3) for name, values in times.items()}
-    return {**result, "loop_over_ours": round(result["loop_ms"] / result["ours_ms"], 2)}
+
+    def seconds(forward):
+        return timed(lambda: torch.autograd.grad(forward(*operands), operands, cotangent), runtime)[0]
+
+    ways = {
+        "first_ms": lambda: seconds(ours(cumulative.clone())),
+        "ours_ms": lambda: seconds(ours(cumulative)),
+        "loop_ms": lambda: seconds(per_sequence),
+    }
+    medians = {name: statistics.median(times) * 1e3 for name, times in in_turn(ways, repeats).items()}
+    return {**medians, "loop_by_ours": medians["loop_ms"] / medians["ours_ms"]}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser = argument_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    results = {name: measure(lengths, arguments.repeats) for name, lengths in CASES.items()}
-    if arguments.json:
-        print(json.dumps({"torch": torch.__version__, "threads": arguments.threads, "cases": results}, indent=2))
-        return
-    for name, result in results.items():
-        print(f"{name:>14}: " + "  ".join(f"{key} {value:g}" for key, value in result.items()))
+    runtime = open_session().platform.runtime()
+    rows = {}
+    for name, lengths in CASES.items():
+        progress(f"{name} tokens")
+        rows[name] = measure(lengths, arguments.repeats, runtime)
+    report({"sequences": rows}, as_json=arguments.json, runtime=runtime)
 
 
 if __name__ == "__main__":

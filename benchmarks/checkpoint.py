@@ -9,12 +9,9 @@ disk, for an asynchronous one until the state is copied, and the questions wheth
     python benchmarks/checkpoint.py [--json] [--ranks 1] [--layers 8] [--hidden 768] [--saves 5]
 """
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
-import time
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -26,6 +23,7 @@ from anytron.executor.local import LocalExecutor
 from anytron.plugins import open_session
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
+from harness import argument_parser, in_turn, progress, report, timed
 
 VOCABULARY, LENGTH = 8192, 16
 
@@ -95,13 +93,8 @@ class Training:
             beside.append(self.update_s())
 
 
-def timed(call):
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
-
-
-def measure(arguments, folder):
+def measure(arguments, folder, session):
+    progress("the model is written")
     parameters = write_model(folder / "model", arguments.layers, arguments.hidden)
     config = RunConfig.model_validate(
         {
@@ -113,49 +106,51 @@ def measure(arguments, folder):
             "trainer": {"output_dir": str(folder / "run")},
         }
     )
-    with LocalExecutor(config, open_session()) as executor:
+    with LocalExecutor(config, session) as executor:
         group = executor.start("trainer", "anytron.training_engines", "megatron", arguments.ranks)
         training = Training(TrainingWorkers.of(group), config)
         updates = [training.update_s() for _ in range(3)]
-        found = {True: [], False: []}
-        for turn in range(2 * (arguments.saves + 1)):
-            path = folder / f"step-{turn}"
-            found[turn % 2 == 1].append(training.save(path, asynchronous=turn % 2 == 1))
+        steps = count()
+
+        def save(*, asynchronous):
+            step = next(steps)
+            progress(f"save {step + 1} of {2 * (arguments.saves + 1)}")
+            path = folder / f"step-{step}"
+            saved = training.save(path, asynchronous=asynchronous)
             for file in path.iterdir():
                 file.unlink()
-    # The first of each pays for what is made once.
-    synchronous, asynchronous = ([save[0] for save in found[kind][1:]] for kind in (False, True))
-    beside = [update for save in found[True][1:] for update in save[1]]
-    written = found[False][-1][2]
+            return saved
+
+        ways = {"synchronous": lambda: save(asynchronous=False), "asynchronous": lambda: save(asynchronous=True)}
+        saves = in_turn(ways, arguments.saves)
+    standstill = {way: statistics.median(saved[0] for saved in found) for way, found in saves.items()}
+    beside = [update for saved in saves["asynchronous"] for update in saved[1]]
+    written = saves["synchronous"][-1][2]
     return {
         "parameters": parameters,
         "state_bytes": 12 * parameters,
-        "bytes_written": written,
+        "written_bytes": written,
         "written_by_state": written / (12 * parameters),
-        "synchronous_standstill_s": statistics.median(synchronous),
-        "asynchronous_standstill_s": statistics.median(asynchronous),
-        "asynchronous_by_synchronous": statistics.median(asynchronous) / statistics.median(synchronous),
+        "synchronous_standstill_s": standstill["synchronous"],
+        "asynchronous_standstill_s": standstill["asynchronous"],
+        "asynchronous_by_synchronous": standstill["asynchronous"] / standstill["synchronous"],
         "update_s": statistics.median(updates[1:]),
         "update_beside_writing_s": statistics.median(beside) if beside else None,
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser = argument_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=1, help="data-parallel ranks; the optimizer is distributed")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=768, help="a multiple of 64")
     parser.add_argument("--saves", type=int, default=5, help="saves of each kind that count")
     parser.add_argument("--folder", help="where to write, a disk worth measuring; default: the temporary directory")
     arguments = parser.parse_args()
+    session = open_session()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        result = measure(arguments, Path(folder))
-    if arguments.json:
-        sys.stdout.write(f"{json.dumps(result, indent=2)}\n")
-        return
-    for name, value in result.items():
-        sys.stdout.write(f"{name:28} {value}\n")
+        figures = measure(arguments, Path(folder), session)
+    report(figures, as_json=arguments.json, runtime=session.platform.runtime())
 
 
 if __name__ == "__main__":

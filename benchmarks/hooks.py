@@ -10,7 +10,6 @@ same by the time of the training engine alone.
     python benchmarks/hooks.py [--json] [--steps 6]
 """
 
-import argparse
 import collections
 import json
 import os
@@ -31,6 +30,7 @@ from anytron.plugins import hooks_of
 from anytron.plugins.neutral import NeutralDefaults
 from anytron.sequences import ModelInputs, plan_layout
 from anytron.traits import ModelTraits, ParallelSizes
+from harness import argument_parser, in_turn, progress, report
 
 CONFIG = Path(__file__).parents[1] / "examples" / "grpo_sort.yaml"
 
@@ -72,17 +72,21 @@ def overheads_us():
         ),
         "log_prob_kernel": (lambda: hooks.log_prob_kernel(spec), lambda: defaults.log_prob_kernel(spec)),
     }
-    return {hook: round(difference_us(*pair), 3) for hook, pair in pairs.items()}
+    return {hook: difference_us(*pair) for hook, pair in pairs.items()}
 
 
 def difference_us(through, direct, calls=2000, repeats=15):
-    # In turn, and the least of each: whatever else runs on the machine only adds.
-    rounds = [(timeit.timeit(through, number=calls), timeit.timeit(direct, number=calls)) for _ in range(repeats)]
-    fastest = [min(times) / calls * 1e6 for times in zip(*rounds, strict=True)]
-    return fastest[0] - fastest[1]
+    ways = {
+        "through": lambda: timeit.timeit(through, number=calls),
+        "direct": lambda: timeit.timeit(direct, number=calls),
+    }
+    # The least of each: whatever else runs on the machine only adds.
+    fastest = {way: min(times) / calls * 1e6 for way, times in in_turn(ways, repeats).items()}
+    return fastest["through"] - fastest["direct"]
 
 
 def train(steps, folder, trace):
+    progress(f"training for {steps} steps, hooks {'traced' if trace else 'not traced'}")
     output = Path(folder) / f"{steps}-{trace}"
     command = [sys.executable, "-m", "anytron", "train", str(CONFIG)]
     settings = [f"trainer.total_steps={steps}", f"trainer.output_dir={output}"]
@@ -109,11 +113,11 @@ def calls_per_step(folder, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser = argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=6, help="steps of each training run, at least 2")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    progress("calls through the facade")
     by_hook = overheads_us()
     with tempfile.TemporaryDirectory() as folder:
         calls = calls_per_step(folder, arguments.steps)
@@ -124,20 +128,15 @@ def main():
         for names in (["time/step_s"], ["time/score_s", "time/update_s"])
     )
     dispatch_us = sum(count * by_hook[hook] for hook, count in calls.items())
-    result = {
+    figures = {
         "facade_overhead_us": max(by_hook.values()),
-        "by_hook_us": by_hook,
-        "calls_per_step": calls,
-        "dispatch_us_per_step": round(dispatch_us, 3),
-        "step_s": round(step_s, 3),
+        "dispatch_per_step_us": dispatch_us,
+        "step_s": step_s,
         "share_of_step": dispatch_us * 1e-6 / step_s,
         "share_of_update": dispatch_us * 1e-6 / engine_s,
+        "hooks": {hook: {"overhead_us": us, "calls_per_step": calls.get(hook)} for hook, us in by_hook.items()},
     }
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
-    for name, value in result.items():
-        print(f"{name:22} {value}")
+    report(figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

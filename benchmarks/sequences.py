@@ -11,14 +11,12 @@ token. They run in one process, in turn; the ratios are those of the medians.
     python benchmarks/sequences.py [--json] [--counts 64 256 1024 4096] [--repeats 20]
 """
 
-import argparse
-import json
 import statistics
-import time
 
 import torch
 
 from anytron.sequences import plan_layout
+from harness import argument_parser, in_turn, progress, report, timed
 
 TENSOR_PARALLEL = 2
 
@@ -53,10 +51,10 @@ def loop(nested, sequences):
     return ids[None], labels[None], values.values()
 
 
-def milliseconds(function, *arguments):
-    began = time.perf_counter()
-    function(*arguments)
-    return (time.perf_counter() - began) * 1e3
+def milliseconds(ways, turns):
+    """The median of each way."""
+    times = in_turn({name: lambda way=way: timed(way)[0] for name, way in ways.items()}, turns)
+    return {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
 
 
 def measure(count, repeats):
@@ -67,34 +65,32 @@ def measure(count, repeats):
     nested = torch.nested.as_nested_tensor(sequences, layout=torch.jagged)
     for mine, theirs in zip(ours(tokens, lengths), loop(nested, torch.Tensor.unbind), strict=True):
         assert torch.equal(mine, theirs), "the two sides compute different things"
-    ours_ms = statistics.median(milliseconds(ours, tokens, lengths) for _ in range(repeats))
-    unbind_ms = statistics.median(milliseconds(loop, nested, torch.Tensor.unbind) for _ in range(repeats))
+    ways = {"ours_ms": lambda: ours(tokens, lengths), "unbind_ms": lambda: loop(nested, torch.Tensor.unbind)}
+    times = milliseconds(ways, repeats)
     # A single pass takes half a minute at 4096 sequences.
-    loop_ms = statistics.median(milliseconds(loop, nested, indexed) for _ in range(max(1, min(3, 2048 // count))))
+    loop_ms = statistics.median(
+        timed(lambda: loop(nested, indexed))[0] * 1e3 for _ in range(max(1, min(3, 2048 // count)))
+    )
     return {
-        "sequences": count,
         "tokens": tokens.numel(),
-        "ours_ms": round(ours_ms, 3),
-        "loop_ms": round(loop_ms, 3),
-        "ratio": round(loop_ms / ours_ms, 1),
-        "unbind_ms": round(unbind_ms, 3),
-        "unbind_ratio": round(unbind_ms / ours_ms, 1),
+        **times,
+        "loop_ms": loop_ms,
+        "unbind_by_ours": times["unbind_ms"] / times["ours_ms"],
+        "loop_by_ours": loop_ms / times["ours_ms"],
     }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser = argument_parser(__doc__)
     parser.add_argument("--counts", type=int, nargs="+", default=[64, 256, 1024, 4096], help="numbers of sequences")
     parser.add_argument("--repeats", type=int, default=20, help="measurements of each side")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(count, arguments.repeats) for count in arguments.counts]
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    rows = {}
+    for count in arguments.counts:
+        progress(f"{count} sequences")
+        rows[str(count)] = measure(count, arguments.repeats)
+    report({"sequences": rows}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

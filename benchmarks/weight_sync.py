@@ -5,20 +5,19 @@ out. Another one has the same model of transformers and loads them as the rollou
 one run, and memcpy of as many bytes is timed between them. The network is the loopback interface: what a real one costs
 comes on top. ``peak_extra_bytes`` is what both processes hold at most beyond what they held before, pages of shared
 buckets counted once; ``cpu_s`` is what both compute. Streams keep two processors busy, a file one at a time: look at
-``load_average``, what else the machine did as the benchmark began.
+``load_average`` of the device.
 
     python benchmarks/weight_sync.py [--json] [--layers 10] [--hidden 2048] [--turns 5] [--bucket-mib 16]
 """
 
-import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from anytron.engines.weight_network import LOOPBACK, NetworkMeeting, NetworkRead
 from anytron.engines.weight_stream import BUCKET_BYTES, StreamOrigin, WeightStream
 from anytron.engines.weights import WeightFile, WeightManifest
 from anytron_rollout.weights import load_verified
+from harness import argument_parser, in_turn, progress, report, timed
 
 VOCABULARY = 32_768
 TIMEOUT_S = 600.0
@@ -134,11 +134,13 @@ class Sender:
 
     def memcpy(self):
         copies = {name: torch.empty_like(tensor) for name, tensor in self.weights.items()}
-        for _ in range(2):  # the first time pays for the pages
-            start = time.perf_counter()
+
+        def copy():
             for name, tensor in self.weights.items():
                 copies[name].copy_(tensor)
-        return time.perf_counter() - start
+
+        copy()  # the first time pays for the pages
+        return timed(copy)[0]
 
     def _stream(self, carrier):
         WeightStream(carrier, 1, TIMEOUT_S, self._bucket_bytes).send(self.weights.items(), 1, is_optional)
@@ -163,61 +165,52 @@ class Sender:
 
 
 def measure(arguments, folder):
-    load = os.getloadavg()[0]
+    progress("both processes build the model")
     sender = Sender(arguments, folder)
     size = sum(tensor.nbytes for tensor in sender.weights.values())
-    found = {"shared_memory": [], "network": [], "file": []}
-    copying = []
-    for turn in range(arguments.turns + 1):
-        copying.append(sender.memcpy())
-        for way, results in found.items():
-            results.append(getattr(sender, way)())
-            if turn == 0:
-                results.clear()  # the first of each pays for what is made once
+    progress(f"{arguments.turns + 1} turns")
+    ways = {"shared_memory": sender.shared_memory, "network": sender.network, "file": sender.file}
+    found = in_turn({"memcpy": sender.memcpy, **ways}, arguments.turns)
+    copying = statistics.median(found.pop("memcpy"))
     sender.close()
     seconds = {way: statistics.median(result[0] for result in results) for way, results in found.items()}
     cpu = {way: statistics.median(result[1] for result in results) for way, results in found.items()}
     extra = {way: max(result[2] for result in results) for way, results in found.items()}
-    result = {
-        "load_average": load,
+    return {
         "model_bytes": size,
         "bucket_bytes": arguments.bucket_mib * MIB,
-        "memcpy_gb_per_s": size / statistics.median(copying) / 1e9,
+        "memcpy_gb_per_s": size / copying / 1e9,
         "file_by_shared_memory": seconds["file"] / seconds["shared_memory"],
         "file_by_network": seconds["file"] / seconds["network"],
+        "ways": {
+            way: {
+                "transfer_s": seconds[way],
+                "gb_per_s": size / seconds[way] / 1e9,
+                "cpu_s": cpu[way],
+                "peak_extra_bytes": extra[way],
+                "peak_extra_by_model": extra[way] / size,
+            }
+            for way in found
+        },
     }
-    for way in found:
-        result |= {
-            f"{way}_gb_per_s": size / seconds[way] / 1e9,
-            f"{way}_s": seconds[way],
-            f"{way}_cpu_s": cpu[way],
-            f"{way}_peak_extra_bytes": extra[way],
-            f"{way}_peak_extra_by_model": extra[way] / size,
-        }
-    return result
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser = argument_parser(__doc__)
     parser.add_argument("--layers", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=2048, help="a multiple of 64")
     parser.add_argument("--turns", type=int, default=5, help="transfers of each kind that count")
     parser.add_argument("--bucket-mib", type=int, default=BUCKET_BYTES // MIB, help="size of each of the two buckets")
     parser.add_argument("--folder", help="where the file goes; default: the temporary directory, as in a run")
-    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--receive", action="store_true", help=SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.receive:
         receive(arguments)
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        result = measure(arguments, Path(folder))
-    if arguments.json:
-        sys.stdout.write(f"{json.dumps(result, indent=2)}\n")
-        return
-    for name, value in result.items():
-        sys.stdout.write(f"{name:36} {value}\n")
+        figures = measure(arguments, Path(folder))
+    report(figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ SKIPPED = {"gpu": 2, "npu": 0, "compiler": 0, "verifiers": 17, "vllm": 38, "mcor
 
 WARM = (
     "tests/backends/megatron/",
+    "tests/benchmarks/",
     "tests/core/engines/",
     "tests/core/rollout/test_processes.py",
     "tests/core/sequences/",

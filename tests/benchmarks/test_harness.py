@@ -1,0 +1,109 @@
+"""What benchmarks print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from anytron.platform import MemoryStats
+from anytron_cpu.runtime import CpuRuntime
+from benchmarks import harness
+from tests.house import ROOT
+
+SMALL = {
+    "sequences.py": ["--counts", "4", "8", "--repeats", "1"],
+    "weight_sync.py": ["--layers", "1", "--hidden", "64", "--turns", "1"],
+}
+MINUTES = {
+    "attention.py": ["--repeats", "1"],
+    "checkpoint.py": ["--layers", "1", "--hidden", "64", "--saves", "1"],
+    "hooks.py": ["--steps", "2"],
+}
+
+
+class Chip(CpuRuntime):
+    device_type = "chip"
+
+    def __init__(self):
+        self.waits = []
+
+    def synchronize(self):
+        self.waits.append("wait")
+
+    def device_name(self):
+        return "Chip 1"
+
+    def memory_stats(self):
+        return MemoryStats(0, 0, 0, 8 * 10**9)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in MINUTES)])
+def test_each_prints_one_object_or_tables(name):
+    program = [sys.executable, str(ROOT / "benchmarks" / name), *(SMALL | MINUTES)[name]]
+    done = subprocess.run([*program, "--json"], capture_output=True, text=True, check=True)
+    made = json.loads(done.stdout)
+    assert list(made) == ["device", "versions", "command", "figures"]
+    assert made["command"].startswith(f"python benchmarks/{name} ")
+    assert made["device"]["cores"] >= 1
+    assert made["versions"]["torch"]
+    assert made["figures"]
+    assert done.stderr, "it says what it does"
+
+    text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert text.startswith(made["command"].removesuffix(" --json") + "\n")
+    for figure in made["figures"]:
+        assert f"\n{figure} " in text
+
+
+def test_each_benchmark_is_tested():
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+    needs_trl = "against_trl.py"
+    assert scripts == {"harness.py", needs_trl, *SMALL, *MINUTES}, "a new one enters SMALL or MINUTES"
+
+
+def test_the_ways_take_turns_and_the_first_turns_do_not_count():
+    calls = []
+    ways = {"a": lambda: calls.append("a") or len(calls), "b": lambda: calls.append("b") or len(calls)}
+    assert harness.in_turn(ways, 2) == {"a": [3, 5], "b": [4, 6]}
+    assert calls == ["a", "b"] * 3
+    assert harness.in_turn({"a": lambda: 1}, 2, warm_up=0) == {"a": [1, 1]}
+
+
+def test_a_measurement_waits_for_the_device_before_and_afterwards():
+    chip = Chip()
+    seconds, result = harness.timed(lambda: list(chip.waits), chip)
+    assert result == ["wait"]
+    assert chip.waits == ["wait", "wait"]
+    assert seconds > 0
+
+
+def test_an_accelerator_is_named():
+    assert harness.device(Chip()) == {**harness.device(), "accelerator": "Chip 1", "accelerator_bytes": 8 * 10**9}
+
+
+def test_a_report_for_people():
+    made = {
+        "device": {"processor": "P", "cores": 2, "memory_bytes": 16 * 10**9},
+        "versions": {"python": "3", "torch": "2"},
+        "command": "python benchmarks/x.py",
+        "figures": {
+            "ways": {"ours": {"step_s": 0.123456, "peak_bytes": 2_500_000}, "theirs": {"step_s": 12, "ratio": None}},
+            "tokens": 65536,
+            "ratio": 1.23456,
+        },
+    }
+    assert harness.as_text(made).splitlines() == [
+        "python benchmarks/x.py",
+        "processor P, cores 2, memory 16 GB",
+        "python 3, torch 2",
+        "",
+        "tokens  65,536",
+        "ratio   1.235",
+        "",
+        "ways    step_s  peak_bytes  ratio",
+        "ours    0.1235      2.5 MB      -",
+        "theirs      12           -      -",
+    ]
