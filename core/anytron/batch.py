@@ -2,7 +2,7 @@
 
 All per-token values are flat ``[T]`` and in *token* coordinates: entry t belongs to token t. The
 log-prob of a token is that of drawing it after the tokens before it; the first token of a sequence
-has none and holds 0.
+has none and holds 0. Those of prompts are not computed and hold 0 as well: nobody trains them.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ class TokenOutputs:
     without gradients and on the host.
 
     Attributes:
-        log_probs: float32 ``[T]``, the log-prob of each token; None from a model with a value head.
-        entropy: float32 ``[T]``, of the distribution that each token was drawn from; None as ``log_probs``.
+        log_probs: float32 ``[T]``, the log-prob of each token of a response, 0 elsewhere; None from a model with a
+            value head.
+        entropy: float32 ``[T]``, of the distribution that each such token was drawn from; None as ``log_probs``.
         predicted: One float32 ``[T]`` for each depth of multi-token prediction: the log-prob of each token as
             depth d predicted it, 0 for the first 1 + d tokens of a sequence.
         values: float32 ``[T]``, entry t of the state before token t, 0 for the first token of a sequence; None

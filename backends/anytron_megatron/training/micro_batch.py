@@ -38,6 +38,8 @@ class PreparedBatch:
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
         tokens: int64 ``[T]``, its tokens on the device.
+        scored: int64 ``[K]``, on the device: the positions whose labels count, in the order in which the output layer
+            has them, ``[C, R]`` flattened.
         loss_scale: Micro-batches of an update times data-parallel replicas. Megatron divides gradients by it;
             our losses are normalised over the whole mini-batch (``RaggedBatch.loss_weights``) and are
             multiplied by it first.
@@ -49,6 +51,7 @@ class PreparedBatch:
     packed: PackedSeqParams | None
     batch: RaggedBatch
     tokens: Tensor
+    scored: Tensor
     loss_scale: int
 
     def arguments(self) -> dict[str, Any]:
@@ -122,14 +125,18 @@ class BatchPreparer:
 
     def prepare(self, batch: RaggedBatch, micro_batches: int = 1) -> PreparedBatch:
         """Turn one of a replica's micro-batches into model inputs. Called once for each forward pass."""
-        layout = self.plan(batch.lengths, self._shard)
+        # Planned on the host, where the sizes of everything are known without waiting for the device.
+        planned = self._plan(batch.lengths, self._shard)
+        labels = planned.next_tokens(batch.tokens, ignored=~batch.response_mask)
+        scored = (labels.t().flatten() >= 0).nonzero()[:, 0]
+        layout = planned.to(self.device)
         tokens = batch.tokens.to(self.device, non_blocking=True)
         inputs = self._hooks.preprocess_sequences(
             ModelInputs(
                 layout=layout,
                 input_ids=layout.taken.pack(tokens),
                 position_ids=self._position_ids(batch, layout),
-                labels=layout.next_tokens(tokens),
+                labels=labels.to(self.device, non_blocking=True),
                 extra=self._vision.arguments(batch, layout, self.device) if self._vision else {},
             )
         )
@@ -139,7 +146,16 @@ class BatchPreparer:
         attention_mask = None if self._portable else mask.for_model()
         packed = self._packed(layout) if self._format == "thd" else None
         loss_scale = micro_batches * self._sizes.data
-        return PreparedBatch(inputs, mask, attention_mask, packed, batch, tokens, loss_scale)
+        return PreparedBatch(
+            inputs=inputs,
+            mask=mask,
+            attention_mask=attention_mask,
+            packed=packed,
+            batch=batch,
+            tokens=tokens,
+            scored=scored.to(self.device, non_blocking=True),
+            loss_scale=loss_scale,
+        )
 
     @property
     def traits(self) -> ModelTraits:
@@ -148,6 +164,9 @@ class BatchPreparer:
 
     def plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:
         """Plan how sequences of these lengths, int64 ``[B]``, are arranged on a shard."""
+        return self._plan(lengths, shard).to(self.device)
+
+    def _plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:
         return plan_layout(
             lengths,
             format=self._format,
@@ -157,7 +176,6 @@ class BatchPreparer:
             context_length=self._context_length,
             fp8=self._fp8,
             taken_as=self._taken_as,
-            device=self.device,
         )
 
     def mask_of(self, layout: SequenceLayout) -> AttnMask:

@@ -93,7 +93,8 @@ class TokenScoreHead:
         if self._whole:
             shard = torch.nn.functional.linear(self._on_every_rank(hidden), weight)
             return gather_from_tensor_model_parallel_region(shard), None
-        log_probs, entropy = self._evaluate(hidden, self._micro_batch().inputs.labels, weight)
+        prepared = self._micro_batch()
+        log_probs, entropy = self._evaluate(hidden, prepared.inputs.labels, weight, prepared.scored)
         return torch.stack([log_probs, entropy, *self._predicted], dim=-1), None
 
     def predict(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
@@ -116,8 +117,14 @@ class TokenScoreHead:
             raise EngineError("The model was run outside of the scope of a micro-batch.", where="TokenScoreHead")
         return self._prepared
 
-    def _evaluate(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs of labels and entropies, float32 ``[S, B]``."""
+    def _evaluate(
+        self, hidden: Tensor, labels: Tensor, weight: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs of labels and entropies, float32 ``[S, B]``; 0 where labels are ignored.
+
+        ``positions`` are those whose labels are not, int64 ``[K]`` in ``[S * B]``: a prompt costs no product with the
+        vocabulary. None = look at all labels.
+        """
         hidden = self._on_every_rank(hidden)
         labels = labels.t()
         if hidden.shape[:2] != labels.shape:
@@ -126,11 +133,15 @@ class TokenScoreHead:
                 where="TokenScoreHead",
                 why=f"hidden states {tuple(hidden.shape[:2])}, labels {tuple(labels.shape)} (sequence, batch)",
             )
+        rows, wanted = hidden.flatten(0, 1), labels.reshape(-1)
+        if positions is not None:
+            rows, wanted = rows.index_select(0, positions), wanted.index_select(0, positions)
         group = parallel_state.get_tensor_model_parallel_group()
-        log_probs, entropy = self._kernel(
-            hidden.flatten(0, 1), weight, labels.reshape(-1), self._micro_batch().batch.temperature, group
-        )
-        return log_probs.view(labels.shape), entropy.view(labels.shape)
+        scores = torch.stack(self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group))
+        if positions is not None:
+            scores = scores.new_zeros(2, labels.numel()).index_copy(1, positions, scores)
+        log_probs, entropy = scores.view(2, *labels.shape)
+        return log_probs, entropy
 
     def _on_every_rank(self, hidden: Tensor) -> Tensor:
         """The hidden states of all positions, ``[S, B, H]``; their gradient is summed over tensor-parallel ranks."""

@@ -34,7 +34,7 @@ in every case.
 """
 
 IGNORED_LABEL = -100
-"""Label of a position that predicts nothing: padding and the last real token of each sequence."""
+"""Label of a position that predicts nothing: padding, the last real token of each sequence, and what is not scored."""
 
 Gather = Callable[[Tensor], Tensor]
 """Concatenate ``[K, ...]`` of all context-parallel shards along dim 0, in rank order. Gradients must
@@ -205,15 +205,17 @@ class SequenceLayout:
         """
         return self._of_all_shards(self._slots(values, "unpack"), gather, "unpack").index_select(0, self.slot_index)
 
-    def next_tokens(self, tokens: Tensor, ahead: int = 1) -> Tensor:
+    def next_tokens(self, tokens: Tensor, ahead: int = 1, *, ignored: Tensor | None = None) -> Tensor:
         """Give the labels: at each position the real token that follows in its sequence.
 
         Args:
             tokens: int64 ``[T]``.
             ahead: Distance of that token; 1 = the next one.
+            ignored: bool ``[T]``, True = this token is nobody's label; None = each token is one.
 
         Returns:
-            int64 ``[R, C]``; :data:`IGNORED_LABEL` at the last ``ahead`` real tokens of a sequence and in padding.
+            int64 ``[R, C]``; :data:`IGNORED_LABEL` where an ignored token follows, at the last ``ahead`` real tokens of
+            a sequence and in padding.
 
         Raises:
             DataError: ``tokens`` has not exactly T entries.
@@ -221,6 +223,8 @@ class SequenceLayout:
         if tuple(tokens.shape) != (self.num_tokens,):
             why = f"shape {tuple(tokens.shape)}, expected ({self.num_tokens},)"
             raise _misfit("Tokens do not fit the layout.", "next_tokens", why)
+        if ignored is not None:
+            tokens = tokens.masked_fill(ignored, IGNORED_LABEL)
         # Shifted, with an entry for padding at the end.
         following = torch.cat([tokens[ahead:], tokens.new_full((min(ahead, self.num_tokens) + 1,), IGNORED_LABEL)])
         ends = self.cu_seqlens[1:].long()

@@ -56,14 +56,15 @@ def test_sharding_is_a_partition(plan):
 
 
 @settings(deadline=None, max_examples=150)
-@given(plan=plans, ahead=st.integers(1, 4))
-def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahead):
+@given(plan=plans, ahead=st.integers(1, 4), every=st.sampled_from([1, 2, 3]))
+def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahead, every):
     lengths = plan["lengths"]
     tokens = torch.arange(1, sum(lengths) + 1)
+    ignored = tokens % every != 0
     sequences = list(tokens.split(lengths))
     owner = [(i, p) for i, n in enumerate(lengths) for p in range(n)]
     for layout in shards(plan):
-        labels = layout.next_tokens(tokens, ahead).flatten()
+        labels = layout.next_tokens(tokens, ahead, ignored=ignored if every > 1 else None).flatten()
         positions = layout.position_ids.flatten()
         for slot, token in enumerate(layout.token_index.tolist()):
             if token == layout.num_tokens:
@@ -71,8 +72,8 @@ def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahea
                 continue
             index, position = owner[token]
             assert positions[slot] == position
-            last = position + ahead >= lengths[index]
-            assert labels[slot] == (IGNORED_LABEL if last else sequences[index][position + ahead])
+            following = 0 if position + ahead >= lengths[index] else int(sequences[index][position + ahead])
+            assert labels[slot] == (following if following and following % every == 0 else IGNORED_LABEL)
 
 
 @settings(deadline=None, max_examples=150)

@@ -14,7 +14,7 @@ FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 
 
 def hugging_face_log_probs(directory, batch):
-    """Per-token log-probs, one sequence at a time."""
+    """Log-probs of responses, 0 elsewhere, one sequence at a time."""
     model = hf_model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
     scores = []
     for tokens, images in zip(batch.tokens.split(batch.lengths.tolist()), batch.images, strict=True):
@@ -24,7 +24,7 @@ def hugging_face_log_probs(directory, batch):
             logits = model(tokens[None], mm_token_type_ids=types, **extra).logits[0, :-1]
         log_softmax = logits.log_softmax(-1)
         scores.append(torch.cat([torch.zeros(1), log_softmax.gather(1, tokens[1:, None])[:, 0]]))
-    return torch.cat(scores)
+    return torch.cat(scores) * batch.response_mask
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -88,7 +88,7 @@ def generation_log_probs(directory, batch):
                 logits.append(output.logits[0])
         log_probs = torch.cat(logits)[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
         scores.append(torch.cat([torch.zeros(1), log_probs]))
-    return torch.cat(scores)
+    return torch.cat(scores) * batch.response_mask
 
 
 def test_image_tokens_that_were_drawn_are_text_as_in_generation(start_engine, tiny_family, recorded_images):

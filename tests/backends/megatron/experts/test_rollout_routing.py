@@ -147,10 +147,10 @@ def truth_of(directory_of, batch_of, policy_loss, tmp_path_factory):
             part = batch.select(torch.tensor([index]))
             forced.routing = None
             with torch.no_grad():
-                unforced.append(forced.outputs(part).log_probs)
+                unforced.append(forced.outputs(part).log_probs * part.response_mask)
             forced.routing = part.routing
             outputs = forced.outputs(part)
-            log_probs.append(outputs.log_probs.detach())
+            log_probs.append(outputs.log_probs.detach() * part.response_mask)
             loss = loss + policy_loss(outputs, part).loss
             differ = torch.stack(forced.differ).float().mean(0)
             rerouted += float((part.token_shares[1:] * differ[:-1]).sum())

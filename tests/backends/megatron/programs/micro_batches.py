@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron.core import parallel_state
 
 from anytron import hookimpl
 from anytron.batch import RaggedBatch
@@ -21,6 +23,7 @@ from anytron.plugins import hooks_of
 from anytron.sequences import ContextShard, LayoutConstraints, scopes
 from anytron.traits import ModelTraits, ParallelSizes
 from anytron_megatron.training.micro_batch import BatchPreparer
+from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.vision import VisionInputs
 
 LENGTHS = [5, 2, 7]
@@ -61,9 +64,13 @@ def recorder():
 
 @pytest.fixture
 def preparer(recorder):
+    return text_preparer(recorder, "thd")
+
+
+def text_preparer(recorder, sequence_format):
     return BatchPreparer(
         hooks_of(extensions={"recorder": recorder}),
-        sequence_format="thd",
+        sequence_format=sequence_format,
         traits=ModelTraits(),
         accepted=frozenset({MaskKind.NONE}),
         sizes=ParallelSizes(tensor=2),
@@ -136,6 +143,38 @@ def test_3_the_mask_is_built_once_and_only_for_ids(preparer, recorder):
     assert [request.layout for request in recorder.mask_requests] == [None], "once when the engine is built"
     prepared = preparer.prepare(batch(LENGTHS))
     assert [request.layout for request in recorder.mask_requests[1:]] == [prepared.inputs.layout]
+
+
+@pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
+def test_a_prompt_costs_no_product_with_the_vocabulary(recorder, sequence_format, monkeypatch):
+    """verl and others make the logits of whole sequences, and drop those of the prompts."""
+    preparer = text_preparer(recorder, sequence_format)
+    prompts = torch.tensor([1, 1, 1, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0], dtype=torch.bool)
+    prepared = preparer.prepare(replace(batch(LENGTHS), response_mask=~prompts))
+    seen = []
+
+    def kernel(hidden, weight, labels, temperature, group):
+        seen.append((hidden, labels))
+        return labels.float(), 2.0 * labels
+
+    layer = SimpleNamespace(weight=torch.ones(3, 2), sequence_parallel=False)
+    head = TokenScoreHead(layer, kernel)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: None)
+    monkeypatch.setattr(head, "_on_every_rank", lambda hidden: hidden)
+    rows, columns = prepared.inputs.layout.shape
+    hidden = torch.arange(rows * columns * 2.0).view(columns, rows, 2)
+    with scopes.enter(head.scope(prepared)):
+        answers, _ = layer.forward(hidden)
+    ((scored, labels),) = seen
+    assert sorted(labels.tolist()) == [3, 4, 6, 13]
+    flat = preparer.postprocess(answers.transpose(0, 1), prepared)
+    outputs = head.token_outputs(flat, prepared)
+    expected = torch.where(prompts, 0.0, torch.arange(14.0))
+    assert torch.equal(outputs.log_probs, expected)
+    assert torch.equal(outputs.entropy, 2 * expected)
+    before = {int(label): row for label, row in zip(labels, scored, strict=True)}
+    states = prepared.inputs.layout.unpack(hidden.transpose(0, 1))
+    assert all(torch.equal(before[token], states[token - 1]) for token in before)
 
 
 @pytest.mark.parametrize("sequence_format", ["thd", "bshd"])

@@ -46,7 +46,7 @@ engine = Engine(
     EngineContext(config, layer.hooks, layer.platform, layer.ledger, ProcessInfo("trainer", 0, 0, world_size=1))
 )
 batch = RaggedBatch(
-    lengths=torch.tensor([5, 3]), tokens=torch.arange(3, 11), response_mask=torch.tensor([0, 0, 1, 1, 1, 0, 1, 1]) > 0
+    lengths=torch.tensor([5, 3]), tokens=torch.arange(3, 11), response_mask=torch.ones(8, dtype=torch.bool)
 )
 (scores,) = engine.score([batch])
 (values,) = engine.values([batch])
