@@ -143,11 +143,11 @@ def peft_model(hf_model):
 
 
 def token_scores(model, batch):
-    """Log-probs and entropies of a batch's tokens, ``[T]``, by a Hugging Face model, one sequence at a time."""
+    """Log-probs and entropies of a batch's responses, ``[T]``, by a Hugging Face model, one sequence at a time."""
     log_probs, entropies = [], []
     for tokens in batch.tokens.split(batch.lengths.tolist()):
         log_softmax = model(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1)
         first = torch.zeros(1)
         log_probs += [first, log_softmax.gather(1, tokens[1:, None])[:, 0]]
         entropies += [first, -(log_softmax.exp() * log_softmax).sum(-1)]
-    return torch.cat(log_probs), torch.cat(entropies)
+    return torch.cat(log_probs) * batch.response_mask, torch.cat(entropies) * batch.response_mask
