@@ -1,8 +1,11 @@
 """The processes of a run's environments.
 
-A conversation's environment lives in one process, beside those of others. When the process is lost, only the
-conversation whose call it was fails: the others' environments are made again in another process, by the calls that they
-have had, and must answer them as they did.
+A conversation's environment lives in one process, beside those of others. All calls that wait for a process go to it in
+one message; it makes them one after another, and answers each as soon as it is made. So the one that it is in is known,
+and the time-out is that one's: it counts from the answer to the call before it, however long the others took.
+
+When the process is lost, only the conversation whose call it was fails: the others' environments are made again in
+another process, by the calls that they have had, and must answer them as they did.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from anytron.config.generation import EnvironmentSection
     from anytron.environments.protocol import Task, Turn
 
+MOST_CALLS = 64
+"""In one message: the process holds the arguments of them all, data of prompts among them."""
 Answer = tuple[int, "Observation | Failure"]
 """A conversation's number, and what its environment says."""
 
@@ -40,14 +45,14 @@ class Host:
         log: What it writes to.
         past: For each conversation, the calls that have been answered, with their answers.
         queue: Calls that wait, each with the answer that it must give if it has been made before.
-        call: The one that is under way, likewise; None between two.
+        calls: Those that the process has and has not answered, likewise; it is in the first one.
     """
 
     process: IsolatedProcess
     log: Path
     past: dict[int, list[tuple[Call, Mapping[str, Any]]]] = field(default_factory=dict)
     queue: deque[tuple[Call, Mapping[str, Any] | None]] = field(default_factory=deque)
-    call: tuple[Call, Mapping[str, Any] | None] | None = None
+    calls: deque[tuple[Call, Mapping[str, Any] | None]] = field(default_factory=deque)
 
 
 class EnvironmentPool:
@@ -83,7 +88,7 @@ class EnvironmentPool:
     @property
     def busy(self) -> bool:
         """Whether calls wait for their answers."""
-        return any(host.call or host.queue for host in self._hosts)
+        return any(host.calls or host.queue for host in self._hosts)
 
     def knows(self, number: int) -> bool:
         """Whether a conversation has an environment: not after a failure, and not when it is closed."""
@@ -121,13 +126,14 @@ class EnvironmentPool:
         found: list[Answer] = []
         while self.busy and not found:
             for host in self._hosts:
-                if host.queue and host.call is None:
-                    self._call_next(host)
-            at_work = [host for host in self._hosts if host.call is not None]
+                if host.queue and not host.calls:
+                    self._call(host)
+            at_work = [host for host in self._hosts if host.calls]
             until = min([deadline, *(host.process.deadline for host in at_work)])
             wait([host.process.connection for host in at_work], max(0.0, until - monotonic()))
             for host in at_work:
-                found += self._taken(host)
+                while host.calls and (message := host.process.receive()) is not None:
+                    found += self._taken(host, message)
             if monotonic() >= deadline:
                 break
         return found
@@ -146,29 +152,28 @@ class EnvironmentPool:
     def _host_of(self, number: int) -> Host:
         return next(host for host in self._hosts if number in host.past)
 
-    def _call_next(self, host: Host) -> None:
+    def _call(self, host: Host) -> None:
+        """Give a process the calls that wait for it."""
         if host.process.ended:
             self._replace(host)
-        host.call = host.queue.popleft()
-        host.process.send(host.call[0])
+        while host.queue and len(host.calls) < MOST_CALLS:
+            host.calls.append(host.queue.popleft())
+        host.process.send([call for call, _ in host.calls])
 
-    def _taken(self, host: Host) -> list[Answer]:
-        """Take what a process answers to the call that it is in."""
-        message = host.process.receive()
-        if message is None:
-            return []
-        assert host.call is not None, "processes speak only when they are called"
-        (call, expected), host.call = host.call, None
+    def _taken(self, host: Host, message: Mapping[str, Any] | Gone) -> list[Answer]:
+        """Take what a process answers to the call that it was in."""
+        call, expected = host.calls.popleft()
+        known = call.number in host.past  # not if another of the same message's calls has failed it
         failure = self._failure(message, call, expected)
         if failure is not None or call.method == "close":
             self._forget(host, call.number)
             if failure is not None and failure.ends:
                 self._replace(host)
-            return [] if failure is None or call.method == "close" else [(call.number, failure)]
+            return [(call.number, failure)] if failure is not None and known and call.method != "close" else []
         assert not isinstance(message, Gone), "that is a failure"
-        if expected is None:
+        if expected is None and known:
             host.past[call.number].append((call, message))
-        if expected is not None or call.method == "reset":
+        if expected is not None or not known or call.method == "reset":
             return []
         return [(call.number, Observation.from_json(message["observation"]))]
 
@@ -204,7 +209,8 @@ class EnvironmentPool:
         host.process.end()
         host.process = IsolatedProcess(self._settings, host.log)
         again: list[tuple[Call, Mapping[str, Any] | None]] = [entry for past in host.past.values() for entry in past]
-        host.queue = deque([*again, *(entry for entry in host.queue if entry[1] is None)])
+        waiting = (entry for entry in [*host.calls, *host.queue] if entry[1] is None and entry[0].number in host.past)
+        host.queue, host.calls = deque([*again, *waiting]), deque()
 
 
 def _said(answer: Mapping[str, Any]) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from anytron.files import exhausted, open_to_append
 from anytron.isolation.worker import STACK_SIGNAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 PROGRAM = (
@@ -48,7 +48,8 @@ class ProcessSettings:
         where: Where it stands in the configuration.
         worker: Module whose ``main`` it runs.
         start: What the worker is told first; plain values.
-        timeout_s: Seconds that a call may take, or, if the worker says how far it has come, from there on.
+        timeout_s: Seconds that a call may take, from when it is sent or, if others were sent before it, from when the
+            answer to the last of them is taken; if the worker says how far it has come, from there on.
         memory_gib: Memory that it may allocate; None = no limit.
         start_timeout_s: Seconds until it must be ready.
     """
@@ -80,7 +81,7 @@ class Gone:
 class IsolatedProcess:
     """An interpreter of its own, the leader of a session of its own: it is killed with all that it has started.
 
-    One call at a time: :meth:`send`, then :meth:`receive` until there is an answer.
+    :meth:`send` it some calls, then :meth:`receive` until there is an answer to each, in order; then the next ones.
 
     Args:
         settings: What it runs.
@@ -99,7 +100,7 @@ class IsolatedProcess:
     def __init__(self, settings: ProcessSettings, log: Path) -> None:
         self.settings, self.log = settings, log
         self._ready = False
-        self._owed: object = None
+        self._owed: Sequence[object] = ()
         try:
             self._start()
         except OSError as error:
@@ -130,13 +131,15 @@ class IsolatedProcess:
         self._write(json.dumps(start).encode())
         self.deadline = monotonic() + self.settings.start_timeout_s
 
-    def send(self, call: object) -> None:
-        """Make a call, as soon as the process is up.
+    def send(self, calls: Sequence[object]) -> None:
+        """Make calls, one after another, as soon as the process is up.
+
+        They are one message. Objects that two of them refer to are two objects there.
 
         Raises:
-            DataError: It cannot be pickled.
+            DataError: One cannot be pickled.
         """
-        self._owed = call
+        self._owed = calls
         if self._ready:
             self._call()
 
@@ -163,14 +166,11 @@ class IsolatedProcess:
             )
         if "ready" in message:
             self._ready = True
-            if self._owed is not None:
+            if self._owed:
                 self._call()
             return None
+        self._begin_time()
         return message
-
-    def extend(self) -> None:
-        """Let the time of the call count from now."""
-        self.deadline = monotonic() + self.settings.timeout_s
 
     @property
     def ended(self) -> bool:
@@ -189,7 +189,7 @@ class IsolatedProcess:
 
     def _call(self) -> None:
         try:
-            frame = pickle.dumps(self._owed, protocol=5)
+            frames = [pickle.dumps(call, protocol=5) for call in self._owed]
         except Exception as error:
             raise DataError(
                 f"A prompt's data cannot be sent: {self.settings.title.lower()} must read it.",
@@ -197,9 +197,12 @@ class IsolatedProcess:
                 why=f"{type(error).__name__}: {error}",
                 fix="let Prompt.data hold plain values, or objects of an importable module",
             ) from error
-        self._owed = None
-        self._write(frame)
-        self.extend()
+        self._owed = ()
+        self._write(pickle.dumps(frames, protocol=5))
+        self._begin_time()
+
+    def _begin_time(self) -> None:
+        self.deadline = monotonic() + self.settings.timeout_s
 
     def _write(self, frame: bytes) -> None:
         # What became of a process that does not read is found by receive().

@@ -1,7 +1,7 @@
 """What every process does that runs a user's code, before and between its calls.
 
-Plain JSON comes first: what to call. Then come pickled calls. All that goes back is JSON: what has run a user's code is
-not trusted with more. Importing this module imports no torch; the user's code may.
+Plain JSON comes first: what to call. Then come lists of pickled calls. All that goes back is JSON: what has run a
+user's code is not trusted with more. Importing this module imports no torch; the user's code may.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ def calls(connection: Connection) -> Iterator[Any]:
     send(connection, {"ready": True})
     while True:
         try:
-            frame = connection.recv_bytes()
+            frames = pickle.loads(connection.recv_bytes())  # noqa: S301 - the driver made it
         except EOFError:
             return
-        try:
-            call = pickle.loads(frame)  # noqa: S301 - the driver made it
-        except Exception as error:  # noqa: BLE001 - whatever the prompts' data is made of
-            send(connection, {"unreadable": f"{type(error).__name__}: {error}"})
-            continue
-        yield call
+        for frame in frames:
+            try:
+                call = pickle.loads(frame)  # noqa: S301 - the driver made it
+            except Exception as error:  # noqa: BLE001 - whatever the prompts' data is made of
+                send(connection, {"unreadable": f"{type(error).__name__}: {error}"})
+                continue
+            yield call
 
 
 def send(connection: Connection, record: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class RewardProcess(IsolatedProcess):
     def give(self, samples: Sequence[Sample]) -> None:
         """Let the function be called with these samples, as soon as the process is up."""
         self._at = None
-        self.send(samples)
+        self.send([samples])
 
     def take(self) -> Answer | None:
         """Take what has come, or find that the time is over; None if there is no answer yet.
@@ -63,7 +63,6 @@ class RewardProcess(IsolatedProcess):
             return Answer.failed(self._failure(message))
         if "at" in message:
             self._at = message["at"]
-            self.extend()
             return None
         found = Answer.from_json(dict(message))
         if any(failure.ends for failure in found.failures):

@@ -136,8 +136,10 @@ class Conversations:
             self._failure = failure
 
     def _under_way(self, conversations: Iterable[Conversation]) -> bool:
-        """Whether any has a turn that is being made, or an environment."""
-        return any(one.speaking or self._environments.knows(one.number) for one in conversations)
+        """Whether any has a turn that is being made, or an environment; or whether something went wrong meanwhile."""
+        return self._failure is not None or any(
+            one.speaking or self._environments.knows(one.number) for one in conversations
+        )
 
     def _go_on(self, *others: Pending) -> None:
         """Wait until a turn is made or answered, and for calls of other groups; do what follows."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from anytron.environments import Observation
 
 HOARD = []
+SLOW_S = 0.4
 
 
 def raises():
@@ -19,6 +20,11 @@ def raises():
 
 def hangs():
     time.sleep(1000)
+
+
+def slow():
+    time.sleep(SLOW_S)
+    return Observation(text="late")
 
 
 def dies():
@@ -62,6 +68,9 @@ class Counter:
         self.turns += 1
         if callable(globals().get(turn.text)):
             return globals()[turn.text]()
+        if turn.text == "note":
+            self.task.data["notes"].append(self.task.prompt_id)
+            return Observation(messages=[{"role": "tool", "content": note} for note in self.task.data["notes"]])
         if turn.text == "end":
             return Observation(done=True, reward=1.0, metrics={"ends": 1})
         said = f"{self.task.prompt_id}{self.sign}{self.turns}:{turn.text}:{self.draw.random()}"

@@ -14,9 +14,11 @@ import pytest
 from anytron.config.generation import EnvironmentSection
 from anytron.environments import Observation, Task, Turn
 from anytron.environments.loading import check_environment
-from anytron.environments.pool import EnvironmentPool
+from anytron.environments.pool import MOST_CALLS, EnvironmentPool
 from anytron.errors import ConfigError, DataError
 from anytron.isolation.failure import Failure
+from anytron.isolation.process import IsolatedProcess
+from tests.core.environments.faulty import SLOW_S
 
 FAULTY = Path(__file__).with_name("faulty.py")
 
@@ -104,6 +106,63 @@ def test_a_fault_costs_its_conversation_and_no_other(start, fault):
     assert heard(say(pool, {numbers[0]: "c"})[numbers[0]]) == "p0#3:c"
     (new,) = begin(pool, 1)
     assert heard(say(pool, {new: "a"})[new]) == "p0#1:a"
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """How many calls each message to a process has."""
+    counts, send = [], IsolatedProcess.send
+
+    def counting(process, calls):
+        counts.append(len(calls))
+        send(process, calls)
+
+    monkeypatch.setattr(IsolatedProcess, "send", counting)
+    return counts
+
+
+def test_the_calls_that_wait_for_a_process_are_one_message(start, sent):
+    pool, count = start(), MOST_CALLS + 6
+    numbers = begin(pool, count)
+    drain(pool)
+    answers = say(pool, dict.fromkeys(numbers, "a"))
+    assert [heard(answers[number]) for number in numbers] == [f"p{index}#1:a" for index in range(count)]
+    assert sent == [MOST_CALLS, 6] * 2
+    answers = say(pool, dict.fromkeys(numbers, "b") | {numbers[3]: "dies", numbers[-1]: "raises"})
+    assert answers.pop(numbers[3]).what == "An environment process died."
+    assert answers.pop(numbers[-1]).what == "An environment raised."
+    assert {heard(answer).partition("#")[2] for answer in answers.values()} == {"2:b"}
+    assert len(answers) == count - 2
+
+
+def test_time_that_others_take_in_the_same_message_does_not_count(start):
+    pool = start(timeout_s=2.5 * SLOW_S)
+    *slow, hanging = begin(pool, 4)
+    drain(pool)
+    answers = say(pool, dict.fromkeys(slow, "slow") | {hanging: "hangs"})
+    assert answers.pop(hanging).what == "An environment took too long."
+    assert answers == dict.fromkeys(slow, Observation(text="late"))
+
+
+def test_what_conversations_share_in_the_driver_they_do_not_share_in_their_process(start):
+    pool, data = start(), {"notes": ["question"]}
+    numbers = [pool.begin(Task(f"p{index}", "31>", data, seed=index, max_turns=8)) for index in range(2)]
+    answers = say(pool, dict.fromkeys(numbers, "note"))
+    said = [[message["content"] for message in answers[number].messages] for number in numbers]
+    assert said == [["question", "p0"], ["question", "p1"]]
+
+
+@pytest.mark.parametrize("fault", ["raises", "exits"])
+def test_a_conversation_fails_once_though_its_next_call_was_in_the_same_message(start, sent, fault):
+    pool = start(options={"fail_at_reset": fault})
+    numbers = begin(pool, 2)
+    for number in numbers:
+        pool.step(number, turn("a"))
+    found = []
+    while pool.busy:
+        found += pool.poll(1.0)
+    assert sent[0] == 4
+    assert [(number, answer.what) for number, answer in found] == [(number, FAULTS[fault][0]) for number in numbers]
 
 
 def test_environments_that_are_made_again_must_repeat_themselves(start):
