@@ -34,7 +34,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "seeds", "traits"),
         ("components", "files"),
-        ("config", "isolation", "patches", "sequences", "kernels"),
+        ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from anytron.data import Prompt
-from anytron.errors import DataError
 from anytron_verifiers.loading import load
 from anytron_verifiers.messages import plain, tools_of
 
@@ -24,18 +23,15 @@ def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -
 
     Raises:
         ConfigError: The environment cannot be loaded.
-        DataError: A row's prompt is no list of messages.
+        TypeError: A row's prompt is no list of messages.
+        ValueError: A message has something else than text.
     """
     environment = load(name, args or {})
     for row in environment.get_dataset(n=count).to_list():
         number, asked = row["example_id"], row["prompt"]
         if not isinstance(asked, list):
-            raise DataError(
-                "A prompt of verifiers is no list of messages.",
-                where=f"{name}, row {number}",
-                why=f"it is {type(asked).__name__}; environments of plain completions are not supported",
-                fix="let the dataset have prompts of messages, or a column 'question'",
-            )
+            found = f"the prompt of {name}, row {number}, is {type(asked).__name__}, no list of messages"
+            raise TypeError(f"{found}: environments of plain completions are not supported")
         if isinstance(row.get("info"), str):
             row["info"] = json.loads(row["info"])
         messages = [plain(message) for message in asked]

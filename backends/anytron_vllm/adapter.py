@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from anytron.temporary import PrivateDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ADAPTER_ID = 1
 """vLLM's number of the adapter. It is the same for every version: responses under way go on with the new one."""
+PREFIX = "anytron-adapter-"
 LARGEST_RANK = 512
 BUFFER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, LARGEST_RANK)
 """Ranks that vLLM's buffers may have room for (vllm/config/lora.py, ``MaxLoRARanks``, 0.32)."""
@@ -31,6 +32,8 @@ def adapter_arguments(section: LoraSection) -> dict[str, Any]:
 class AdapterDirectory:
     """A directory of this user alone that holds the adapter's last version, in PEFT's format.
 
+    That of an engine that was killed is deleted by the next one's, which takes its place or is of another run.
+
     Args:
         section: ``model.lora``.
         dtype: In which vLLM computes.
@@ -41,8 +44,8 @@ class AdapterDirectory:
 
     def __init__(self, section: LoraSection, dtype: torch.dtype) -> None:
         self._section, self._dtype = section, dtype
-        self._directory = tempfile.TemporaryDirectory(prefix="anytron-adapter-")
-        self.path = Path(self._directory.name)
+        self._directory = PrivateDirectory(PREFIX)
+        self.path = self._directory.path
         # The factor of the adapter's output is multiplied into B, so that vLLM holds the tensors that are written.
         fields = {"peft_type": "LORA", "r": section.rank, "lora_alpha": section.rank, "target_modules": []}
         (self.path / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
@@ -66,4 +69,4 @@ class AdapterDirectory:
 
     def delete(self) -> None:
         """Delete the directory."""
-        self._directory.cleanup()
+        self._directory.delete()

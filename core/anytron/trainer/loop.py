@@ -16,10 +16,10 @@ from anytron.preflight.prepare import prepare
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
+from anytron.temporary import WEIGHTS, PrivateDirectory
 from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
 from anytron.trainer.checkpointing import Checkpointing
-from anytron.trainer.exchange import WeightExchange
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
@@ -102,7 +102,7 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             return RunSummary(claimed.path, start.finished, {}, 0.0)
         with (
             start.open(config, claimed) as run,
-            WeightExchange() as exchange,
+            PrivateDirectory(WEIGHTS) as exchange,
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
             start_environments(config, run.path / "logs") as environments,
         ):

@@ -11,7 +11,7 @@ from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
 from anytron.preflight.capabilities import compares_weights
 from anytron.preflight.prepare import prepare
-from anytron.trainer.exchange import WeightExchange
+from anytron.temporary import WEIGHTS, PrivateDirectory
 from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.weight_transfer import WeightTransfer
 from anytron.trainer.workers import TrainingWorkers, kernel_suppliers, start_workers
@@ -136,7 +136,7 @@ class _Run:
 
         file = Path(self._config.trainer.output_dir) / "verified.safetensors"
         self._trainer.export_weights(str(file))
-        with WeightExchange() as exchange:
+        with PrivateDirectory(WEIGHTS) as exchange:
             transfer = WeightTransfer.from_config(self._config, self._executor, exchange.path, lambda _: None)
             compared = compares_weights(self._config)
             self._rollout.load_weights(transfer.of(self._trainer, compared=compared))

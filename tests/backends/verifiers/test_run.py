@@ -12,29 +12,23 @@ import yaml
 from tests.backends.verifiers import characters
 from tests.house import ROOT
 from tests.needs_verifiers import NEEDS_VERIFIERS
+from tests.tiny_models import CONFIGS
 
 pytestmark = NEEDS_VERIFIERS
 OPTIONS = {"name": "tests.backends.verifiers.toys", "args": {"kind": "guess", "max_turns": 3}}
 END = len(characters.SIGNS)
+TOKENS = {
+    "vocab_size": characters.VOCABULARY,
+    "bos_token_id": None,
+    "eos_token_id": END,
+    "pad_token_id": END + 1,
+}
 
 
 def test_three_steps_of_a_random_model(tmp_path):
     config = {
         "model": {
-            "config": {
-                "model_type": "qwen3",
-                "vocab_size": characters.VOCABULARY,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 1,
-                "head_dim": 16,
-                "max_position_embeddings": 64,
-                "bos_token_id": None,
-                "eos_token_id": END,
-                "pad_token_id": END + 1,
-            },
+            "config": CONFIGS["qwen3"] | TOKENS,
             "tokenizer": f"{characters.__file__}:tokenizer",
             "dtype": "float32",
         },

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from anytron.config.schema import LoraSection
-from anytron_vllm.adapter import AdapterDirectory, adapter_arguments
+from anytron_vllm.adapter import PREFIX, AdapterDirectory, adapter_arguments
 from anytron_vllm.checks import PROVED_WITH_ADAPTERS
 from tests.backends.vllm.test_families import run
 from tests.needs_vllm import NEEDS_VLLM
@@ -29,6 +35,29 @@ def test_an_adapter_is_written_over_the_one_before_with_its_factor_in_it():
     }
     directory.delete()
     assert not directory.path.exists()
+
+
+HOLD = f"""
+import time
+from anytron.temporary import PrivateDirectory
+with PrivateDirectory("{PREFIX}") as made:
+    (made.path / "adapter_model.safetensors").write_bytes(bytes(100))
+    print(made.path, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_adapter_of_an_engine_that_was_killed_is_deleted_by_the_one_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as engine:
+        left = Path(engine.stdout.readline().strip())
+        engine.send_signal(signal.SIGKILL)
+    assert (left / "adapter_model.safetensors").is_file()
+    directory = AdapterDirectory(LoraSection(rank=4, alpha=8), torch.bfloat16)
+    assert list(tmp_path.iterdir()) == [directory.path]
+    directory.delete()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The copy of the weights that a run gives to its rollout engine, and what becomes of it when the run is killed."""
+"""A run's directories in TMPDIR, and what becomes of them when the run is killed."""
 
 import signal
 import subprocess
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from anytron.trainer.exchange import WeightExchange
+from anytron.temporary import WEIGHTS, PrivateDirectory
 
 RUN = """
 import time
-from anytron.trainer.exchange import WeightExchange
-with WeightExchange() as exchange:
-    (exchange.path / "policy.safetensors").write_bytes(bytes(100))
-    print(exchange.path, flush=True)
+from anytron.temporary import WEIGHTS, PrivateDirectory
+with PrivateDirectory(WEIGHTS) as made:
+    (made.path / "policy.safetensors").write_bytes(bytes(100))
+    print(made.path, flush=True)
     time.sleep(60)
 """
 
@@ -28,8 +28,8 @@ def temporary(tmp_path, monkeypatch):
 
 
 def test_it_is_private_and_goes_with_its_run(temporary):
-    with WeightExchange() as exchange:
-        directory = exchange.path
+    with PrivateDirectory(WEIGHTS) as made:
+        directory = made.path
         assert directory.parent == temporary
         assert directory.stat().st_mode & 0o077 == 0
         (directory / "policy.safetensors").touch()
@@ -43,7 +43,7 @@ def test_what_a_killed_run_left_is_deleted_by_the_next_and_a_living_one_keeps_it
             killed.send_signal(signal.SIGKILL)
             killed.wait()
         assert (left / "policy.safetensors").is_file()
-        with WeightExchange():
+        with PrivateDirectory(WEIGHTS):
             assert not left.exists()
             assert (theirs / "policy.safetensors").is_file()
         living.kill()
@@ -56,7 +56,7 @@ def test_nothing_else_is_taken_for_one(temporary):
     precious.mkdir()
     (precious / "lock").touch()
     (temporary / "anytron-weights-link").symlink_to(precious)
-    with WeightExchange():
+    with PrivateDirectory(WEIGHTS):
         pass
     assert (temporary / "anytron-weights-mine").is_dir()
     assert (precious / "lock").exists()
