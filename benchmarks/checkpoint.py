@@ -20,6 +20,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import RaggedBatch
 from anytron.config.schema import RunConfig
 from anytron.executor.local import LocalExecutor
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
@@ -107,7 +108,7 @@ def measure(arguments, folder, session):
         }
     )
     with LocalExecutor(config, session) as executor:
-        group = executor.start("trainer", "anytron.training_engines", "megatron", arguments.ranks)
+        group = executor.start(GroupSpec("trainer", "anytron.training_engines", "megatron", arguments.ranks))
         training = Training(TrainingWorkers.of(group), config)
         updates = [training.update_s() for _ in range(3)]
         steps = count()

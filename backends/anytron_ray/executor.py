@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 from anytron.components import find_component
 from anytron.errors import ConfigError, WorkerError
 from anytron.executor.base import BaseExecutor
-from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import Role
+    from anytron.executor.bootstrap import Bootstrap
+    from anytron.executor.protocol import GroupSpec
     from anytron.platform import Platform
     from anytron.plugins import Session
     from anytron_ray.agent import Place
@@ -96,17 +95,7 @@ class RayExecutor(BaseExecutor):
             self._leave()
             raise
 
-    def start(
-        self,
-        role: Role,
-        engine_group: str,
-        engine_name: str,
-        world_size: int,
-        num_threads: int | None = None,
-        *,
-        replica: int = 0,
-        replicas: int = 1,
-    ) -> RayWorkerGroup:
+    def start(self, spec: GroupSpec) -> RayWorkerGroup:
         """Start one process per rank; see the protocol. Waits until Ray has placed them.
 
         Raises:
@@ -118,23 +107,23 @@ class RayExecutor(BaseExecutor):
         from anytron_ray import cluster
         from anytron_ray.group import RayWorkerGroup
 
-        find_component(engine_group, engine_name, "engine")
+        find_component(spec.engine_group, spec.engine_name, "engine")
         timeout_s = self._config.executor.start_timeout_s
-        if role == "trainer":
-            agents = self._trainers = cluster.place_ranks(world_size, self._resource, timeout_s)
+        if spec.role == "trainer":
+            agents = self._trainers = cluster.place_ranks(spec.world_size, self._resource, timeout_s)
         elif self._apart:
-            agents = cluster.place_ranks(world_size, self._resource, timeout_s)
+            agents = cluster.place_ranks(spec.world_size, self._resource, timeout_s)
         else:
             assert self._trainers is not None, "training ranks are started first"
-            first = ranks_beside(replica, replicas, len(self._trainers.places))[0]
-            agents = cluster.place_beside(self._trainers, first, world_size, timeout_s)
+            first = ranks_beside(spec.replica, spec.replicas, len(self._trainers.places))[0]
+            agents = cluster.place_beside(self._trainers, first, spec.world_size, timeout_s)
         try:
-            ranks = self._start_processes(agents, role, engine_group, engine_name, num_threads, replica, replicas)
+            ranks = self._start_processes(agents, spec)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
             agents.release()
             raise
         group = RayWorkerGroup(
-            engine_name,
+            spec.engine_name,
             ranks,
             agents,
             start_timeout_s=timeout_s,
@@ -143,16 +132,7 @@ class RayExecutor(BaseExecutor):
         self._groups.append(group)
         return group
 
-    def _start_processes(
-        self,
-        agents: Agents,
-        role: Role,
-        engine_group: str,
-        engine_name: str,
-        num_threads: int | None,
-        replica: int,
-        replicas: int,
-    ) -> list[RayRank]:
+    def _start_processes(self, agents: Agents, spec: GroupSpec) -> list[RayRank]:
         import ray
         from ray.exceptions import RayError
 
@@ -167,27 +147,11 @@ class RayExecutor(BaseExecutor):
             init_method = ray.get(agents.actors[0].new_store.remote(shared), timeout=settings.start_timeout_s)
             starting = []
             for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
-                here = agents.ranks_at(rank)
-                bootstrap = Bootstrap(
-                    role=role,
-                    rank=rank,
-                    local_rank=here.index(rank),
-                    world_size=len(agents.actors),
-                    local_world_size=len(here),
-                    replica=replica,
-                    init_method=init_method,
-                    num_threads=num_threads or max(1, place.processors // (len(here) * replicas)),
-                    platform=self._session.platform.name,
-                    platform_options=self._config.platform.options,
-                    config=self._config.model_dump(mode="json"),
-                    engine_group=engine_group,
-                    engine_name=engine_name,
-                    sys_path=list(sys.path),
-                    python=self._config.rollout.python if role == "rollout" else None,
-                )
+                here, processors = agents.ranks_at(rank), place.processors
+                bootstrap = self._bootstrap(spec, rank, here=here, init_method=init_method, processors=processors)
                 environment = self._environment(bootstrap, place, agents.devices_at(rank))
-                if role == "rollout" and not self._apart:
-                    environment = self._beside(environment, replica, replicas)
+                if spec.role == "rollout" and not self._apart:
+                    environment = self._beside(environment, spec)
                 log = logs / bootstrap.log
                 starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s))
                 bootstraps.append(bootstrap)
@@ -195,7 +159,7 @@ class RayExecutor(BaseExecutor):
             for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):
                 ranks.append(RayRank(bootstrap.name, place.host.address, logs / bootstrap.log, actor))
         except RayError as error:
-            raise WorkerError(f"The processes of {role} could not be started.", why=str(error)) from error
+            raise WorkerError(f"The processes of {spec.role} could not be started.", why=str(error)) from error
         return ranks
 
     def _environment(self, bootstrap: Bootstrap, place: Place, devices: list[str]) -> dict[str, str]:
@@ -223,12 +187,12 @@ class RayExecutor(BaseExecutor):
                 )
         return environment
 
-    def _beside(self, environment: dict[str, str], replica: int, replicas: int) -> dict[str, str]:
+    def _beside(self, environment: dict[str, str], spec: GroupSpec) -> dict[str, str]:
         """Let a colocated replica see the devices of its training ranks, of all that ranks have on its machine."""
         variable, trainers = self._session.platform.visible_devices_variable, self._trainers
         if variable is None or trainers is None:
             return environment
-        ranks = ranks_beside(replica, replicas, len(trainers.places))
+        ranks = ranks_beside(spec.replica, spec.replicas, len(trainers.places))
         here = trainers.ranks_at(ranks[0])
         return with_devices(environment, variable, [here.index(rank) for rank in ranks if rank in here])
 

@@ -37,12 +37,12 @@ def list_command(
     that inherits from the target defines its own version), or `target missing` (the installed version has no such
     module or attribute). This imports and changes nothing. A run writes what it really did to its patches.json.
     """
-    from anytron.components import find_component
+    from anytron.components import TRAINING_ENGINES, find_component
     from anytron.hooks.types import Role
     from anytron.plugins import open_session
 
     if engine is not None:
-        find_component("anytron.training_engines", engine, "--engine")
+        find_component(TRAINING_ENGINES, engine, "--engine")
     session = open_session(engine=engine)
     roles: tuple[Role, ...] = get_args(Role) if everything else ("trainer",)
     rows = planned_patches(session, roles, engine)

@@ -1,12 +1,14 @@
-"""What executors whose workers are processes have in common: they end their groups."""
+"""What executors whose workers are processes have in common: what they tell them, and how they end them."""
 
 from __future__ import annotations
 
 import abc
 import math
+import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.pending import PendingCall, wait_once
 
 if TYPE_CHECKING:
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.executor.group import RankGroup
-    from anytron.executor.protocol import Host, Pending
-    from anytron.hooks.types import Role
+    from anytron.executor.protocol import GroupSpec, Host, Pending
     from anytron.plugins import Session
 
 
@@ -38,17 +39,7 @@ class BaseExecutor(abc.ABC):
         self._groups: list[RankGroup[Any]] = []
 
     @abc.abstractmethod
-    def start(
-        self,
-        role: Role,
-        engine_group: str,
-        engine_name: str,
-        world_size: int,
-        num_threads: int | None = None,
-        *,
-        replica: int = 0,
-        replicas: int = 1,
-    ) -> RankGroup[Any]:
+    def start(self, spec: GroupSpec) -> RankGroup[Any]:
         """Start one process per rank; see the protocol."""
 
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
@@ -88,6 +79,36 @@ class BaseExecutor(abc.ABC):
             return
         # The run has failed: ranks may wait for each other in collectives, where no engine can close.
         self._leave()
+
+    def _bootstrap(
+        self, spec: GroupSpec, rank: int, *, here: Sequence[int], init_method: str, processors: int
+    ) -> Bootstrap:
+        """Make what a worker is told.
+
+        Args:
+            spec: Its group.
+            rank: Its rank.
+            here: The group's ranks on its machine, itself among them.
+            init_method: Where the ranks meet.
+            processors: Those of its machine.
+        """
+        return Bootstrap(
+            role=spec.role,
+            rank=rank,
+            local_rank=here.index(rank),
+            world_size=spec.world_size,
+            local_world_size=len(here),
+            replica=spec.replica,
+            init_method=init_method,
+            num_threads=spec.num_threads or max(1, processors // (len(here) * spec.replicas)),
+            platform=self._session.platform.name,
+            platform_options=self._config.platform.options,
+            config=self._config.model_dump(mode="json"),
+            engine_group=spec.engine_group,
+            engine_name=spec.engine_name,
+            sys_path=list(sys.path),
+            python=self._config.rollout.python if spec.role == "rollout" else None,
+        )
 
     def _leave(self) -> None:
         """End every process, and give back what the executor holds."""

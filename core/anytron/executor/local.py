@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.components import find_component
 from anytron.executor.address import StoreFiles
 from anytron.executor.base import BaseExecutor
-from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.environment import (
     loopback_interface,
     loopback_variables,
@@ -25,8 +23,7 @@ from anytron.executor.protocol import Host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.hooks.types import Role
-
+    from anytron.executor.protocol import GroupSpec
 
 THIS_MACHINE = Host("", "127.0.0.1")
 
@@ -84,56 +81,31 @@ class LocalExecutor(BaseExecutor):
     on_this_machine: ClassVar[bool] = True
     host = THIS_MACHINE
 
-    def start(
-        self,
-        role: Role,
-        engine_group: str,
-        engine_name: str,
-        world_size: int,
-        num_threads: int | None = None,
-        *,
-        replica: int = 0,
-        replicas: int = 1,
-    ) -> LocalWorkerGroup:
+    def start(self, spec: GroupSpec) -> LocalWorkerGroup:
         """Start one process per rank; see the protocol."""
-        find_component(engine_group, engine_name, "engine")
+        find_component(spec.engine_group, spec.engine_name, "engine")
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor
-        threads = num_threads or max(1, len(os.sched_getaffinity(0)) // (world_size * replicas))
         inherited = {**loopback_variables(self._session.platform, loopback_interface()), **os.environ}
         stores = StoreFiles()
         processes: list[WorkerProcess] = []
         try:
             init_method = stores.new()
-            for rank in range(world_size):
-                bootstrap = Bootstrap(
-                    role=role,
-                    rank=rank,
-                    local_rank=rank,
-                    world_size=world_size,
-                    local_world_size=world_size,
-                    replica=replica,
-                    init_method=init_method,
-                    num_threads=threads,
-                    platform=self._session.platform.name,
-                    platform_options=self._config.platform.options,
-                    config=self._config.model_dump(mode="json"),
-                    engine_group=engine_group,
-                    engine_name=engine_name,
-                    sys_path=list(sys.path),
-                    python=self._config.rollout.python if role == "rollout" else None,
-                )
+            ranks = range(spec.world_size)
+            processors = len(os.sched_getaffinity(0))
+            for rank in ranks:
+                bootstrap = self._bootstrap(spec, rank, here=ranks, init_method=init_method, processors=processors)
                 log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
-                if role == "rollout":
-                    environment = self._with_devices(environment, replica, replicas)
+                if spec.role == "rollout":
+                    environment = self._with_devices(environment, spec)
                 processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
         except BaseException:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)
             stores.close()
             raise
         group = LocalWorkerGroup(
-            engine_name,
+            spec.engine_name,
             processes,
             stores,
             start_timeout_s=settings.start_timeout_s,
@@ -142,12 +114,12 @@ class LocalExecutor(BaseExecutor):
         self._groups.append(group)
         return group
 
-    def _with_devices(self, environment: dict[str, str], replica: int, replicas: int) -> dict[str, str]:
+    def _with_devices(self, environment: dict[str, str], spec: GroupSpec) -> dict[str, str]:
         """Let a replica see its devices; training rank i has device i. The only one, if colocated, sees all."""
         variable, ranks = self._session.platform.visible_devices_variable, self._config.parallel.world_size
         if self._config.rollout.placement == "separate":
             assert variable is not None, "a platform without one is refused before"
-            return with_devices(environment, variable, [ranks + replica])
-        if variable is None or replicas == 1:
+            return with_devices(environment, variable, [ranks + spec.replica])
+        if variable is None or spec.replicas == 1:
             return environment
-        return with_devices(environment, variable, ranks_beside(replica, replicas, ranks))
+        return with_devices(environment, variable, ranks_beside(spec.replica, spec.replicas, ranks))

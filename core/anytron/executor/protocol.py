@@ -40,6 +40,29 @@ class Host:
     address: str
 
 
+@dataclass(frozen=True)
+class GroupSpec:
+    """The processes of one engine, one per rank, before they are started.
+
+    Attributes:
+        role: What the processes are; plugins give environment and patches by it.
+        engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
+        engine_name: Name of the engine in that group.
+        world_size: Number of processes.
+        num_threads: Processor threads of each; None = a machine's processors shared by its ranks, and by the replicas.
+        replica: Which of several groups of this role and engine it is.
+        replicas: How many of those there are; they work at the same time.
+    """
+
+    role: Role
+    engine_group: str
+    engine_name: str
+    world_size: int
+    num_threads: int | None = None
+    replica: int = 0
+    replicas: int = 1
+
+
 class Pending(Protocol):
     """A call whose answers may still be on their way."""
 
@@ -132,17 +155,7 @@ class Executor(Protocol):
     def host(self) -> Host:
         """The machine of the driver."""
 
-    def start(
-        self,
-        role: Role,
-        engine_group: str,
-        engine_name: str,
-        world_size: int,
-        num_threads: int | None = None,
-        *,
-        replica: int = 0,
-        replicas: int = 1,
-    ) -> WorkerGroup:
+    def start(self, spec: GroupSpec) -> WorkerGroup:
         """Start one process per rank, each with one engine.
 
         Returns without waiting for the engines, so that several groups start at the same time; a
@@ -150,14 +163,7 @@ class Executor(Protocol):
         group's first call.
 
         Args:
-            role: What the processes are; plugins give environment and patches by it.
-            engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
-            engine_name: Name of the engine in that group.
-            world_size: Number of processes.
-            num_threads: Processor threads of each; None = a machine's processors shared by its ranks, and by the
-                replicas.
-            replica: Which of several groups of this role and engine it is.
-            replicas: How many of those there are; they work at the same time.
+            spec: Which processes.
 
         Raises:
             ConfigError: No such engine is installed.

@@ -15,8 +15,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anytron.components import ROLLOUT_ENGINES
 from anytron.engines.rollout_engine import GenerationRequest
 from anytron.errors import ProcessLost, TransferError
+from anytron.executor.protocol import GroupSpec
 from anytron.rollout.checks import mistake_in
 from anytron.seeds import derive_seed
 
@@ -262,12 +264,16 @@ class RolloutPool:
         if self._within is not None:
             return Replica(index, self._within)
         settings = self._settings
-        engine, threads = settings.engine, settings.num_threads
-        start = self._executor.start
-        return Replica(
-            index,
-            start("rollout", "anytron.rollout_engines", engine, 1, threads, replica=index, replicas=settings.replicas),
+        spec = GroupSpec(
+            "rollout",
+            ROLLOUT_ENGINES,
+            settings.engine,
+            world_size=1,
+            num_threads=settings.num_threads,
+            replica=index,
+            replicas=settings.replicas,
         )
+        return Replica(index, self._executor.start(spec))
 
     def _ask(self, index: int, method: str, *arguments: object) -> Any:
         """Call a method of one replica, between generations; again, if its process is lost on the way."""

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from anytron.algorithms.registered import load_loss
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.components import TRAINING_ENGINES
 from anytron.errors import DataError
 from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import TrainingWorkers
+from anytron.trainer.workers import TrainingWorkers, training_group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,8 +68,7 @@ def replay(
     loss: LossFunction | None = load_loss(config.corrected_algorithm) if update.model == "policy" else None
     if config.critic is not None and loss is None:
         loss = ValueLoss(config.critic.clip_value)
-    threads = config.executor.num_threads
-    group = executor.start("trainer", TRAINING_ENGINES, config.engine.name, config.parallel.world_size, threads)
+    group = executor.start(training_group(config))
     trainer = TrainingWorkers.of(group)
     if checkpoint is not None:
         group.call("load_checkpoint", str(checkpoint))

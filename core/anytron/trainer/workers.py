@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
+from anytron.components import TRAINING_ENGINES
 from anytron.engines.weights import WeightFile
+from anytron.executor.protocol import GroupSpec
 from anytron.preflight.capabilities import generates_in_training
 from anytron.rollout.attended import AttendedGroup
 from anytron.rollout.pool import RolloutPool
@@ -198,7 +200,7 @@ def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
     """Start the training engine and wait for it."""
-    return TrainingWorkers.of(_start_ranks(executor, config))
+    return TrainingWorkers.of(executor.start(training_group(config)))
 
 
 def start_workers(
@@ -211,7 +213,7 @@ def start_workers(
         config: The run.
         restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
     """
-    training = _start_ranks(executor, config)
+    training = executor.start(training_group(config))
     if generates_in_training(config):
         trainer = TrainingWorkers.of(training)
         at_one_time = config.rollout.max_batch_size * trainer.dp_size
@@ -223,11 +225,7 @@ def start_workers(
     return trainer, rollout
 
 
-def _start_ranks(executor: Executor, config: RunConfig) -> WorkerGroup:
-    return executor.start(
-        "trainer",
-        "anytron.training_engines",
-        config.engine.name,
-        config.parallel.world_size,
-        config.executor.num_threads,
-    )
+def training_group(config: RunConfig) -> GroupSpec:
+    """Return the training ranks that a run starts."""
+    threads = config.executor.num_threads
+    return GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, config.parallel.world_size, threads)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.components import TRAINING_ENGINES
 from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
+from anytron.executor.protocol import GroupSpec
 from anytron.preflight.capabilities import compares_weights
 from anytron.preflight.prepare import prepare
 from anytron.temporary import WEIGHTS, PrivateDirectory
@@ -226,7 +228,7 @@ class _Run:
         self._executor.close()
         try:
             with self._make_executor(config, self._session) as executor:
-                group = executor.start("trainer", "anytron.training_engines", config.engine.name, 1)
+                group = executor.start(GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, 1))
                 found = observe(TrainingWorkers.of(group), config, self.trajectories.batch)
         except AnytronError as error:
             if any(words in str(error) for words in _OUT_OF_MEMORY):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
 from anytron.executor.local import LocalExecutor, LocalWorkerGroup
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from anytron.trainer.workers import TrainingWorkers
 
@@ -78,7 +79,7 @@ class Ranks:
             if started is not None:
                 started.executor.close()
             executor = LocalExecutor(config, open_session(platform=platform.name, options=platform.options))
-            group = executor.start("trainer", "anytron.training_engines", "megatron", size, num_threads=1)
+            group = executor.start(GroupSpec("trainer", "anytron.training_engines", "megatron", size, num_threads=1))
             started = self._running[key] = _Started(executor, group, inherited)
         return TrainingWorkers.of(started.group), config
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from tests.core.conftest import testchip  # noqa: F401 - a fixture
 from tests.core.executor.conftest import small_config
@@ -65,6 +66,8 @@ def start(make_executor):
     """Start a group of small engines."""
 
     def start(ranks=2, engine="small", **settings):
-        return make_executor(ranks, **settings).start("trainer", "anytron.training_engines", engine, ranks, 1)
+        return make_executor(ranks, **settings).start(
+            GroupSpec("trainer", "anytron.training_engines", engine, ranks, 1)
+        )
 
     return start

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from anytron.errors import ConfigError, DataError, ProcessLost, WorkerError
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from anytron_cpu import CpuPlatform
 from anytron_ray.executor import RayExecutor, passed_on
@@ -29,7 +30,7 @@ def free(ray, resource, count):
 
 def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path):
     executor = make_executor(2, engine_options={"closed": str(tmp_path / "closed")})
-    group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
     first, second = group.call("describe")
 
     assert second["process"] == ("trainer", 1, 1, 2)
@@ -46,10 +47,10 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     assert free(ray, "CHIP", 0)
 
     with pytest.raises(WorkerError, match=r"did not place 1 processes within 1 s") as caught:
-        make_executor(start_timeout_s=1.0).start("trainer", "anytron.training_engines", "small", 1, 1)
+        make_executor(start_timeout_s=1.0).start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     assert "each needs 1 CHIP, 1 CPU on one machine; free in the cluster: 0 CHIP" in caught.value.why
 
-    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    rollout = executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
     rollout.call("describe")
     slow, fast = rollout.submit("work", 1.0), group.submit("work", 0.2)
     assert executor.wait([slow, fast], timeout_s=0.0) == []
@@ -84,9 +85,12 @@ def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, mo
     executor = make_executor()
     monkeypatch.setattr(type(executor._session.platform), "visible_devices_variable", "CHIPS")
     executor._resource = "NPU"  # one of the resources of which Ray gives ids
-    group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
-    alone = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
-    two = [executor.start("rollout", "anytron.training_engines", "small", 1, 1, replica=i, replicas=2) for i in (0, 1)]
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
+    alone = executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
+    two = [
+        executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1, replica=i, replicas=2))
+        for i in (0, 1)
+    ]
 
     assert [facts["env"]["CHIPS"] for facts in group.call("describe") + alone.call("describe")] == ["0,1"] * 3
     assert [replica.call("describe")[0]["env"]["CHIPS"] for replica in two] == ["0", "1"]
@@ -97,8 +101,8 @@ def test_a_replica_that_is_placed_apart_has_a_device_of_its_own(make_executor, m
     executor = make_executor(1)
     monkeypatch.setattr(type(executor._session.platform), "visible_devices_variable", "CHIPS")
     executor._resource, executor._apart = "NPU", True
-    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
-    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
+    rollout = executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
     seen = [facts["env"]["CHIPS"] for facts in group.call("describe") + rollout.call("describe")]
     assert sorted(seen) == ["0", "1"]
 
@@ -111,18 +115,20 @@ def test_a_platform_that_restricts_devices_to_others_is_refused(make_executor, m
     executor._resource = "NPU"
 
     with pytest.raises(ConfigError, match=r"Ray has given devices 0 .* TESTCHIP_RANK would be trainer:0/1"):
-        executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+        executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
 
 
 @pytest.mark.slow
 def test_ranks_of_two_machines_are_counted_on_each(make_executor):
     executor = make_executor()
     executor._resource = "APART"
-    group = executor.start("trainer", "anytron.training_engines", "small", 2)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2))
     first, second = group.hosts
     assert first.id != second.id
     beside = [
-        executor.start("rollout", "anytron.training_engines", "small", 1, 1, replica=replica, replicas=replicas).hosts
+        executor.start(
+            GroupSpec("rollout", "anytron.training_engines", "small", 1, 1, replica=replica, replicas=replicas)
+        ).hosts
         for replica, replicas in ((0, 1), (0, 2), (1, 2), (2, 3))
     ]
     assert beside == [[first], [first], [second], [second]]
@@ -187,7 +193,7 @@ def test_the_last_words_of_a_rank_that_exits_are_shown(start):
 @pytest.mark.slow
 def test_an_agent_that_is_gone_is_reported(ray, make_executor):
     executor = make_executor()
-    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     (facts,) = group.call("describe")
     ray.kill(group._agents.actors[0])
 
@@ -204,19 +210,19 @@ def test_a_node_that_is_lost_is_reported_and_others_take_its_place(ray, cluster,
     node = cluster.add_node(num_cpus=1, num_gpus=0, resources={"SPARE": 1}, object_store_memory=100 << 20)
     executor = make_executor()
     executor._resource = "SPARE"
-    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     (facts,) = group.call("describe")
     cluster.remove_node(node)
 
     with pytest.raises(ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
         group.call("echo")
     with pytest.raises(ProcessLost, match=r"machine of rank 0 is gone"):
-        executor.start("rollout", "anytron.training_engines", "small", 1, 1)
+        executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
 
     executor.end()
     assert wait_until_gone([facts["pid"]])
     cluster.add_node(num_cpus=1, num_gpus=0, resources={"SPARE": 1}, object_store_memory=100 << 20)
-    again = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    again = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     assert again.call("echo") == [(0, (), {})]
 
 
@@ -299,7 +305,7 @@ def test_workers_end_when_the_driver_is_killed(ray, testchip, tmp_path):
             model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),
             rewards=[dict(function="none")], trainer=dict(output_dir={str(tmp_path / "run")!r})))
         executor = RayExecutor(config, open_session(platform="testchip"))
-        group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+        group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
         print(*[facts["pid"] for facts in group.call("describe")], flush=True)
         group.call("hang_in_this_function", 0)
         """)

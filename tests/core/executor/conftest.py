@@ -4,6 +4,7 @@ import pytest
 
 from anytron.config.schema import RunConfig
 from anytron.executor.local import LocalExecutor
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 
 
@@ -43,6 +44,6 @@ def start(make_executor):
     """Start a group of small engines."""
 
     def start(ranks=1, engine="small", **settings):
-        return make_executor(**settings).start("trainer", "anytron.training_engines", engine, ranks, 1)
+        return make_executor(**settings).start(GroupSpec("trainer", "anytron.training_engines", engine, ranks, 1))
 
     return start

@@ -12,6 +12,7 @@ import torch
 
 from anytron.errors import DataError, ProcessLost, ResourceError, WorkerError
 from anytron.executor.address import StoreFiles
+from anytron.executor.protocol import GroupSpec
 from tests.core.executor.processes import wait_until_gone
 
 
@@ -93,14 +94,14 @@ def test_a_rank_killed_between_calls_is_noticed_by_the_next_and_its_log_outlives
     make_executor, tmp_path
 ):
     executor = make_executor()
-    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     os.kill(*pids_of(group), signal.SIGKILL)
 
     with pytest.raises(ProcessLost, match=r"rank 0 .* killed by SIGKILL"):
         group.call("echo")
 
     executor.end()
-    again = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    again = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     with pytest.raises(WorkerError) as caught:
         again.call("exit", 0, 3)
     log = (tmp_path / "run" / "logs" / "trainer-0.log").read_text()
@@ -169,7 +170,7 @@ def test_an_answer_that_cannot_be_pickled_is_an_error_and_no_hang(start):
 
 def test_an_engine_that_cannot_be_built_again_ends_its_group(make_executor):
     executor = make_executor()
-    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     engine = executor._config.engine.model_copy(update={"options": {"refuse": "no second engine"}})
 
     with pytest.raises(WorkerError, match=r"failed in rebuild\(\)") as caught:

@@ -12,6 +12,7 @@ import torch
 
 from anytron.errors import ConfigError
 from anytron.executor.local import LocalExecutor
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from tests.core.conftest import install_testchip
 from tests.core.executor.conftest import small_config
@@ -34,7 +35,7 @@ def started(tmp_path_factory):
         install_testchip(patch)
         patch.chdir(directory)
         with LocalExecutor(small_config(directory / "run", None, {}), open_session(platform="testchip")) as executor:
-            group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
+            group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
             yield group, group.call("echo", ImportsTheEngine())
 
 
@@ -91,7 +92,9 @@ def test_a_replica_sees_the_devices_of_its_training_ranks_or_the_one_behind_all_
     config = small_config(tmp_path / "run", None, {}, data_parallel_size=2)
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"placement": placement})})
     with LocalExecutor(config, session) as executor:
-        group = executor.start("rollout", "anytron.rollout_engines", "small", 1, 1, replica=replica, replicas=replicas)
+        group = executor.start(
+            GroupSpec("rollout", "anytron.rollout_engines", "small", 1, 1, replica=replica, replicas=replicas)
+        )
         assert group.call("describe")[0]["env"]["CHIPS"] == sees
 
 
@@ -133,7 +136,7 @@ def test_collectives_work_and_listen_on_the_loopback_interface_alone(group):
 
 def test_a_group_that_was_built_again_meets_anew_and_close_ends_it_with_its_children(make_executor, tmp_path):
     executor = make_executor(engine_options={"closed": str(tmp_path / "closed")})
-    group = executor.start("trainer", "anytron.training_engines", "small", 2, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
     before = group.call("describe")
     group.call("meet")
     config = executor._config
@@ -159,7 +162,7 @@ def test_a_group_that_was_built_again_meets_anew_and_close_ends_it_with_its_chil
 
 def test_a_failed_run_ends_processes_without_asking_engines(make_executor, tmp_path):
     executor = make_executor({"closed": str(tmp_path / "closed")})
-    group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
     pids = [facts["pid"] for facts in group.call("describe")]
 
     with pytest.raises(KeyboardInterrupt), executor:
@@ -185,7 +188,7 @@ def test_workers_end_when_the_driver_is_killed_and_leave_nothing(testchip, tmp_p
             model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),
             rewards=[dict(function="none")], trainer=dict(output_dir={str(tmp_path / "run")!r})))
         executor = LocalExecutor(config, open_session(platform="testchip"))
-        group = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+        group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
         group.call("meet")
         print(*[facts["pid"] for facts in group.call("describe")], flush=True)
         group.call("hang_in_this_function", 0)

@@ -7,6 +7,7 @@ import pytest
 from anytron import __version__
 from anytron.errors import ConfigError
 from anytron.executor.local import LocalExecutor
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from tests.core.executor.conftest import small_config
 from tests.core.other_environment import make_environment
@@ -36,8 +37,8 @@ def test_the_rollout_process_runs_there_and_training_ranks_do_not(executor_with,
     python = make_environment(tmp_path / "venv", anytron=__version__)
     executor = executor_with(python)
 
-    rollout = executor.start("rollout", "anytron.training_engines", "small", 1, 1)
-    trainer = executor.start("trainer", "anytron.training_engines", "small", 1, 1)
+    rollout = executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
+    trainer = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
 
     (there,), (here,) = rollout.call("describe"), trainer.call("describe")
     assert interpreter_of(there) == str(python)
@@ -48,6 +49,6 @@ def test_the_rollout_process_runs_there_and_training_ranks_do_not(executor_with,
 
 def test_one_with_another_version_of_anytron_is_refused_as_the_two_meet(executor_with, tmp_path):
     python = make_environment(tmp_path / "venv", anytron="0.0.9")
-    rollout = executor_with(python).start("rollout", "anytron.training_engines", "small", 1, 1)
+    rollout = executor_with(python).start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
     with pytest.raises(ConfigError, match=rf"(?s)another version.*{python}.*{__version__}, and there is 0\.0\.9.*pip"):
         rollout.call("describe")

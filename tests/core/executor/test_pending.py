@@ -6,11 +6,12 @@ import time
 import pytest
 
 from anytron.errors import ProcessLost, WorkerError
+from anytron.executor.protocol import GroupSpec
 from tests.core.executor.processes import wait_until_gone
 
 
 def start_two(executor):
-    return [executor.start("trainer", "anytron.training_engines", "small", ranks, 1) for ranks in (1, 2)]
+    return [executor.start(GroupSpec("trainer", "anytron.training_engines", "small", ranks, 1)) for ranks in (1, 2)]
 
 
 def pids_of(group):
@@ -48,7 +49,7 @@ def test_the_first_of_several_calls_to_be_done_is_given_and_each_fails_for_itsel
 
 def test_a_call_waits_until_the_engine_is_built_and_one_under_way_does_not_delay_the_end(make_executor, tmp_path):
     executor = make_executor(engine_options={"closed": str(tmp_path / "closed")})
-    group, message = executor.start("trainer", "anytron.training_engines", "small", 1, 1), b"x" * 2_000_000
+    group, message = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1)), b"x" * 2_000_000
     began = time.monotonic()
 
     early = group.submit("echo", message)

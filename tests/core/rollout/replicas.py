@@ -98,9 +98,9 @@ class Executor:
     def __init__(self, seed=0, make=lambda number, order: Engine(order)):
         self.order, self.make, self.groups, self.started = random.Random(seed), make, [], []
 
-    def start(self, role, engine_group, engine_name, world_size, num_threads, *, replica, replicas):
-        assert (role, engine_group, world_size) == ("rollout", "anytron.rollout_engines", 1)
-        self.started.append((replica, replicas))
+    def start(self, spec):
+        assert (spec.role, spec.engine_group, spec.world_size) == ("rollout", "anytron.rollout_engines", 1)
+        self.started.append((spec.replica, spec.replicas))
         self.groups.append(Group(self.make(len(self.groups), self.order)))
         return self.groups[-1]
 

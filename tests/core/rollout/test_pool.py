@@ -209,7 +209,7 @@ class TrainingRanks(Group):
 
 def test_training_ranks_may_be_the_only_replica_and_their_loss_is_the_run_s(expected):
     class Nothing(Executor):
-        def start(self, *arguments, **more):
+        def start(self, spec):
             raise AssertionError("there is no rollout process")
 
     executor = Nothing()

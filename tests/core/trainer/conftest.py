@@ -225,17 +225,17 @@ class InProcessExecutor:
     def wait(self, calls, timeout_s=None):
         return list(calls)
 
-    def start(self, role, engine_group, engine_name, world_size, num_threads=None, *, replica=0, replicas=1):
-        assert world_size == 1
-        assert 0 <= replica < replicas
-        context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(role))
-        self.started.append(role)
-        if role == "trainer":
+    def start(self, spec):
+        assert spec.world_size == 1
+        assert 0 <= spec.replica < spec.replicas
+        context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(spec.role))
+        self.started.append(spec.role)
+        if spec.role == "trainer":
             engine = TorchEngine(context)
             engine.break_critic_at = self.break_critic_at
             self.engines.append(engine)
             return InProcessGroup(engine)
-        (found,) = entry_points(group=engine_group, name=engine_name)
+        (found,) = entry_points(group=spec.engine_group, name=spec.engine_name)
         engine = found.load().load()(context)
         return InProcessGroup(engine if self.lose_every is None else Forgetful(engine, self.lose_every))
 

@@ -59,7 +59,7 @@ def raise_at(run, call, error=KeyboardInterrupt, method="update"):
             return self.submit_each(name, per_rank_args).result()
 
     start = run.executor.start
-    run.executor.start = lambda *args, **replica: Group(start(*args, **replica))
+    run.executor.start = lambda spec: Group(start(spec))
     return calls
 
 

@@ -53,7 +53,7 @@ def lose(run, calls: dict[str, set[int]], error=ProcessLost):
                     self.ended = True
                     raise error(LOST, why="the last lines it wrote", fix="more memory")
 
-    run.executor.start = lambda *args, **replica: Group(start(*args, **replica))
+    run.executor.start = lambda spec: Group(start(spec))
 
 
 ALWAYS = set(range(100))

@@ -16,13 +16,13 @@ def send_in(run, role, method, call, *numbers):
     """Send this process signals in the n-th call of a method of an engine."""
     start, calls = run.executor.start, []
 
-    def started(name, *args, **replica):
-        group = start(name, *args, **replica)
+    def started(spec):
+        group = start(spec)
         for kind in ("submit", "submit_each"):
             original = getattr(group, kind)
 
             def wrapped(called, *arguments, original=original, **options):
-                if name == role and called == method:
+                if spec.role == role and called == method:
                     calls.append(called)
                     if len(calls) == call:
                         for number in numbers:

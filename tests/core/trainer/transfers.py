@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anytron.config.schema import RunConfig
+from anytron.executor.protocol import GroupSpec
 from anytron.rollout.pool import RolloutPool
 from anytron.trainer.weight_transfer import WeightTransfer
 from anytron.trainer.workers import TrainingWorkers
@@ -111,7 +112,9 @@ class Started:
 
     def __init__(self, executor, config, directory):
         self.directory, self.notes, self.losses = directory, [], []
-        self.trainer = TrainingWorkers.of(executor.start("trainer", "anytron.training_engines", "sending", 1, 1))
+        self.trainer = TrainingWorkers.of(
+            executor.start(GroupSpec("trainer", "anytron.training_engines", "sending", 1, 1))
+        )
         self.pool = RolloutPool(executor, config.rollout, lambda error, then: self.losses.append(error))
         self.transfer = WeightTransfer.from_config(config, executor, directory, self.notes.append)
 

@@ -16,6 +16,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch
 from anytron.executor.local import LocalExecutor
+from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers
@@ -38,7 +39,13 @@ def main(plan_file: str, output: str) -> None:
             if executor is None:
                 executor = LocalExecutor(config, session)
                 group = executor.start(
-                    "trainer", "anytron.training_engines", config.engine.name, config.parallel.world_size, num_threads=1
+                    GroupSpec(
+                        "trainer",
+                        "anytron.training_engines",
+                        config.engine.name,
+                        config.parallel.world_size,
+                        num_threads=1,
+                    )
                 )
             else:
                 group.rebuild(config)
