@@ -55,7 +55,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checks",),
         ("experts", "patches"),
         ("critic", "plugin"),
-        ("checkpoint",),
+        ("building", "checkpoint"),
         ("engine",),
     ),
     "anytron_rollout": (

@@ -13,33 +13,28 @@ import torch
 
 from anytron.engines.device_memory import MemoryUse
 from anytron.errors import EngineError
-from anytron.kernels.contract import LogProbSpec
 from anytron.layer import apply_phase
 from anytron.patches import Phase
 from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
+from anytron_megatron.building import ModelBuilder
 from anytron_megatron.checkpoint.checkpoints import Checkpoints
-from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.bridge import BridgeSource
 from anytron_megatron.models.freezing import freeze
-from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.names import ENGINE
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import kernel_conformance, mask_conformance, possible_formats
 from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
-from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.mtp import MultiTokenPrediction
 from anytron_megatron.training.offload import Offload
-from anytron_megatron.training.schedule import ModelChunk, forward
-from anytron_megatron.training.token_score_head import TokenScoreHead
+from anytron_megatron.training.schedule import forward
 from anytron_megatron.training.trained_model import TrainedModel
-from anytron_megatron.training.vendor_attention import set_mask_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -51,10 +46,11 @@ if TYPE_CHECKING:
     from anytron.engines.rollout_engine import GenerationRequest, Response
     from anytron.engines.training_engine import Conformance, Topology, TrainedRole, UpdatedModel
     from anytron.engines.weights import Sent, WeightDestination
-    from anytron.sequences.layout import Format
+    from anytron_megatron.critic.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource
+    from anytron_megatron.training.schedule import ModelChunk
 
 
 class MegatronEngine:
@@ -84,8 +80,9 @@ class MegatronEngine:
         )
         apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
         self._source = self.open_source(model_directory(config), policy=True)
-        self._preparer = self._preparer_for(self._source)
-        self._policy = self._build()
+        self._builder = ModelBuilder(context, self._sizes, self._runtime)
+        self._preparer = self._builder.preparer(self._source)
+        self._policy = self._builder.language_model(self._source, self._preparer)
         freeze(self._modules(), config.model.freeze, self._source.parts)
         self._experts = Experts(
             self._modules(),
@@ -96,9 +93,11 @@ class MegatronEngine:
         self._prediction = MultiTokenPrediction(
             self._policy, coefficient=self._options.mtp_loss_coefficient, detach=self._options.mtp_detach
         )
-        self._adapters = self._attach_adapters()
+        self._adapters = self._builder.adapters(self._source, self._modules())
         self._has_reference = config.algorithm.kl_coefficient > 0
-        self._reference = self._build() if self._has_reference and self._adapters is None else None
+        self._reference: list[ModelChunk] | None = None
+        if self._has_reference and self._adapters is None:
+            self._reference = self._builder.language_model(self._source, self._preparer)
         self._trained = TrainedModel(
             self._policy,
             self._preparer,
@@ -112,10 +111,7 @@ class MegatronEngine:
         if config.critic is not None:
             path = config.critic.path
             source = self.open_source(model_directory(config) if path is None else Path(path), policy=False)
-            preparer = self._preparer_for(source)
-            modules = self._build_modules(source, preparer)
-            experts = Experts(modules, source.experts_config, sequence_format=config.engine.sequence_format)
-            self._critic = Critic(modules, preparer, config, source.save, experts)
+            self._critic = self._builder.critic(source)
         trained = {"policy": self._trained, **({} if self._critic is None else {"critic": self._critic.trained})}
         reference = [chunk.module for chunk in self._reference or []]
         self._offload = Offload(config.engine.offload, list(trained.values()), reference, self._runtime)
@@ -130,7 +126,7 @@ class MegatronEngine:
         if config.rollout.engine == ENGINE:
             from anytron_megatron.generation.policy_rollout import PolicyRollout  # not every Megatron has its parts
 
-            rows = self._preparer_for(self._source, "bshd")
+            rows = self._builder.preparer(self._source, "bshd")
             self._rollout = PolicyRollout(self._policy, rows, config, self._sizes, vocab_size=self._source.vocab_size)
         apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
 
@@ -192,7 +188,7 @@ class MegatronEngine:
             return mask_conformance(self._preparer, self._sizes)
         gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
         preparers = [
-            self._preparer_for(self._source, each, gaps)
+            self._builder.preparer(self._source, each, gaps)
             for each in possible_formats(self._context.config, self._context.hooks)
         ]
         return kernel_conformance(preparers, heads=heads, sizes=self._sizes, device=self._runtime.current_device())
@@ -344,68 +340,3 @@ class MegatronEngine:
         if self._rollout is None:
             raise EngineError("There is no rollout on these ranks.", where=where, fix=f"set rollout.engine={ENGINE}")
         return self._rollout
-
-    def _preparer_for(
-        self,
-        source: ModelSource,
-        sequence_format: Format | None = None,
-        constraints: LayoutConstraints | None = None,
-    ) -> BatchPreparer:
-        sequence_format = sequence_format or self._context.config.engine.sequence_format
-        portable = self._context.platform.portable_modules
-        return BatchPreparer(
-            self._context.hooks,
-            sequence_format=sequence_format,
-            traits=source.traits,
-            accepted=source.accepted_masks(sequence_format, portable=portable),
-            sizes=self._sizes,
-            shard=parallel.context_shard(),
-            device=self._runtime.current_device(),
-            context_length=source.context_length,
-            portable=portable,
-            vision=source.vision,
-            fp8=source.fp8,
-            constraints=constraints,
-        )
-
-    def _build(self) -> list[ModelChunk]:
-        spec = LogProbSpec(
-            vocab_size=self._source.vocab_size,
-            tensor_parallel=self._sizes.tensor,
-            chunk_tokens=self._context.config.engine.log_prob_chunk_tokens,
-            device_type=self._runtime.device_type,
-        )
-        kernel = self._context.hooks.log_prob_kernel(spec)
-        return [
-            ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in self._build_modules(self._source, self._preparer, self._check_targets)
-        ]
-
-    def _build_modules(
-        self,
-        source: ModelSource,
-        preparer: BatchPreparer,
-        check: Callable[[list[torch.nn.Module]], object] | None = None,
-    ) -> list[torch.nn.Module]:
-        modules = source.build(self._runtime.current_device(), check)
-        if not self._context.platform.portable_modules and source.attention_heads is not None:
-            set_mask_type(modules, preparer.mask_kind, self._context.config.engine.sequence_format)
-        return modules
-
-    def _check_targets(self, chunks: Sequence[torch.nn.Module]) -> None:
-        """Refuse ``model.lora.targets`` that no layer has, before weights are read."""
-        lora = self._context.config.model.lora
-        if lora is not None:
-            from anytron_megatron.lora.adapters import find_targets
-
-            find_targets(chunks, lora.targets)
-
-    def _attach_adapters(self) -> Adapters | None:
-        lora = self._context.config.model.lora
-        if lora is None:
-            return None
-        # Their layers need Transformer Engine's and mcore-bridge's, which not every source has.
-        from anytron_megatron.lora.adapters import Adapters
-
-        assert isinstance(self._source, AdapterSource)  # an engine without adapters is refused before
-        return Adapters(self._source, self._modules(), lora, seed=self._context.config.trainer.seed)

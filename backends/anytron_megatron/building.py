@@ -1,0 +1,133 @@
+"""Build the models of one rank: chunks on its device, as the platform wants them, with what reads batches for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.kernels.contract import LogProbSpec
+from anytron_megatron.critic.critic import Critic
+from anytron_megatron.experts.experts import Experts
+from anytron_megatron.models.source import AdapterSource, text_model
+from anytron_megatron.training import parallel
+from anytron_megatron.training.micro_batch import BatchPreparer
+from anytron_megatron.training.schedule import ModelChunk
+from anytron_megatron.training.token_score_head import TokenScoreHead
+from anytron_megatron.training.vendor_attention import set_mask_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from anytron.engines.context import EngineContext
+    from anytron.platform import DeviceRuntime
+    from anytron.sequences import LayoutConstraints
+    from anytron.sequences.layout import Format
+    from anytron.traits import ParallelSizes
+    from anytron_megatron.lora.adapters import Adapters
+    from anytron_megatron.models.source import ModelSource
+
+
+class ModelBuilder:
+    """Builds the policy, its reference and the critic, each from a source.
+
+    Args:
+        context: Of the engine: configuration, hooks and platform.
+        sizes: The layout of the ranks, which have met.
+        runtime: The device.
+    """
+
+    def __init__(self, context: EngineContext, sizes: ParallelSizes, runtime: DeviceRuntime) -> None:
+        self._config = context.config
+        self._hooks = context.hooks
+        self._portable = context.platform.portable_modules
+        self._sizes = sizes
+        self._runtime = runtime
+
+    def preparer(
+        self,
+        source: ModelSource,
+        sequence_format: Format | None = None,
+        constraints: LayoutConstraints | None = None,
+    ) -> BatchPreparer:
+        """Make what turns micro-batches into inputs of a source's model.
+
+        Args:
+            source: The model's.
+            sequence_format: None = ``engine.sequence_format``.
+            constraints: Of the layout, besides those of the model and the ranks.
+        """
+        sequence_format = sequence_format or self._config.engine.sequence_format
+        return BatchPreparer(
+            self._hooks,
+            sequence_format=sequence_format,
+            traits=source.traits,
+            accepted=source.accepted_masks(sequence_format, portable=self._portable),
+            sizes=self._sizes,
+            shard=parallel.context_shard(),
+            device=self._runtime.current_device(),
+            context_length=source.context_length,
+            portable=self._portable,
+            vision=source.vision,
+            fp8=source.fp8,
+            constraints=constraints,
+        )
+
+    def language_model(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
+        """Build a model whose output layer gives the log-prob and the entropy of each token.
+
+        Raises:
+            EngineError: No layer has ``model.lora.targets``, or the weights do not fit the model.
+        """
+        spec = LogProbSpec(
+            vocab_size=source.vocab_size,
+            tensor_parallel=self._sizes.tensor,
+            chunk_tokens=self._config.engine.log_prob_chunk_tokens,
+            device_type=self._runtime.device_type,
+        )
+        kernel = self._hooks.log_prob_kernel(spec)
+        return [
+            ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
+            for module in self._modules(source, preparer, self._check_targets)
+        ]
+
+    def adapters(self, source: ModelSource, modules: Sequence[nn.Module]) -> Adapters | None:
+        """Attach adapters to a model; None if the run trains none."""
+        lora = self._config.model.lora
+        if lora is None:
+            return None
+        # Their layers need Transformer Engine's and mcore-bridge's, which not every source has.
+        from anytron_megatron.lora.adapters import Adapters
+
+        assert isinstance(source, AdapterSource)  # an engine without adapters is refused before
+        return Adapters(source, modules, lora, seed=self._config.trainer.seed)
+
+    def critic(self, source: ModelSource) -> Critic:
+        """Build the critic of PPO.
+
+        Raises:
+            EngineError: The weights do not fit the model, or the value head in ``critic.path`` does not.
+        """
+        preparer = self.preparer(source)
+        modules = self._modules(source, preparer)
+        experts = Experts(modules, source.experts_config, sequence_format=self._config.engine.sequence_format)
+        return Critic(modules, preparer, self._config, source.save, experts)
+
+    def _modules(
+        self,
+        source: ModelSource,
+        preparer: BatchPreparer,
+        check: Callable[[list[nn.Module]], object] | None = None,
+    ) -> list[nn.Module]:
+        modules = source.build(self._runtime.current_device(), check)
+        if not self._portable and source.attention_heads is not None:
+            set_mask_type(modules, preparer.mask_kind, self._config.engine.sequence_format)
+        return modules
+
+    def _check_targets(self, chunks: Sequence[nn.Module]) -> None:
+        """Refuse ``model.lora.targets`` that no layer has, before weights are read."""
+        lora = self._config.model.lora
+        if lora is not None:
+            from anytron_megatron.lora.adapters import find_targets
+
+            find_targets(chunks, lora.targets)
