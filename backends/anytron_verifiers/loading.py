@@ -53,7 +53,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         environment = verifiers.load_environment(name, **args)
-    except Exception as error:
+    except Exception as error:  # the environment's package is imported and called
         raise ConfigError(
             f"The environment {name!r} of verifiers cannot be loaded.",
             where="options name and args",

@@ -61,7 +61,7 @@ def load_hf_config(model: ModelSection) -> Any:
     try:
         fields = dict(model.config or {})
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    except Exception as error:
+    except Exception as error:  # each model's class refuses its fields in its own way
         raise _unusable("model.config", error) from error
 
 
@@ -80,7 +80,7 @@ def read_hf_config(directory: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(directory, **_DATA_ONLY)
         config._attn_implementation = config._experts_implementation = None
-    except Exception as error:
+    except Exception as error:  # as above
         raise _unusable(str(directory / "config.json"), error) from error
     vars(config).pop("auto_map", None)
     return config
@@ -145,7 +145,7 @@ def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
     refuse(file_diagnostics(key, directory))
     try:
         return auto_class.from_pretrained(directory, **_DATA_ONLY)
-    except Exception as error:
+    except Exception as error:  # transformers, and the library of each format, fail in their own ways
         raise ConfigError(
             f"The {what} cannot be loaded.",
             where=str(directory),

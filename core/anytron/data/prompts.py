@@ -158,7 +158,7 @@ def _encode(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: A
         if chosen:
             try:
                 tokens = tokenizer([texts[index] for index in chosen], add_special_tokens=not rendered)["input_ids"]
-            except Exception as error:
+            except Exception as error:  # the library tokenizers raises nothing narrower
                 raise DataError(
                     "The tokenizer fails on the prompts.",
                     where=f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}",

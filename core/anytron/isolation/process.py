@@ -190,7 +190,7 @@ class IsolatedProcess:
     def _call(self) -> None:
         try:
             frames = [pickle.dumps(call, protocol=5) for call in self._owed]
-        except Exception as error:
+        except Exception as error:  # an object may refuse to be pickled in any way
             raise DataError(
                 f"A prompt's data cannot be sent: {self.settings.title.lower()} must read it.",
                 where=self.settings.where,
