@@ -299,6 +299,7 @@ def test_workers_end_when_the_driver_is_killed(ray, testchip, tmp_path):
     script.write_text(
         textwrap.dedent(f"""
         from anytron.config.schema import RunConfig
+        from anytron.executor.protocol import GroupSpec
         from anytron.plugins import open_session
         from anytron_ray.executor import RayExecutor
         config = RunConfig.model_validate(dict(

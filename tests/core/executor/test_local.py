@@ -183,6 +183,7 @@ def test_workers_end_when_the_driver_is_killed_and_leave_nothing(testchip, tmp_p
         textwrap.dedent(f"""
         from anytron.config.schema import RunConfig
         from anytron.executor.local import LocalExecutor
+        from anytron.executor.protocol import GroupSpec
         from anytron.plugins import open_session
         config = RunConfig.model_validate(dict(
             model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),
