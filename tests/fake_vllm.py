@@ -8,12 +8,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def install(folder: Path, version: str) -> None:
+def install(folder: Path, version: str, *, torchvision: bool = False) -> None:
     """Write it into a folder of packages."""
     models = folder / "vllm" / "model_executor" / "models"
     models.mkdir(parents=True)
     (folder / "vllm" / "__init__.py").write_text("raise ImportError('the checks import no vLLM')")
     (folder / "vllm" / "_version.py").write_text(f"__version__ = version = '{version}'\n")
+    if torchvision:
+        (folder / "torchvision").mkdir()
+        (folder / "torchvision" / "__init__.py").write_text("raise ImportError('the checks import no torchvision')")
     (models / "registry.py").write_text(
         "_TEXT_GENERATION_MODELS = {'Qwen3ForCausalLM': ('qwen3', 'Q'), 'OtherForCausalLM': ('o', 'O')}\n"
         "_EMBEDDING_MODELS = {'OnlyEmbeds': ('e', 'E')}\n"

@@ -64,7 +64,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("transformers_engine",),
     ),
     "anytron_vllm": (
-        ("__init__", "adapter", "expected_weights", "installation", "options", "under_way", "worker"),
+        ("__init__", "adapter", "expected_weights", "installation", "options", "prompts", "under_way", "worker"),
         ("checks", "received", "start"),
         ("engine", "transfer"),
     ),

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.data.pretrained import load_tokenizer
+from anytron.data.pretrained import load_tokenizer, model_class
 from anytron.engines.context import EngineContext
 from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron.engines.weights import WeightFile, WeightManifest
@@ -72,7 +72,8 @@ def hf_model(model: dict[str, Any], seed: int) -> Any:
     """A Hugging Face model with clearly different token probabilities."""
     fields = dict(model)
     torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    made = model_class(config).from_config(config).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

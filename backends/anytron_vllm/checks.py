@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import faults, read_config
+from anytron.data.pretrained import processor_files
 from anytron.errors import ConfigError
 from anytron_vllm.adapter import LARGEST_RANK
 from anytron_vllm.installation import INSTALL, SUPPORTED, find_installation
@@ -25,6 +26,8 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vLLM's attention on the processor (vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes, 0.32)."""
 PROVED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Families whose log-probs a test compares with Hugging Face's after every update (tests/backends/vllm)."""
+PROVED_WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl")
+"""Families whose log-probs with images a test compares so."""
 PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
 """Families whose log-probs with adapters sent alone a test compares with those of merged weights."""
 OWN_ARGUMENTS = {
@@ -43,6 +46,7 @@ FIXED_ARGUMENTS = (
     "enable_sleep_mode",
     "generation_config",
     "kv_cache_memory_bytes",
+    "language_model_only",
     "load_format",
     "logprobs_mode",
     "lora_dtype",
@@ -51,6 +55,7 @@ FIXED_ARGUMENTS = (
     "max_logprobs",
     "max_lora_rank",
     "max_loras",
+    "mm_device_do_normalize",
     "pipeline_parallel_size",
     "data_parallel_size",
     "skip_tokenizer_init",
@@ -76,7 +81,11 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
         return
     text: Mapping[str, Any] = config.get("text_config") or config
     yield from _family(key, config, installation)
-    yield from _sizes(key, text, run, options)
+    vision: Mapping[str, Any] | None = config.get("vision_config")
+    if vision is not None:
+        yield from _images(run, installation)
+    yield from _splits(key, text, vision or {}, options)
+    yield from _lengths(text, run, options)
     if run.rollout.lora == "alone" and run.model.lora is not None:
         yield from _adapters(str(config.get("model_type")), text, run.model.lora, accelerator=platform.accelerator)
     if not platform.accelerator:
@@ -117,14 +126,7 @@ def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
 
 def _family(key: str, config: Mapping[str, Any], installation: Installation | None) -> Iterator[Diagnostic]:
     family = str(config.get("model_type"))
-    if "vision_config" in config:
-        yield Diagnostic(
-            "error",
-            key,
-            f"{family} takes images, and this engine does not pass images to vLLM",
-            "set rollout.engine=transformers",
-        )
-        return
+    proved = PROVED_WITH_IMAGES if "vision_config" in config else PROVED
     known = frozenset() if installation is None else installation.architectures()
     named = config.get("architectures") or ()
     if known and named and not known.intersection(named):
@@ -134,25 +136,44 @@ def _family(key: str, config: Mapping[str, Any], installation: Installation | No
             f"vLLM {installation.version if installation else ''} has no model {', '.join(named)}",
             "set rollout.engine=transformers",
         )
-    elif family not in PROVED:
+    elif family not in proved:
         yield Diagnostic(
             "warning",
             key,
-            f"no test compares vLLM's {family} with Hugging Face's after an update (proved: {', '.join(PROVED)})",
+            f"no test compares vLLM's {family} with Hugging Face's after an update (proved: {', '.join(proved)})",
             "set trainer.rollout_log_prob_tolerance, and run anytron verify before you train",
         )
 
 
-def _sizes(key: str, text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> Iterator[Diagnostic]:
+def _images(run: RunConfig, installation: Installation | None) -> Iterator[Diagnostic]:
+    """Check what vLLM starts a model that takes images with, whether or not the run has any."""
+    if installation is not None and not installation.torchvision:
+        where = "this environment" if run.rollout.python is None else f"the environment of {run.rollout.python}"
+        message = f"vLLM {installation.version} needs torchvision for a model that takes images; {where} has none"
+        fix = "install the one that was built for the torch there, or set rollout.engine=transformers"
+        yield Diagnostic("error", "rollout.engine", message, fix)
+    if run.model.processor is None and not (run.model.path and processor_files(Path(run.model.path))):
+        message = "vLLM needs the image processor of a model that takes images"
+        yield Diagnostic("error", "model.processor", message, "name a directory, or a function that returns one")
+
+
+def _splits(key: str, text: Mapping[str, Any], vision: Mapping[str, Any], options: VllmOptions) -> Iterator[Diagnostic]:
     tensor, tensor_key = options.tensor_parallel_size, "rollout.options.tensor_parallel_size"
-    for name, what in (("num_attention_heads", "attention heads"), ("intermediate_size", "units of intermediate_size")):
-        if text.get(name) and text[name] % tensor:
-            message = f"{text[name]} {what} of {key} cannot be split over {tensor} processes"
-            yield Diagnostic("error", tensor_key, message, f"use a size that divides {text[name]}")
+    for fields, name, what in (
+        (text, "num_attention_heads", "attention heads"),
+        (text, "intermediate_size", "units of intermediate_size"),
+        (vision, "num_heads", "heads of the vision tower"),
+    ):
+        if fields.get(name) and fields[name] % tensor:
+            message = f"{fields[name]} {what} of {key} cannot be split over {tensor} processes"
+            yield Diagnostic("error", tensor_key, message, f"use a size that divides {fields[name]}")
     groups = text.get("num_key_value_heads")
     if groups and groups % tensor and tensor % groups:
         message = f"{groups} key/value heads are neither a multiple nor a divisor of {tensor}"
         yield Diagnostic("error", tensor_key, message, f"use a size that divides {groups} or is a multiple of it")
+
+
+def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> Iterator[Diagnostic]:
     longest, length_key = options.max_model_len, "rollout.options.max_model_len"
     context = text.get("max_position_embeddings")
     if longest is not None and longest <= run.rollout.max_new_tokens:

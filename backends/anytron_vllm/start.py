@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.data.pretrained import load_tokenizer, save_processor
 from anytron.trainer.initial_model import model_directory
 from anytron_vllm.adapter import adapter_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from anytron.config.schema import RunConfig
     from anytron_vllm.options import VllmOptions
 
@@ -31,7 +38,37 @@ def set_environment(options: VllmOptions) -> None:
         os.environ.setdefault(name, value)
 
 
-def engine_arguments(config: RunConfig, options: VllmOptions, *, accelerator: bool) -> dict[str, Any]:
+PREPARED_IMAGES: dict[str, Any] = {
+    "limit_mm_per_prompt": {"video": 0},
+    "mm_device_do_normalize": False,  # otherwise vLLM's vision tower normalises what the image processor has normalised
+    "mm_processor_cache_gb": 0,
+}
+"""Arguments for models that take images: these come prepared (anytron_vllm.prompts)."""
+
+
+@contextmanager
+def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
+    """Give the directory that vLLM starts from.
+
+    Of a model that takes images vLLM wants tokenizer and image processor, to know how many tokens an image may have.
+    They are those of the run, which need not be those of ``model.path``; so they get a directory, with the model's
+    config, for the time that vLLM reads it.
+    """
+    model = model_directory(config)
+    if not takes_images:
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="anytron-vllm-") as name:
+        directory = Path(name)
+        load_tokenizer(config.model).save_pretrained(directory)
+        save_processor(config.model, directory)
+        shutil.copyfile(model / "config.json", directory / "config.json")
+        yield directory
+
+
+def engine_arguments(
+    config: RunConfig, options: VllmOptions, directory: Path, *, accelerator: bool, takes_images: bool
+) -> dict[str, Any]:
     """The arguments of ``vllm.EngineArgs``. Those set here are refused among the user's (anytron_vllm.checks)."""
     from vllm.config import WeightTransferConfig
 
@@ -44,11 +81,11 @@ def engine_arguments(config: RunConfig, options: VllmOptions, *, accelerator: bo
     }
     alone = config.rollout.lora == "alone"
     return {
-        "model": str(model_directory(config)),
+        "model": str(directory),
         "dtype": config.model.dtype,
         # The training engine has the only weights, but for those that adapters are added to.
         "load_format": "safetensors" if alone else "dummy",
-        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "skip_tokenizer_init": not takes_images,  # token ids in, token ids out; the processor has a tokenizer
         "generation_config": "vllm",  # not the checkpoint's own sampling defaults and end tokens
         "logprobs_mode": "raw_logprobs",  # of logits at the temperature: anytron_vllm.worker
         "max_logprobs": -1,
@@ -60,6 +97,7 @@ def engine_arguments(config: RunConfig, options: VllmOptions, *, accelerator: bo
         "enforce_eager": options.enforce_eager,
         "weight_transfer_config": WeightTransferConfig(backend="anytron"),
         "worker_extension_cls": "anytron_vllm.worker.WorkerExtension",
+        **(PREPARED_IMAGES if takes_images else {}),
         **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
         **{name: value for name, value in optional.items() if value is not None},
         **options.engine_args,

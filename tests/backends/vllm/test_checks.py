@@ -9,9 +9,10 @@ import pytest
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError
 from anytron.preflight.capabilities import platform_diagnostics
 from anytron_cpu import CpuPlatform
-from anytron_vllm.installation import find_installation, require_supported
+from anytron_vllm.installation import find_installation, require_supported, require_torchvision
 from tests.core.other_environment import make_environment
 from tests.fake_vllm import install
 
@@ -26,12 +27,14 @@ MODEL = {
     "head_dim": 32,
     "max_position_embeddings": 64,
 }
+SEES = {"model_type": "qwen3_vl", "text_config": MODEL, "vision_config": {"num_heads": 2}}
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder whose vLLM, once there is one, is the one that is installed."""
+    """A folder whose vLLM and torchvision, once they are there, are those that are installed."""
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "site")
     return tmp_path / "site"
@@ -46,9 +49,9 @@ class Accelerator(CpuPlatform):
     accelerator = True
 
 
-def found(model=None, platform=None, adapters=None, **rollout):
+def found(model=None, platform=None, adapters=None, processor=None, **rollout):
     values = {
-        "model": {"config": MODEL | (model or {}), "tokenizer": "t.py:t", "lora": adapters},
+        "model": {"config": MODEL | (model or {}), "tokenizer": "t.py:t", "processor": processor, "lora": adapters},
         "data": {"source": "s.py:s"},
         "rewards": [{"function": "exact_match"}],
         "rollout": {"engine": "vllm", "max_new_tokens": 8, **rollout},
@@ -98,6 +101,30 @@ def test_the_environment_of_rollout_python_counts(tmp_path):
     install(site, "0.32.1")
     assert find_installation(str(python)).version == "0.32.1"
     assert found(python=str(python)) == []
+    ((_, _, text),) = found(SEES, python=str(python), processor="p.py:p")
+    assert f"needs torchvision for a model that takes images; the environment of {python} has none" in text
+    (site / "torchvision").mkdir()
+    (site / "torchvision" / "__init__.py").touch()
+    assert found(SEES, python=str(python), processor="p.py:p") == []
+
+
+def test_models_that_take_images_need_torchvision_and_a_processor(site, monkeypatch):
+    install(site, "0.32.5", torchvision=True)
+    assert found(SEES, processor="p.py:p") == []
+    assert [(severity, key) for severity, key, _ in found(SEES)] == [("error", "model.processor")]
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    ((severity, key, text),) = found(SEES, processor="p.py:p")
+    assert (severity, key) == ("error", "rollout.engine")
+    assert "vLLM 0.32.5 needs torchvision for a model that takes images; this environment has none" in text
+    assert "rollout.engine=transformers" in text
+
+
+def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site):
+    install(site, "0.32.5", torchvision=True)
+    with pytest.raises(ConfigError, match="images without torchvision") as raised:
+        require_torchvision()
+    assert "the checks import no torchvision" in str(raised.value)
+    assert "built for torch" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +133,19 @@ def test_the_environment_of_rollout_python_counts(tmp_path):
         ({"head_dim": 16}, {}, "model.config.head_dim", "no kernel for heads of 16 - it has 32, 64, 80"),
         ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "no kernel for heads of 40"),
         ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 has no model OnlyEmbeds"),
-        ({"vision_config": {}, "model_type": "qwen3_vl"}, {}, "model.config", "qwen3_vl takes images"),
         ({}, {"options": {"tensor_parallel_size": 3}}, "rollout.options.tensor_parallel_size", "4 attention heads"),
+        (
+            SEES | {"vision_config": {"num_heads": 3}},
+            {"options": {"tensor_parallel_size": 2}},
+            "rollout.options.tensor_parallel_size",
+            "3 heads of the vision tower",
+        ),
+        (
+            SEES,
+            {"options": {"engine_args": {"mm_device_do_normalize": True}}},
+            "rollout.options.engine_args.mm_device_do_normalize",
+            "sets it itself",
+        ),
         (
             {"num_key_value_heads": 3},
             {"options": {"tensor_parallel_size": 2}},
@@ -170,6 +208,13 @@ def test_a_family_that_no_test_compares_is_a_warning(installed):
     ((severity, key, text),) = found({"model_type": "other", "architectures": ["OtherForCausalLM"]})
     assert (severity, key) == ("warning", "model.config")
     assert "rollout_log_prob_tolerance" in text
+
+
+def test_a_family_that_no_test_compares_with_images_is_a_warning(site):
+    install(site, "0.32.5", torchvision=True)
+    ((severity, key, text),) = found(SEES | {"model_type": "qwen3_5"}, processor="p.py:p")
+    assert (severity, key) == ("warning", "model.config")
+    assert "proved: qwen2_5_vl, qwen3_vl" in text
 
 
 def test_the_config_of_a_directory_is_read(installed, tmp_path):

@@ -7,20 +7,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from anytron_vllm.checks import PROVED
+from anytron_vllm.checks import PROVED, PROVED_WITH_IMAGES
 from tests.house import ROOT
-from tests.needs_vllm import NEEDS_VLLM
+from tests.needs_vllm import NEEDS_TORCHVISION, NEEDS_VLLM, WITH_TORCHVISION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 pytestmark = NEEDS_VLLM
 
 
-def run(name: str, directory: Path):
+def run(name: str, directory: Path, environment: Mapping[str, str] | None = None):
     """Run a program of this folder; return what its last line holds."""
+    environment = {**(environment or {**os.environ, "PYTHONPATH": str(ROOT)}), "GLOO_SOCKET_IFNAME": "lo"}
     program = Path(__file__).parent / "programs" / f"{name}.py"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [sys.executable, program, directory], capture_output=True, text=True, timeout=500, env=environment, check=False
     )
@@ -39,6 +43,13 @@ def test_log_probs_follow_the_weights_in_every_family_and_a_lost_tensor_is_notic
     assert "left parameters without new weights" in lost
     assert "model.layers.1.self_attn.qkv_proj" in lost
     assert "no weights" in unusable
+
+
+@NEEDS_TORCHVISION
+def test_log_probs_with_images_follow_the_weights_and_the_images(tmp_path):
+    found = run("images", tmp_path, WITH_TORCHVISION)
+    assert set(found) == {*PROVED_WITH_IMAGES, *(f"{family} logits" for family in PROVED_WITH_IMAGES)}
+    assert {what: difference for what, difference in found.items() if difference > 1e-4} == {}
 
 
 @pytest.mark.slow
