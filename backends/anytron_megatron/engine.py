@@ -145,6 +145,7 @@ class MegatronEngine:
             recompute=config.engine.recompute,
             deterministic=config.engine.deterministic,
             predicts_ahead=policy and self._options.mtp_loss_coefficient > 0,
+            portable=self._context.platform.portable_modules,
             transformer=self._options.transformer,
         )
 

@@ -94,7 +94,8 @@ def test_the_run_leaves_what_the_readme_says(short_run):
     assert not [record for rank in patches["rollout"] for record in rank.get("patches", [])]
     assert (output / "logs" / "trainer-0.log").exists()
     kernels = patches["trainer"][0]["kernels"]
-    assert kernels.keys() >= {"attention_kernel", "fused_kernel rms_norm", "log_prob_kernel"}
+    fused = {f"fused_kernel {name}" for name in ("adam", "rms_norm", "rope", "swiglu")}
+    assert kernels.keys() >= {"attention_kernel", *fused, "log_prob_kernel"}
     assert set(kernels.values()) == {"neutral-default"}
 
 

@@ -57,6 +57,7 @@ class BridgeSource:
         recompute: ``none``, ``selective`` or ``full``.
         deterministic: Sets Megatron's ``deterministic_mode``.
         predicts_ahead: Build the model's multi-token prediction modules.
+        portable: It is built of portable modules: its activation is the platform's kernel.
         transformer: Fields of Megatron's transformer config to override.
 
     Raises:
@@ -72,6 +73,7 @@ class BridgeSource:
         recompute: str,
         deterministic: bool,
         predicts_ahead: bool = False,
+        portable: bool = False,
         transformer: Mapping[str, Any],
     ) -> None:
         from mcore_bridge import MLAModelConfig, hf_to_mcore_config
@@ -110,6 +112,8 @@ class BridgeSource:
             "gradient_accumulation_fusion": False,
         }
         self.config = config_class(**{**fields, **transformer})
+        if portable and "use_te_activation_func" not in transformer:
+            self.config.use_te_activation_func = _is_plain_swiglu(self.config)
         refuse_missing_quantisation(self.config)
         self._bridge = self.config.bridge
 
@@ -294,3 +298,9 @@ class BridgeSource:
             tensors = files.get_state_dict()
             for name in sorted(self.prediction_names(tensors) - written):
                 yield name, tensors[name].load()
+
+
+def _is_plain_swiglu(config: Any) -> bool:
+    """Whether a model's activation is what :func:`anytron.kernels.fused.swiglu` computes."""
+    gated = config.gated_linear_unit and config.activation_func is torch.nn.functional.silu
+    return gated and config.activation_func_clamp_value is None and not config.bias_activation_fusion

@@ -140,6 +140,19 @@ CACHED_ROTARY = Patch(
     remove_when="mcore-bridge passes inference_context on, as Megatron's own GPTModel does",
     replacement=f"{_HERE}.cached_rotary:tell_context",
 )
+ROTARY_KERNEL = Patch(
+    id="megatron.rotary-kernel",
+    target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    reason=(
+        "Megatron rotates queries and keys in torch unless apply_rope_fusion is set, which takes a table of positions "
+        "and not each token's angles; the platform's kernel takes those"
+    ),
+    upstream="megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb",
+    remove_when="Megatron's fused rotary embeddings take the angles of each token",
+    replacement=f"{_HERE}.rotary_kernel:rotate_by_kernel",
+)
 DEEPSTACK = Patch(
     id="megatron.mcore-bridge-deepstack",
     target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",

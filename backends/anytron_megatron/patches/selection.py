@@ -39,6 +39,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         catalog.BRIDGE_IMPORT: bridge,
         catalog.ROPE_TABLE: bridge,
         catalog.CACHED_ROTARY: bridge,
+        catalog.ROTARY_KERNEL: portable and models,
         catalog.DEEPSTACK: bridge,
         catalog.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(catalog.PEFT_PROBES, portable),

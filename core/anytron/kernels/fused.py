@@ -56,10 +56,32 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_
 def swiglu(x: Tensor) -> Tensor:
     """Gate the second half of the last dimension by SiLU of the first: ``[..., 2 N]`` -> ``[..., N]``.
 
-    Megatron's order of the halves (``megatron/core/fusions/fused_bias_swiglu.py``).
+    Megatron's order of the halves (``megatron/core/fusions/fused_bias_swiglu.py``). Only ``x`` is kept for the
+    backward pass.
     """
-    gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    gated: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
+    return gated
+
+
+class _SwiGLU(torch.autograd.Function):
+    """The same numbers as by autograd, which would keep three tensors and join the halves' gradients by a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate, up = x.chunk(2, dim=-1)
+        grad_x = torch.empty_like(x)
+        of_gate, of_up = grad_x.chunk(2, dim=-1)
+        torch.mul(grad, functional.silu(gate), out=of_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
+        return grad_x
 
 
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:

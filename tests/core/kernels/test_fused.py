@@ -66,6 +66,16 @@ def test_swiglu_gates_the_second_half_by_the_first():
     torch.testing.assert_close(swiglu(torch.cat([gate, up], -1)), gate / (1 + (-gate).exp()) * up)
 
 
+def test_gradients_of_swiglu_are_the_formulas():
+    x = randn(3, 5, 12, dtype=torch.float64).transpose(0, 1).requires_grad_()
+    gate, up = x.chunk(2, -1)
+    wanted = gate / (1 + (-gate).exp()) * up
+    cotangent = randn(5, 3, 6, seed=1, dtype=torch.float64)
+    (found,) = torch.autograd.grad(swiglu(x), x, cotangent)
+    (expected,) = torch.autograd.grad(wanted, x, cotangent)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_rope_is_hugging_faces_and_lets_the_rest_of_a_head_pass():
     from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 

@@ -27,6 +27,10 @@ class SwiGLU(FusibleOperation):
         output: Tensor = self._swiglu(x)
         return output
 
+    def sharded_state_dict(self, *_place: object, **_named: object) -> dict[str, object]:
+        """Nothing: Megatron asks each module of a perceptron for its part of a checkpoint (``transformer/mlp.py``)."""
+        return {}
+
 
 class _Unfused(FusibleOperation):
     """An activation that Megatron names (0.14: when it is imported) and this package does not compute."""
