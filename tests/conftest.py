@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("anytron", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("anytron")
 
-SKIPPED = {"gpu": 2, "npu": 0, "compiler": 0, "verifiers": 17, "vllm": 39, "mcore": 0}
+SKIPPED = {"gpu": 3, "npu": 0, "compiler": 0, "verifiers": 17, "vllm": 39, "mcore": 0}
 """How many tests of the whole suite skip on a machine without accelerator, by the marker that says what they need."""
 
 
@@ -39,8 +39,12 @@ WARM = (
     "tests/verification/",
 )
 """Folders whose tests start Python from a process that has imported what is slow to import."""
-COLD = ("tests/backends/megatron/test_plugin.py", "tests/demo/test_grpo_sort.py")
-"""What is imported when; and everything as a user starts it."""
+COLD = (
+    "tests/backends/megatron/test_plugin.py",
+    "tests/benchmarks/on_a_gpu/test_run.py",
+    "tests/demo/test_grpo_sort.py",
+)
+"""What is imported when; which processes end; and everything as a user starts it."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,0 +1,93 @@
+"""What is done on the borrowed GPU, in this order: the most important first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        name: For ``--only``.
+        what: For ``--list``.
+        limit_s: It is ended after this time.
+        command: Arguments of the environment's Python. ``{folder}`` is a fresh folder of the step, ``{gpu_tests}``
+            stands for the files that have tests for a GPU.
+        on_gpu: Further ones on a GPU.
+        on_cpu: Instead of those in a dry run.
+        read: Makes figures, values that JSON knows, of the step's folder and of what it printed.
+        dry_limit_s: The limit of a dry run, whose machine may be slow.
+    """
+
+    name: str
+    what: str
+    limit_s: int
+    command: tuple[str, ...]
+    on_gpu: tuple[str, ...] = ()
+    on_cpu: tuple[str, ...] = ()
+    read: Callable[[Path, str], object] = figures.printed
+    dry_limit_s: int = 1200
+
+    @property
+    def script(self) -> str | None:
+        """The file that it runs, if it is one of this tree."""
+        return self.command[0] if self.command[0].endswith(".py") else None
+
+
+SORT = "examples/grpo_sort.yaml"
+
+STEPS = (
+    Step(
+        "tests",
+        "the tests that need a GPU: pytest -m gpu",
+        150,
+        # Warnings of versions that nobody has tried yet are no failures.
+        ("-m", "pytest", "-m", "gpu", "-W", "default", "--junitxml={folder}/junit.xml", "{gpu_tests}"),
+        read=figures.tests,
+    ),
+    Step(
+        "train_step",
+        "one update of Qwen3-shaped models against a bare Megatron loop",
+        150,
+        ("benchmarks/train_step.py", "--json"),
+        on_gpu=("--size", "0.6b"),
+        on_cpu=("--size", "tiny"),
+    ),
+    Step(
+        "grpo_sort",
+        "examples/grpo_sort.yaml, shortened: GRPO learns to sort",
+        120,
+        ("-m", "anytron", "train", SORT, "trainer.output_dir={folder}/run"),
+        on_gpu=("trainer.total_steps=300",),
+        on_cpu=("trainer.total_steps=3",),
+        read=figures.run,
+    ),
+    Step(
+        "attention",
+        "every attention kernel that is there",
+        90,
+        ("benchmarks/attention.py", "--json"),
+        on_cpu=("--repeats", "1"),
+    ),
+    Step("log_probs", "log-probs without logits against the plain path", 90, ("benchmarks/log_probs.py", "--json")),
+    Step("grpo_step", "a whole GRPO step against TRL's", 120, ("benchmarks/grpo_step.py", "--json")),
+    Step("train_step_large", "the same update, 1.7B", 120, ("benchmarks/train_step.py", "--json"),
+        on_gpu=("--size", "1.7b"), on_cpu=("--size", "tiny")),
+    Step(
+        "verify",
+        "anytron verify: masks, weights and log-probs against independent computations",
+        90,
+        ("-m", "anytron", "verify", SORT, "--json", "trainer.output_dir={folder}/run"),
+        read=figures.checks,
+    ),
+)  # fmt: skip
+"""Benchmarks that this tree does not have are passed over."""

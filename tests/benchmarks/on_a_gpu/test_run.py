@@ -1,0 +1,129 @@
+"""The run: its table of steps, their limits, and the results."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.house import ROOT
+
+
+@pytest.fixture
+def start(load, tmp_path):
+    """Do one step that runs a line of Python; return its outcome and the results."""
+    run, steps, results = map(load, ("run", "steps", "results"))
+    environment = SimpleNamespace(python=sys.executable, variables=lambda work, platform: {"WHERE": platform})
+
+    def go(line, *, limit_s=60, left_s=60.0, read=steps.Step.read):
+        found = results.Results(tmp_path / "work", tmp_path / "out", ["prepare", "one"])
+        step = steps.Step("one", "a line", limit_s, ("-c", line, "{folder}"), on_cpu=("dry",), read=read)
+        arguments = SimpleNamespace(work=tmp_path / "work", dry_run=False)
+        run.do(step, arguments, environment, found, left_s)
+        found.write()
+        return found.steps["one"], found
+
+    return go
+
+
+def test_the_table_can_be_carried_out(load):
+    run, steps = load("run"), load("steps")
+    assert len({step.name for step in steps.STEPS}) == len(steps.STEPS)
+    assert [step.name for step in steps.STEPS][:3] == ["tests", "train_step", "grpo_sort"]
+    for step in steps.STEPS:
+        assert step.limit_s <= 150
+        assert step.what
+        for dry_run in (False, True):
+            words = run.command_of(step, ROOT / "x", dry_run=dry_run)
+            assert not any("{" in word for word in words)
+    gpu_tests = run.gpu_tests()
+    assert "tests/plugins/cuda/test_cuda_platform.py" in gpu_tests
+    assert all((ROOT / path).is_file() for path in gpu_tests)
+
+
+def test_what_a_step_prints_and_takes_is_kept(start):
+    outcome, results = start(
+        "import json, os; print('noise'); print(json.dumps({'figures': {'ratio': 2.5}}, indent=1))"
+    )
+    assert (outcome["status"], outcome["exit"]) == ("passed", 0)
+    assert outcome["figures"] == {"figures": {"ratio": 2.5}}
+    assert 0 < outcome["seconds"] < 60
+    assert "one.ratio" not in results.facts
+    written = json.loads((results._out / "results.json").read_text())
+    assert next(iter(written.items())) == ("headlines", {"one.ratio": 2.5})
+    assert written["steps"]["one"]["command"][0] == sys.executable
+    assert "ratio" in (results._out / "summary.txt").read_text()
+    assert "noise" in (results._out / "logs.txt").read_text()
+
+
+def test_a_step_that_fails_says_how_its_log_ends(start):
+    outcome, results = start("import sys; sys.exit('out of memory')")
+    assert (outcome["status"], outcome["exit"]) == ("failed", 1)
+    assert outcome["end_of_log"].endswith("out of memory")
+    assert results.summary().endswith("out of memory")
+
+
+def test_a_step_without_figures_has_failed(start):
+    outcome, _ = start("print('hello')")
+    assert (outcome["status"], outcome["error"]) == ("failed", "no figures: ValueError: no JSON value was printed")
+
+
+@pytest.mark.parametrize("limits", [{"limit_s": 2}, {"left_s": 2.0}])
+def test_a_step_and_its_children_end_with_its_time(start, limits, tmp_path):
+    child = f"import time, pathlib; time.sleep(4); pathlib.Path({str(tmp_path / 'late')!r}).touch()"
+    outcome, _ = start(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])", **limits)
+    assert (outcome["status"], outcome["limit_s"]) == ("timed out", 2)
+    time.sleep(4)
+    assert not (tmp_path / "late").exists()
+
+
+def test_figures_of_a_step_that_was_ended_are_kept(start):
+    line = 'import time; print(\'{"figures": {"steps": 7}}\', flush=True); time.sleep(60)'
+    outcome, _ = start(line, limit_s=5)
+    assert (outcome["status"], outcome["figures"]) == ("timed out", {"figures": {"steps": 7}})
+
+
+def test_a_later_call_continues(start, load, tmp_path):
+    start("print('{}')")
+    run, results = load("run"), load("results")
+    found = results.Results(tmp_path / "work", tmp_path / "other", ["prepare", "one"])
+    assert found.steps["one"]["status"] == "passed"
+    found.steps |= {"tests": {"status": "passed"}, "attention": {"status": "timed out"}}
+    rest = [step.name for step in run.selected(run.arguments_of(["--rest"]), found)]
+    assert "tests" not in rest
+    assert "attention" in rest
+    only = run.selected(run.arguments_of(["--only", "attention,tests"]), found)
+    assert [step.name for step in only] == ["tests", "attention"]
+    with pytest.raises(SystemExit):
+        run.arguments_of(["--only", "atention"])
+
+
+def test_results_go_where_they_are_asked_for(load, monkeypatch, tmp_path):
+    run = load("run")
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert run.arguments_of([]).out == tmp_path
+    assert run.arguments_of(["--out", str(tmp_path / "there")]).out == tmp_path / "there"
+    assert run.arguments_of(["--dry-run"]).out == ROOT / "build" / "on_a_gpu" / "dry" / "out"
+    assert run.arguments_of([]).minutes < 10
+
+
+def test_figures_of_a_run_that_was_cut_short(load, tmp_path):
+    record = dict.fromkeys(("time/step_s", "time/rollout_s", "time/score_s", "time/update_s", "time/sync_s"), 1.0)
+    record |= {"rollout/log_prob_abs_diff": 1e-7}
+    lines = [json.dumps({**record, "reward/mean": step / 20}) for step in range(20)]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join([*lines, lines[0][:30]]))
+    found = load("figures").run(tmp_path, "")
+    assert (found["steps"], found["reward_first_ten"], found["reward_last_ten"]) == (20, 0.225, 0.725)
+
+
+def test_tests_are_counted(load, tmp_path):
+    (tmp_path / "junit.xml").write_text(
+        "<testsuites><testsuite><testcase classname='a' name='one'/><testcase classname='a' name='two'><skipped/>"
+        "</testcase><testcase classname='a' name='three'><failure/></testcase></testsuite></testsuites>"
+    )
+    found = load("figures").tests(tmp_path, "")
+    assert found == {"passed": 1, "failed": 1, "skipped": 1, "failures": ["a::three"]}
