@@ -21,6 +21,7 @@ MINUTES = {
     "attention.py": ["--repeats", "1"],
     "checkpoint.py": ["--layers", "1", "--hidden", "64", "--saves", "1"],
     "hooks.py": ["--steps", "2"],
+    "train_step.py": ["--size", "tiny", "--tokens", "64", "128", "--turns", "1"],
 }
 
 
