@@ -12,11 +12,12 @@ what the device does in a product of two large square matrices of the same eleme
 (``matmul_flop_per_s``). Recomputed operations do not count.
 
 The device is the platform's (``ANYTRON_PLATFORM``). ``--size tiny``, the default on a processor, ends in a minute.
-A size that does not fit in memory has no figures.
+A size that does not fit in memory has no figures; those without a table are of the most tokens that fit.
 
     python benchmarks/train_step.py [--json] [--size tiny|0.6b|1.7b] [--tokens 4096 8192 16384 32768] [--turns 5]
 """
 
+import contextlib
 import itertools
 import os
 import statistics
@@ -207,9 +208,10 @@ def measure(ours, bare, batch, runtime, turns):
 
     def once(update, argument):
         runtime.reset_peak_memory_stats()
-        try:
+        seconds = None
+        with contextlib.suppress(torch.OutOfMemoryError):
             seconds, norm = timed(lambda: update(argument), runtime)
-        except torch.OutOfMemoryError:
+        if seconds is None:
             runtime.empty_cache()
             return None
         assert 0 < norm < float("inf")

@@ -23,7 +23,8 @@ from wheels import OWN, PIECE_BYTES, ROOT, carried, digest, normalised, pieces
 
 LIST = Path(__file__).with_name("wheels.txt")
 WHEELS = ROOT / "build" / "on_a_gpu" / "wheels"
-NOTE = "prepared.json"
+NOTE = Path("1", "prepared.json")
+"""Beside the wheels that are carried first."""
 
 
 def tags(newest: str) -> list[str]:

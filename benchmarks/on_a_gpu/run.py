@@ -118,7 +118,7 @@ def prepare(arguments: argparse.Namespace, environment: image.Environment) -> di
     say(f"from wheels: {', '.join(f'{name} {version}' for name, version in sorted(from_wheels.items()))}")
     environment.make()
     new = environment.install(carried["pip"].wheel, found.wheels)
-    note = arguments.wheels / "prepared.json"
+    note = arguments.wheels / "1" / "prepared.json"
     return {
         "commit": json.loads(note.read_text(encoding="utf-8"))["commit"] if note.exists() else None,
         "of_the_image": of_image,
@@ -207,8 +207,8 @@ def do(
 
 
 def end(process: subprocess.Popen) -> None:
-    """End a step's processes: all that are of its group."""
-    for number, seconds in ((signal.SIGTERM, 8), (signal.SIGKILL, 8)):
+    """End a step's processes: all that are of its group. pytest reports what it has when it is interrupted."""
+    for number, seconds in ((signal.SIGINT, 8), (signal.SIGTERM, 4), (signal.SIGKILL, 4)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
             process.wait(seconds)
@@ -229,6 +229,8 @@ def main() -> int:
         return 0
     refuse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A shell's background process ignores it, and so would the steps.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = image.Environment(arguments.work / "environment")
     results.facts["dry_run"] = arguments.dry_run
     chosen = selected(arguments, results)

@@ -51,7 +51,7 @@ STEPS = (
         "the tests that need a GPU: pytest -m gpu",
         150,
         # Warnings of versions that nobody has tried yet are no failures.
-        ("-m", "pytest", "-m", "gpu", "-W", "default", "--junitxml={folder}/junit.xml", "{gpu_tests}"),
+        ("-m", "pytest", "-m", "gpu", "-W", "default", "--timeout=100", "--junitxml={folder}/junit.xml", "{gpu_tests}"),
         read=figures.tests,
     ),
     Step(
@@ -60,7 +60,7 @@ STEPS = (
         150,
         ("benchmarks/train_step.py", "--json"),
         on_gpu=("--size", "0.6b"),
-        on_cpu=("--size", "tiny"),
+        on_cpu=("--size", "tiny", "--tokens", "64", "128", "--turns", "1"),
     ),
     Step(
         "grpo_sort",
@@ -78,10 +78,22 @@ STEPS = (
         ("benchmarks/attention.py", "--json"),
         on_cpu=("--repeats", "1"),
     ),
-    Step("log_probs", "log-probs without logits against the plain path", 90, ("benchmarks/log_probs.py", "--json")),
+    Step(
+        "log_probs",
+        "log-probs without logits against the plain path",
+        90,
+        ("benchmarks/log_probs.py", "--json"),
+        on_cpu=("--tokens", "64", "--vocabulary", "512", "--hidden", "64"),
+    ),
     Step("grpo_step", "a whole GRPO step against TRL's", 120, ("benchmarks/grpo_step.py", "--json")),
-    Step("train_step_large", "the same update, 1.7B", 120, ("benchmarks/train_step.py", "--json"),
-        on_gpu=("--size", "1.7b"), on_cpu=("--size", "tiny")),
+    Step(
+        "train_step_large",
+        "the same update at 1.7B",
+        120,
+        ("benchmarks/train_step.py", "--json"),
+        on_gpu=("--size", "1.7b"),
+        on_cpu=("--size", "tiny", "--tokens", "64", "--turns", "1", "--recompute", "full"),
+    ),
     Step(
         "verify",
         "anytron verify: masks, weights and log-probs against independent computations",
@@ -89,5 +101,5 @@ STEPS = (
         ("-m", "anytron", "verify", SORT, "--json", "trainer.output_dir={folder}/run"),
         read=figures.checks,
     ),
-)  # fmt: skip
+)
 """Benchmarks that this tree does not have are passed over."""

@@ -39,6 +39,9 @@ def test_the_table_can_be_carried_out(load):
         for dry_run in (False, True):
             words = run.command_of(step, ROOT / "x", dry_run=dry_run)
             assert not any("{" in word for word in words)
+            if step.script is not None and (ROOT / step.script).exists():
+                source = (ROOT / step.script).read_text()
+                assert all(f'"{word}"' in source for word in words[2:] if word.startswith("--"))
     gpu_tests = run.gpu_tests()
     assert "tests/plugins/cuda/test_cuda_platform.py" in gpu_tests
     assert all((ROOT / path).is_file() for path in gpu_tests)
