@@ -289,6 +289,7 @@ class MegatronEngine:
             "device": self._runtime.device_name(),
             "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
             "kernels": self._context.hooks.suppliers(),
+            "kernel_descriptions": self._context.hooks.kernel_descriptions(),
             "patches": self._context.ledger.report(),
         }
 

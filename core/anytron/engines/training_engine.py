@@ -110,7 +110,8 @@ class TrainingEngine(Protocol):
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
 
-        ``kernels`` is what :meth:`anytron.hooks.facade.Hooks.suppliers` returns.
+        ``kernels`` is what :meth:`anytron.hooks.facade.Hooks.suppliers` returns; ``kernel_descriptions``, where there
+        is one, what the method of that name does.
         """
 
     def close(self) -> None:

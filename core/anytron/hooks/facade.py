@@ -65,6 +65,7 @@ class Hooks:
             raise PluginError("Plugin names must be unique and at most one platform active.", why=", ".join(names))
         self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}
         self._suppliers: dict[str, set[str]] = {}
+        self._descriptions: dict[str, set[str]] = {}
 
     def _way_to_ask(self, hook: HookSpec) -> Callable[..., Any]:
         wrap: Callable[[str, str, Call], Call] = traced if tracing() else lambda _hook, _plugin, call: call
@@ -82,6 +83,13 @@ class Hooks:
         for different layers, all are named.
         """
         return {kernel: ", ".join(sorted(plugins)) for kernel, plugins in sorted(self._suppliers.items())}
+
+    def kernel_descriptions(self) -> dict[str, list[str]]:
+        """Say of the same kernels what they are, as far as they say it themselves, in an attribute ``description``.
+
+        A platform that chooses between implementations says so which one is in use, and why not a faster one.
+        """
+        return {kernel: sorted(found) for kernel, found in sorted(self._descriptions.items())}
 
     # ---- before the run -------------------------------------------------------------------------
 
@@ -250,6 +258,10 @@ class Hooks:
         if not callable(kernel):
             raise broken(hook, plugin, "a kernel is callable", f"answered {kernel!r}")
         self._suppliers.setdefault(label, set()).add(plugin)
+        description = getattr(kernel, "description", None)
+        if description is not None and description not in self._descriptions.setdefault(label, set()):
+            self._descriptions[label].add(description)
+            logger.info("%s: %s", label, description)
         return kernel
 
 

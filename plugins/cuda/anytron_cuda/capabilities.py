@@ -45,8 +45,16 @@ class Capabilities:
 
     def has(self, library: str, minimum: str = "0") -> bool:
         """Whether a library can be imported, in this version or a later one."""
-        found = self.libraries.get(library)
-        return found is not None and found >= Version(minimum)
+        return self.missing(library, minimum) is None
+
+    def missing(self, library: str, minimum: str = "0") -> str | None:
+        """Why a library cannot be used, or not in this version or a later one; None if it can."""
+        name, found = DISTRIBUTIONS[library], self.libraries.get(library)
+        if library in self.broken:
+            return f"{name} cannot be imported: {self.broken[library]}"
+        if found is None:
+            return f"{name} is not installed"
+        return f"{name} {found} is older than {minimum}" if found < Version(minimum) else None
 
 
 @functools.cache

@@ -11,6 +11,9 @@ from anytron.hooks.types import Requirement
 from anytron.platform import Availability, Probe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.kernels.contract import KernelName, KernelSpec
     from anytron.platform import DeviceRuntime
 
 # The kernel driver's interface, and the GPU of Windows' Linux subsystem.
@@ -76,6 +79,13 @@ class CudaPlatform(Platform):
     def rollout_options(self, engine: str) -> dict[str, Any]:
         """Let vLLM record graphs, and leave memory to a training rank."""
         return dict(VLLM_OPTIONS) if engine == "vllm" else {}
+
+    @hookimpl
+    def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
+        """What :mod:`anytron_cuda.kernels` chooses."""
+        from anytron_cuda.kernels import fused_kernel
+
+        return fused_kernel(name, spec)
 
 
 @functools.cache

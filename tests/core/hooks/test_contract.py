@@ -352,3 +352,19 @@ def test_the_facade_knows_which_plugin_supplied_which_kernel():
     assert hooks.suppliers() == {"attention_kernel": "acme", "fused_kernel rms_norm": "neutral-default"}
     hooks.attention_kernel(dataclasses.replace(ATTENTION, sinks=True))
     assert hooks.suppliers()["attention_kernel"] == "acme, neutral-default", "layers may differ"
+
+
+def test_the_facade_logs_and_records_once_what_kernels_say_of_themselves(caplog):
+    def described(name, spec):
+        kernel = lambda *_: None  # noqa: E731 - takes an attribute
+        kernel.description = f"quick (not quicker: {spec.dtype} is too wide)"
+        return kernel if name is KernelName.ROPE else None
+
+    hooks = hooks_with(acme=answering(fused_kernel=described))
+    with caplog.at_level("INFO", "anytron.hooks.facade"):
+        for dtype in (torch.float32, torch.float32, torch.bfloat16):
+            hooks.fused_kernel(KernelName.ROPE, KernelSpec("cpu", dtype))
+            hooks.fused_kernel(KernelName.SWIGLU, KernelSpec("cpu", dtype))
+    wide, narrow = (f"quick (not quicker: {dtype} is too wide)" for dtype in (torch.float32, torch.bfloat16))
+    assert hooks.kernel_descriptions() == {"fused_kernel rope": sorted([wide, narrow])}
+    assert caplog.messages == [f"fused_kernel rope: {wide}", f"fused_kernel rope: {narrow}"]

@@ -1,0 +1,42 @@
+"""Fused kernels behind the signatures of :mod:`anytron.kernels.fused`: libraries' where they are installed."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.kernels.contract import KernelName
+from anytron.kernels.fused import default_kernel
+from anytron_cuda.capabilities import capabilities
+from anytron_cuda.choices import NEUTRAL, DescribedKernel
+from anytron_cuda.kernels.activations import liger_swiglu
+from anytron_cuda.kernels.adam import torch_adam
+from anytron_cuda.kernels.choice import FLASH_ATTN, LIGER, TORCH, choose_kernel
+from anytron_cuda.kernels.grouped import torch_grouped_mm
+from anytron_cuda.kernels.norms import liger_rms_norm, torch_rms_norm
+from anytron_cuda.kernels.rotary import flash_attn_rope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anytron.kernels.contract import KernelSpec
+
+IMPLEMENTATIONS: Mapping[tuple[KernelName, str], Callable[..., Any]] = MappingProxyType(
+    {
+        (KernelName.RMS_NORM, LIGER): liger_rms_norm,
+        (KernelName.RMS_NORM, TORCH): torch_rms_norm,
+        (KernelName.SWIGLU, LIGER): liger_swiglu,
+        (KernelName.ROPE, FLASH_ATTN): flash_attn_rope,
+        (KernelName.GROUPED_MM, TORCH): torch_grouped_mm,
+        (KernelName.ADAM, TORCH): torch_adam,
+    }
+)
+
+
+def fused_kernel(name: KernelName, spec: KernelSpec) -> DescribedKernel | None:
+    """Supply a kernel for this GPU; None for another kind of device."""
+    if spec.device_type != "cuda":
+        return None
+    choice = choose_kernel(capabilities(), name, spec)
+    kernel = default_kernel(name, spec) if choice.kernel == NEUTRAL else IMPLEMENTATIONS[name, choice.kernel]
+    return DescribedKernel(kernel, str(choice))

@@ -1,0 +1,115 @@
+"""Which implementation of a fused kernel is used: a pure function of what there is and what is asked for.
+
+Nothing of this was measured on a GPU by us; the order follows what the libraries' authors report.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from packaging.version import Version
+
+from anytron.kernels.contract import KernelName
+from anytron_cuda.choices import NEUTRAL, Choice, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anytron.kernels.contract import KernelSpec
+    from anytron_cuda.capabilities import Capabilities
+
+LIGER, TORCH, FLASH_ATTN = "liger", "torch", "flash-attn"
+
+LIGER_MINIMUM = "0.8.2"
+"""First with ``LigerFusedGateUpSiLUMulFunction``; the function before it copies both halves and is slower than plain
+torch (``liger_kernel/megatron/swiglu.py``)."""
+FLASH_ATTN_MINIMUM = "2.1"
+"""``flash_attn.layers.rotary.apply_rotary_emb`` in Triton, out of place and for any strides."""
+FUSED_RMS_NORM = "2.9"
+"""First torch in which ``rms_norm`` is one CUDA kernel (pytorch #153666)."""
+GROUPED_MM = "2.8"
+"""First torch with ``_grouped_mm`` and its gradient; ``torch.nn.functional.grouped_mm`` from 2.10 on is the same."""
+GROUPED_MM_GPUS = (9, 10)
+"""Hopper and Blackwell: elsewhere it is a loop that waits for the GPU (``aten/src/ATen/native/cuda/GroupedBlas.cpp``,
+``_grouped_mm_cuda``), while our loop knows the sizes."""
+
+
+def choose_kernel(capabilities: Capabilities, name: KernelName, spec: KernelSpec) -> Choice:
+    """Choose an implementation.
+
+    Args:
+        capabilities: The GPU and the libraries.
+        name: The kernel.
+        spec: Its element type and options.
+
+    Returns:
+        The choice; its ``kernel`` is a key of :data:`anytron_cuda.kernels.IMPLEMENTATIONS` for this name.
+    """
+    rule = _RULES.get(name)
+    return Choice(NEUTRAL) if rule is None else rule(capabilities, spec)
+
+
+def _rms_norm(capabilities: Capabilities, spec: KernelSpec) -> Choice:
+    if spec.dtype is torch.float32:
+        # The reference kernel calls torch's fused one then, with the factor that is asked for.
+        return Choice(NEUTRAL)
+    return choose(
+        [
+            (LIGER, capabilities.missing("liger_kernel", LIGER_MINIMUM)),
+            (TORCH, _obstacle_to_torch_rms_norm(capabilities, spec)),
+            (NEUTRAL, None),
+        ]
+    )
+
+
+def _obstacle_to_torch_rms_norm(capabilities: Capabilities, spec: KernelSpec) -> str | None:
+    if capabilities.torch < Version(FUSED_RMS_NORM):
+        return f"torch {capabilities.torch} is older than {FUSED_RMS_NORM}"
+    if spec.options.get("zero_centered"):
+        return "1 + weight is float32, its kernel has one type"
+    return None
+
+
+def _swiglu(capabilities: Capabilities, spec: KernelSpec) -> Choice:
+    del spec
+    return choose([(LIGER, capabilities.missing("liger_kernel", LIGER_MINIMUM)), (NEUTRAL, None)])
+
+
+def _rope(capabilities: Capabilities, spec: KernelSpec) -> Choice:
+    # Liger's turns queries and keys in one call and overwrites them: another contract (liger_kernel/ops/rope.py).
+    del spec
+    flash_attn = capabilities.missing("flash_attn", FLASH_ATTN_MINIMUM)
+    return choose(
+        [(FLASH_ATTN, flash_attn or capabilities.missing("triton")), (NEUTRAL, None)],
+    )
+
+
+def _grouped_mm(capabilities: Capabilities, spec: KernelSpec) -> Choice:
+    obstacle = None
+    major, minor = capabilities.compute_capability
+    if capabilities.torch < Version(GROUPED_MM):
+        obstacle = f"torch {capabilities.torch} is older than {GROUPED_MM}"
+    elif major not in GROUPED_MM_GPUS:
+        obstacle = f"its kernel is for compute capability 9.x and 10.x, and this GPU has {major}.{minor}"
+    elif spec.dtype is not torch.bfloat16:
+        obstacle = f"its kernel is for bfloat16, and the weights are {spec.dtype}"
+    return choose([(TORCH, obstacle), (NEUTRAL, None)])
+
+
+def _adam(capabilities: Capabilities, spec: KernelSpec) -> Choice:
+    del capabilities, spec
+    return Choice(TORCH)
+
+
+_RULES: Mapping[KernelName, Callable[[Capabilities, KernelSpec], Choice]] = MappingProxyType(
+    {
+        KernelName.RMS_NORM: _rms_norm,
+        KernelName.SWIGLU: _swiglu,
+        KernelName.ROPE: _rope,
+        KernelName.GROUPED_MM: _grouped_mm,
+        KernelName.ADAM: _adam,
+    }
+)
+"""Layer norm has none: the reference kernel is torch's own, fused one. Neither have Gated DeltaNet's two."""
