@@ -108,7 +108,8 @@ class BridgeSource:
             "perform_initialization": True,
             # Megatron requires True for interleaved pipelines and False otherwise.
             "overlap_p2p_comm": sizes.virtual_pipeline > 1,
-            # Needs Apex or Transformer Engine's fused weight gradient.
+            # Megatron's own output layer refuses it without Apex's extension, Transformer Engine or not
+            # (megatron/core/tensor_parallel/layers.py, ColumnParallelLinear).
             "gradient_accumulation_fusion": False,
         }
         self.config = config_class(**{**fields, **transformer})

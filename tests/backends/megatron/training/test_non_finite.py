@@ -173,7 +173,7 @@ def test_an_overflow_is_found_in_its_module_and_at_its_token(
 ):
     found, shares = inspect(recorded, policy_loss, model=overflowing_model, sequence_format=sequence_format)
     assert found.weights == ()
-    assert (found.first.place, found.first.what) == ("decoder.layers.0.mlp.linear_fc2", "output")
+    assert (found.first.place, found.first.what) == ("decoder.layers.0.mlp.activation_func", "output")
     sequence = shares[found.first.micro_batch].sequences[found.first.sequence]
     token = int(recorded.lengths[:sequence].sum()) + found.first.token
     assert recorded.tokens[token] == OVERFLOWING
