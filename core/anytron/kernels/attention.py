@@ -16,11 +16,15 @@ from anytron.kernels.neutral_modes import is_causal
 from anytron.kernels.packed_sequences import Window, forbidden_pairs, plan_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
 
 
-def make_attention(spec: AttentionSpec) -> AttentionKernel:
+def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None = None) -> AttentionKernel:
     """Return an attention kernel for one layer, built on torch's ``scaled_dot_product_attention``.
+
+    A platform may give another ``operator`` with the same signature.
 
     Sequences of similar length share a call in thd, so that the number of calls grows with the
     logarithm of the range of lengths, not with the number of sequences. Where queries and keys
@@ -31,12 +35,13 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     (:mod:`anytron.kernels.neutral_modes`).
     """
     limit = spec.traits.window
+    operator = operator or scaled_dot_product_attention
 
     def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         causal = is_causal(call, "neutral attention kernel")
         window = _binding_window(limit, causal)
         attend_in_format = _padded if call.format == "bshd" else _packed
-        return attend_in_format(query, key, value, call, causal, window, spec.scale)
+        return attend_in_format(operator, query, key, value, call, causal, window, spec.scale)
 
     return attend
 
@@ -51,7 +56,14 @@ def _binding_window(window: Window | None, causal: bool) -> Window | None:
 
 
 def _padded(
-    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, window: Window | None, scale: float
+    operator: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+    causal: bool,
+    window: Window | None,
+    scale: float,
 ) -> Tensor:
     rows, columns = query.shape[1], key.shape[1]
     forbidden = call.mask
@@ -59,11 +71,18 @@ def _padded(
         by_position = forbidden_pairs(rows, columns, causal, window, query.device)
         assert by_position is not None
         forbidden = by_position if forbidden is None else forbidden | by_position
-    return _dense(query, key, value, forbidden, call, causal, scale)
+    return _dense(operator, query, key, value, forbidden, call, causal, scale)
 
 
 def _packed(
-    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, window: Window | None, scale: float
+    operator: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+    causal: bool,
+    window: Window | None,
+    scale: float,
 ) -> Tensor:
     plan = plan_for(call, query.shape[0], key.shape[0])
     if plan is None:
@@ -72,14 +91,21 @@ def _packed(
     queries = plan.split(query, plan.queries, rows)
     keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))
     outputs = [
-        _dense(q, k, v, group.forbidden(causal, window), call, causal, scale)
+        _dense(operator, q, k, v, group.forbidden(causal, window), call, causal, scale)
         for q, k, v, group in zip(queries, keys, values, plan.groups, strict=True)
     ]
     return plan.join(outputs, query.shape[0])
 
 
 def _dense(
-    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, causal: bool, scale: float
+    operator: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    forbidden: Tensor | None,
+    call: AttentionCall,
+    causal: bool,
+    scale: float,
 ) -> Tensor:
     """Attend in a dense batch ``[B, Sq, H, D]`` -> ``[B, Sq, H, Dv]``.
 
@@ -91,13 +117,11 @@ def _dense(
     if call.sinks is not None:
         output = _with_sinks(query, key, value, forbidden, call, causal, scale)
     elif forbidden is None:
-        output = scaled_dot_product_attention(
-            query, key, value, is_causal=causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
-        )
+        output = operator(query, key, value, is_causal=causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped)
     else:
         # A row without keys has no softmax (0/0, and NaN on some backends): let it see everything, drop the result.
         blind = forbidden.all(dim=-1, keepdim=True)
-        output = scaled_dot_product_attention(
+        output = operator(
             query, key, value, attn_mask=~forbidden | blind, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
         ).masked_fill(blind, 0.0)
     return output.transpose(1, 2)

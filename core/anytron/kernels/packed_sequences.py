@@ -8,13 +8,13 @@ once per micro-batch and found again by every layer.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from anytron.kernels.micro_batches import MicroBatchCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,48 +188,21 @@ def _out_of_sight(query: Tensor, key: Tensor, causal: bool, window: Window | Non
     return hidden
 
 
-# Keyed by the identity of cu_seqlens_q: one micro-batch, all layers. Dies with the micro-batch.
-_plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_plans: MicroBatchCache[PackedPlan | None] = MicroBatchCache()
 
 
 def plan_for(call: AttentionCall, query_rows: int, key_rows: int) -> PackedPlan | None:
     """The plan of the micro-batch that ``call`` describes; None if there is no query at all.
 
-    The first call of a micro-batch copies the lengths to the host; the others find the plan by the
-    cumulative lengths' identity (and version, so that a change in place is noticed).
+    The first call of a micro-batch copies the lengths to the host; the others find the plan.
     """
-    assert call.cu_seqlens_q is not None, "thd needs cu_seqlens_q"
-    own = (call.cu_seqlens_q, call.cu_seqlens_kv, call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded)
-    facts = (query_rows, key_rows, *(_version(tensor) for tensor in own))
-    if call.cu_seqlens_q in _plans:
-        known_facts, references, plan = _plans[call.cu_seqlens_q]
-        same = all(_is(reference, tensor) for reference, tensor in zip(references, own[1:], strict=True))
-        if same and known_facts == facts:
-            return plan  # type: ignore[no-any-return]
-    plan = _make_plan(*own, query_rows=query_rows, key_rows=key_rows)
-    references = [None if tensor is None else weakref.ref(tensor) for tensor in own[1:]]
-    _plans[call.cu_seqlens_q] = (facts, references, plan)
-    return plan
+    return _plans.find(call, (query_rows, key_rows), lambda: _make_plan(call, query_rows, key_rows))
 
 
-def _version(tensor: Tensor | None) -> int:
-    # Tensors made in inference mode keep no version; nothing changes them in place outside of it either.
-    return -1 if tensor is None or tensor.is_inference() else tensor._version
-
-
-def _is(reference: weakref.ref[Tensor] | None, tensor: Tensor | None) -> bool:
-    return tensor is None if reference is None else reference() is tensor
-
-
-def _make_plan(
-    cu_q: Tensor,
-    cu_kv: Tensor | None,
-    cu_q_padded: Tensor | None,
-    cu_kv_padded: Tensor | None,
-    *,
-    query_rows: int,
-    key_rows: int,
-) -> PackedPlan | None:
+def _make_plan(call: AttentionCall, query_rows: int, key_rows: int) -> PackedPlan | None:
+    cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
+    cu_q_padded, cu_kv_padded = call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded
+    assert cu_q is not None
     device = cu_q.device
     ends_q = cu_q.to("cpu", torch.int64)
     ends_kv = ends_q if cu_kv is None or cu_kv is cu_q else cu_kv.to("cpu", torch.int64)

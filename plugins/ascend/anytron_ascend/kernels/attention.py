@@ -10,14 +10,13 @@ Source: torch_npu 2.13, documentation of ``npu_fusion_attention``.
 from __future__ import annotations
 
 import functools
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from anytron.errors import PlatformError
+from anytron.kernels.micro_batches import MicroBatchCache
 from anytron.kernels.neutral_modes import is_causal
 from anytron.kernels.packed_sequences import forbidden_pairs
 
@@ -224,23 +223,11 @@ class _Plan(NamedTuple):
     key_ends: list[int]
 
 
-# One micro-batch, all layers: found again by the tensor that all their calls share.
-_plans: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_plans: MicroBatchCache[_Plan] = MicroBatchCache()
 
 
 def _plan_for(call: AttentionCall, causal: bool, queries: int, keys: int) -> _Plan:
-    assert call.cu_seqlens_q is not None
-    facts = (causal, queries, keys, call.cu_seqlens_q._version)
-    others = [call.cu_seqlens_kv, call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded]
-    if call.cu_seqlens_q in _plans:
-        known_facts, known_others, plan = _plans[call.cu_seqlens_q]
-        same = all((ref() if ref else None) is other for ref, other in zip(known_others, others, strict=True))
-        if known_facts == facts and same:
-            return plan
-    plan = _make_plan(call, causal, queries, keys)
-    references = [None if other is None else weakref.ref(other) for other in others]
-    _plans[call.cu_seqlens_q] = (facts, references, plan)
-    return plan
+    return _plans.find(call, (causal, queries, keys), lambda: _make_plan(call, causal, queries, keys))
 
 
 def _make_plan(call: AttentionCall, causal: bool, queries: int, keys: int) -> _Plan:
