@@ -41,6 +41,7 @@ PACKAGES = (
     "transformers",
     "transformer-engine",
     "flash-attn",
+    "flash-attn-3",
     "triton",
     "vllm",
     "trl",

@@ -13,7 +13,7 @@ from anytron.platform import Availability, Probe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anytron.kernels.contract import KernelName, KernelSpec
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, KernelSpec
     from anytron.platform import DeviceRuntime
 
 # The kernel driver's interface, and the GPU of Windows' Linux subsystem.
@@ -79,6 +79,16 @@ class CudaPlatform(Platform):
     def rollout_options(self, engine: str) -> dict[str, Any]:
         """Let vLLM record graphs, and leave memory to a training rank."""
         return dict(VLLM_OPTIONS) if engine == "vllm" else {}
+
+    @hookimpl
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
+        """What :mod:`anytron_cuda.attention` chooses for this GPU."""
+        if spec.device_type != "cuda":
+            return None
+        from anytron_cuda.attention.kernel import make_attention
+        from anytron_cuda.capabilities import capabilities
+
+        return make_attention(spec, capabilities())
 
     @hookimpl
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:

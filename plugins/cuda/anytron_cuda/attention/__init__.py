@@ -1,0 +1,1 @@
+"""Attention on NVIDIA GPUs: which kernel a layer takes, and an adapter for each library."""

@@ -1,0 +1,69 @@
+"""Torch's ``scaled_dot_product_attention`` with the kernels that keep no scores: flash, cuDNN's, memory-efficient.
+
+Computes what the functions for sequences of different lengths do not: masks, float32, older GPUs, dropout. Sequences
+of similar length share a call (:mod:`anytron.kernels.packed_sequences`). The fourth kernel, torch's ``math``, keeps the
+scores: it is never taken here.
+
+Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import PlatformError
+from anytron.kernels.attention import make_attention as make_neutral
+from anytron_cuda.attention.packed import HALF, padded_heads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec
+    from anytron_cuda.capabilities import Capabilities
+
+
+def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
+    """Why it cannot compute a layer; None if it can."""
+    del offered
+    return "it has no sinks" if spec.sinks else None
+
+
+def make_attention(spec: AttentionSpec) -> AttentionKernel:
+    """Return the kernel of one layer."""
+    return make_neutral(spec, attend)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, enable_gqa: bool, **settings: Any
+) -> Tensor:
+    """Attend, ``[B, H, S, D]``, as ``scaled_dot_product_attention`` does.
+
+    Raises:
+        PlatformError: None of the three kernels takes these operands.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if enable_gqa and (attn_mask is not None or query.dtype not in HALF):
+        # The memory-efficient kernel, alone with float32 and on older GPUs with masks, had no grouped queries for long.
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        enable_gqa = False
+    size = value.shape[-1]
+    query, key, value = padded_heads(query, key, value)
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            output = scaled_dot_product_attention(
+                query, key, value, attn_mask=attn_mask, enable_gqa=enable_gqa, **settings
+            )
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise PlatformError(
+            "None of torch's fused kernels takes this attention.",
+            where="attention_kernel sdpa",
+            why=f"queries are {query.dtype} {tuple(query.shape)}, keys {tuple(key.shape)}; torch's warnings above say "
+            "what each of them lacks",
+            fix="answer attention_kernel in a plugin, with a kernel that takes them",
+        ) from error
+    return output[..., :size]

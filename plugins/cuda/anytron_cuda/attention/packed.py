@@ -1,0 +1,225 @@
+"""Layers on functions for sequences of different lengths: ``[T, H, D]`` without padding, and cumulative lengths.
+
+FlashAttention 2 and 3 and torch's ``varlen_attn`` are such functions. They know no padding between sequences: rows
+of padding are left out on the way in, and are zero on the way out. Rows of the padded layout (bshd) are sequences of
+one length.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from anytron.kernels.micro_batches import MicroBatchCache
+from anytron.kernels.neutral_modes import is_causal
+from anytron.kernels.packed_sequences import Rows, rearrange, rows_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
+
+HALF = (torch.float16, torch.bfloat16)
+MULTIPLE = 8
+"""Head sizes are multiples of it."""
+
+
+class Sequences(NamedTuple):
+    """What a function is told beside its operands.
+
+    Attributes:
+        cu_seqlens_q: int32 ``[B + 1]`` on the device: where sequences of queries end, with a leading 0.
+        cu_seqlens_k: The same of keys.
+        max_seqlen_q: Queries of the longest.
+        max_seqlen_k: Keys of the longest.
+        causal: A query sees no later key; the last query stands at the last key.
+        window: Keys (left, right) of its own position that a query sees, -1 = all; right is 0 if it is causal.
+        scale: Factor of the scores.
+        dropout: Probability of dropping a weight.
+        sinks: ``[H]`` logits that join the softmax's denominators.
+    """
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+    window: tuple[int, int]
+    scale: float
+    dropout: float = 0.0
+    sinks: Tensor | None = None
+
+
+def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) -> str | None:
+    """Why these functions cannot compute a call of a layer that they can compute; None if they can."""
+    del spec
+    if dtype not in HALF:
+        return f"it computes in float16 and bfloat16, and the operands are {str(dtype).removeprefix('torch.')}"
+    if call.mask is not None:
+        return f"it reads no mask, and the mode '{call.mode}' has one"
+    return None
+
+
+def make_packed(spec: AttentionSpec, attend: Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]) -> AttentionKernel:
+    """Return the kernel of one layer.
+
+    Args:
+        spec: The layer.
+        attend: Queries ``[Tq, H, D]``, keys and values ``[Tk, G, D]`` without padding to ``[Tq, H, Dv]``. There is at
+            least one query, and every sequence has queries and keys.
+    """
+    left, right = spec.traits.window or (-1, -1)
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        causal = is_causal(call, "attention kernel of the CUDA platform")
+        shape = query.shape
+        if call.format == "bshd":
+            layout = _rows_of_one_length(query.shape[0], query.shape[1], key.shape[1], query.device)
+            query, key, value = (operand.flatten(0, 1) for operand in (query, key, value))
+        else:
+            layout = _layout(call, query.shape[0], key.shape[0])
+        if layout.max_seqlen_q == 0:
+            # Nobody sees anything. The sums of nothing make the gradients zeros, where there would be none.
+            nothing = sum(operand[:0].sum() for operand in (query, key, value))
+            return query.new_zeros(*shape[:-1], value.shape[-1]) + nothing
+        sequences = Sequences(
+            layout.cu_seqlens_q,
+            layout.cu_seqlens_k,
+            layout.max_seqlen_q,
+            layout.max_seqlen_k,
+            causal,
+            (left, 0 if causal else right),
+            spec.scale,
+            call.dropout,
+            call.sinks,
+        )
+        key, value = layout.keys.take(key), layout.keys.take(value)
+        output = layout.queries.put(attend(layout.queries.take(query), key, value, sequences), query.shape[0])
+        return output.unflatten(0, shape[:2]) if call.format == "bshd" else output
+
+    return kernel
+
+
+def padded_heads(query: Tensor, key: Tensor, value: Tensor, *, equal: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Bring heads to sizes that the functions take, with zeros; the output is to be cut to the values' size.
+
+    Scores do not change by that (the scale is given), and what is added to values comes out as zeros.
+
+    Args:
+        query: ``[..., D]``.
+        key: ``[..., D]``.
+        value: ``[..., Dv]``.
+        equal: Values get the queries' size, or the other way around; else each its own.
+    """
+    sizes = [-(-operand.shape[-1] // MULTIPLE) * MULTIPLE for operand in (query, value)]
+    qk_size, v_size = (max(sizes), max(sizes)) if equal else sizes
+    return _pad_to(query, qk_size), _pad_to(key, qk_size), _pad_to(value, v_size)
+
+
+def _pad_to(operand: Tensor, size: int) -> Tensor:
+    missing = size - operand.shape[-1]
+    return pad(operand, (0, missing)) if missing else operand
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Which rows of a buffer attend, in order.
+
+    Attributes:
+        count: How many.
+        there: Where they stand; None = they are the first ones.
+        back: For each row of the buffer, which of them it is.
+    """
+
+    count: int
+    there: Rows | None = None
+    back: Rows | None = None
+
+    def take(self, buffer: Tensor) -> Tensor:
+        """Those rows."""
+        if self.there is not None:
+            return rearrange(buffer, self.there, self.back)
+        return buffer if buffer.shape[0] == self.count else buffer[: self.count]
+
+    def put(self, rows: Tensor, total: int) -> Tensor:
+        """A buffer that has them, and zeros elsewhere."""
+        if self.there is not None:
+            return rearrange(rows, self.back, self.there)
+        missing = total - self.count
+        return pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
+
+
+class _Layout(NamedTuple):
+    queries: _Side
+    keys: _Side
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_of_one_length(count: int, queries: int, keys: int, device: torch.device) -> _Layout:
+    # What is made in inference mode could not be kept for a backward pass.
+    with torch.inference_mode(False):
+        each = torch.arange(count + 1, dtype=torch.int32, device=device)
+        sides = _Side(count * queries), _Side(count * keys)
+        return _Layout(*sides, each * queries, each * keys, queries if keys else 0, keys)
+
+
+_layouts: MicroBatchCache[_Layout] = MicroBatchCache()
+
+
+def _layout(call: AttentionCall, queries: int, keys: int) -> _Layout:
+    return _layouts.find(call, (queries, keys), lambda: _make_layout(call, queries, keys))
+
+
+@torch.inference_mode(False)
+def _make_layout(call: AttentionCall, query_rows: int, key_rows: int) -> _Layout:
+    """Copy the lengths to the host, once per micro-batch, and say where the rows are that attend.
+
+    A sequence without queries or without keys is left out: nothing of it attends, and FlashAttention 2 takes a
+    longest sequence of one query as one query of each (csrc/flash_attn/flash_api.cpp, ``seqlenq_ngroups_swapped``).
+    """
+    assert call.cu_seqlens_q is not None
+    device = call.cu_seqlens_q.device
+    ends_q = _on_host(call.cu_seqlens_q)
+    ends_k = ends_q if call.cu_seqlens_kv is None else _on_host(call.cu_seqlens_kv)
+    starts_q = (ends_q if call.cu_seqlens_q_padded is None else _on_host(call.cu_seqlens_q_padded))[:-1]
+    starts_k = (ends_k if call.cu_seqlens_kv_padded is None else _on_host(call.cu_seqlens_kv_padded))[:-1]
+    lengths_q, lengths_k = ends_q.diff(), ends_k.diff()
+    attends = (lengths_q > 0) & (lengths_k > 0)
+    lengths_q, lengths_k = lengths_q[attends], lengths_k[attends]
+    return _Layout(
+        _side(starts_q[attends], lengths_q, query_rows, device),
+        _side(starts_k[attends], lengths_k, key_rows, device),
+        _cumulative(lengths_q, device),
+        _cumulative(lengths_k, device),
+        int(lengths_q.max()) if lengths_q.numel() else 0,
+        int(lengths_k.max()) if lengths_k.numel() else 0,
+    )
+
+
+def _on_host(lengths: Tensor) -> Tensor:
+    return lengths.to("cpu", torch.int64)
+
+
+def _cumulative(lengths: Tensor, device: torch.device) -> Tensor:
+    return pad(lengths.cumsum(0), (1, 0)).to(torch.int32).to(device)
+
+
+def _side(starts: Tensor, lengths: Tensor, total: int, device: torch.device) -> _Side:
+    before = lengths.cumsum(0) - lengths
+    count = int(lengths.sum())
+    if torch.equal(starts, before):
+        return _Side(count)
+    source = torch.repeat_interleave(starts - before, lengths) + torch.arange(count)
+    back = torch.full((total,), -1, dtype=torch.int64)
+    back[source] = torch.arange(count)
+    return _Side(count, rows_from(source, device), rows_from(back, device))

@@ -1,0 +1,127 @@
+"""Torch's own FlashAttention for sequences of different lengths, and the same with sinks.
+
+Source: torch 2.13, torch/nn/attention/varlen.py; what the operators refuse in
+aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, GPUs and head sizes in
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Before 2.12 ``varlen_attn`` has neither grouped queries nor, in
+2.10, windows and a scale (docs.pytorch.org/docs/2.10/nn.attention.varlen.html, and 2.12).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from packaging.version import Version
+
+from anytron_cuda.attention.packed import padded_heads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.kernels.contract import AttentionSpec
+    from anytron_cuda.attention.packed import Sequences
+    from anytron_cuda.capabilities import Capabilities
+
+OLDEST = Version("2.12")
+GPUS = ((8, 0), (12, 1))
+"""The oldest and the newest (``check_flash_attention_hardware_support``)."""
+LARGEST_HEAD = 256
+CONSUMER_GPUS = ((8, 6), (8, 7), (8, 8), (8, 9), (12, 0), (12, 1))
+"""They have no backward pass for heads of 193 to 224 elements
+(``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``)."""
+
+
+def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
+    """Why it cannot compute a layer; None if it can."""
+    if offered.torch < OLDEST:
+        return f"torch {offered.torch} is installed, and {OLDEST} is the first that has all of it"
+    if not GPUS[0] <= offered.compute_capability <= GPUS[1]:
+        return "it needs a GPU of compute capability {}.{} to {}.{}".format(*GPUS[0], *GPUS[1])
+    if spec.dropout:
+        return "it has no dropout"
+    largest = max(spec.qk_dim, spec.v_dim)
+    if largest > LARGEST_HEAD:
+        return f"its heads have at most {LARGEST_HEAD} elements, and these have {largest}"
+    if 192 < largest <= 224 and offered.compute_capability in CONSUMER_GPUS:
+        return "heads of 193 to 224 elements have no backward pass on this GPU"
+    return None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    """Attend (:func:`anytron_cuda.attention.packed.make_packed`); heads of one size, at most 256."""
+    query, key, padded = padded_heads(query, key, value)
+    if sequences.sinks is not None:
+        output: Tensor = _WithSinks.apply(query, key, padded, sequences.sinks, sequences)  # type: ignore[no-untyped-call]
+        return output[..., : value.shape[-1]]
+    from torch.nn.attention.varlen import varlen_attn
+
+    output = varlen_attn(
+        query,
+        key,
+        padded,
+        sequences.cu_seqlens_q,
+        sequences.cu_seqlens_k,
+        sequences.max_seqlen_q,
+        sequences.max_seqlen_k,
+        scale=sequences.scale,
+        window_size=sequences.window,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output[..., : value.shape[-1]]
+
+
+class _WithSinks(torch.autograd.Function):
+    """One more logit per head in the softmax's denominator, which carries no value.
+
+    With L the log-sum-exp of a row and s the sink, weights shrink by ``exp(L - L')``, L' being ``log(exp L + exp s)``,
+    and so does the output. The backward pass of FlashAttention makes the weights anew from the log-sum-exp and needs
+    the output for the rows' sums of ``dO * O``: given L' and the shrunken output, it is exact. ``varlen_attn`` cannot
+    be given them, and its log-sum-exp has no gradient: hence the operators below it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, sequences: Sequences) -> Tensor:
+        output, row_sums, *_ = torch.ops.aten._flash_attention_forward(
+            query,
+            key,
+            value,
+            *sequences[:4],
+            0.0,
+            sequences.window == (-1, 0),
+            False,
+            scale=sequences.scale,
+            window_size_left=sequences.window[0],
+            window_size_right=sequences.window[1],
+        )
+        # Log-sum-exps are float32 [H, Tq]; that of a row which sees no key is infinite, and its output zero.
+        row_sums = row_sums.masked_fill(row_sums == torch.inf, -torch.inf)
+        with_sinks = torch.logaddexp(row_sums, sinks.float()[:, None])
+        output = (output * (row_sums - with_sinks).exp().t()[..., None]).to(query.dtype)
+        ctx.save_for_backward(query, key, value, sinks, output, with_sinks)
+        ctx.sequences = sequences
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        query, key, value, sinks, output, with_sinks = ctx.saved_tensors
+        sequences = ctx.sequences
+        grads = torch.ops.aten._flash_attention_backward(
+            grad.contiguous(),
+            query,
+            key,
+            value,
+            output,
+            with_sinks,
+            *sequences[:4],
+            0.0,
+            sequences.window == (-1, 0),
+            torch.zeros(2, dtype=torch.uint64, device=query.device),
+            torch.empty(0, device=query.device),
+            scale=sequences.scale,
+            window_size_left=sequences.window[0],
+            window_size_right=sequences.window[1],
+        )
+        weights = (sinks.float()[:, None] - with_sinks).exp()
+        grad_sinks = -(weights * (grad.float() * output.float()).sum(-1).t()).sum(1)
+        return (*grads, grad_sinks.to(sinks.dtype), None)
