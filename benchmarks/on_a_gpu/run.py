@@ -86,6 +86,10 @@ def refuse(arguments: argparse.Namespace) -> None:
         subprocess.run([sys.executable, HERE / "prepare.py", "--into", arguments.wheels], check=True)
     elif arguments.dry_run and wheels.stale(wheels.carried(arguments.wheels)):
         subprocess.run([sys.executable, HERE / "prepare.py", "--own", "--into", arguments.wheels], check=True)
+    if not any(arguments.wheels.rglob("pip-*.whl")):
+        sys.exit(
+            f"The first folder of wheels is not in {arguments.wheels}: it has pip, which installs those of the others."
+        )
     for wheel in arguments.wheels.rglob("*.whl"):
         built_for = re.search(r"-cp3(\d+)-cp3\1-", wheel.name)
         if built_for and int(built_for[1]) != sys.version_info[1]:

@@ -47,6 +47,12 @@ def test_the_table_can_be_carried_out(load):
     assert all((ROOT / path).is_file() for path in gpu_tests)
 
 
+def test_the_page_lists_the_steps(load):
+    page = (ROOT / "benchmarks" / "on_a_gpu" / "README.md").read_text()
+    for step in load("steps").STEPS:
+        assert f"| `{step.name}` | {step.limit_s} s |" in page
+
+
 def test_what_a_step_prints_and_takes_is_kept(start):
     outcome, results = start(
         "import json, os; print('noise'); print(json.dumps({'figures': {'ratio': 2.5}}, indent=1))"
