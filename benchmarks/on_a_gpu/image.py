@@ -90,11 +90,14 @@ class Environment:
         new = {wheel: digest(wheel) for wheel in wheels}
         new = {wheel: value for wheel, value in new.items() if note["wheels"].get(wheel.name) != value}
         if new:
+            # Images come with constraints of their own (PIP_CONSTRAINT), which these versions break.
+            clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
             subprocess.run(
                 [
                     self.python, pip / "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index",
                     "--no-deps", "--no-compile", "--no-cache-dir", "--force-reinstall", *new,
                 ],
+                env={**clean, "PIP_CONFIG_FILE": os.devnull},
                 check=True,
             )  # fmt: skip
             note["wheels"] |= {wheel.name: value for wheel, value in new.items()}

@@ -97,9 +97,10 @@ def test_the_dry_run_passes(name, wheels, tmp_path):
     image = make_image(tmp_path / "image", packages(), fakes)
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
+    (tmp_path / "constraints.txt").write_text("transformers==4.40.0\n")
     done = script(
         "run.sh", "--dry-run", "--wheels", wheels, "--work", tmp_path / "work", "--out", tmp_path / "out", *arguments,
-        PYTHON=str(image), HOME=str(home),
+        PYTHON=str(image), HOME=str(home), PIP_CONSTRAINT=str(tmp_path / "constraints.txt"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out" / "results.json").read_text())
