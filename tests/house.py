@@ -71,7 +71,15 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron_verifiers": (("loading", "messages", "tool_calls"), ("client", "source"), ("environment",), ("__init__",)),
     "anytron_ray": (("__init__", "agent"), ("cluster",), ("group",), ("executor",)),
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
-    "anytron_cuda": (("capabilities", "choices", "runtime"), ("attention", "kernels"), ("platform",), ("__init__",)),
+    "anytron_cuda": (
+        ("imports", "nvml", "options"),
+        ("environment", "modules", "precision", "probe", "runtime"),
+        ("capabilities",),
+        ("choices",),
+        ("attention", "kernels"),
+        ("platform",),
+        ("__init__",),
+    ),
     "anytron_ascend": (
         ("kernels", "options", "simulation"),
         ("cann", "environment", "mindspeed", "runtime", "vllm_ascend"),

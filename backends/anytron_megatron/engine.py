@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from anytron.engines.device_memory import MemoryUse
 from anytron.errors import EngineError
 from anytron.layer import apply_phase
 from anytron.patches import Phase
+from anytron.platform import decisions_of
 from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
 from anytron_megatron.building import ModelBuilder
@@ -287,6 +288,7 @@ class MegatronEngine:
         return {
             "rank": torch.distributed.get_rank(),
             "device": self._runtime.device_name(),
+            "decisions": [asdict(decision) for decision in decisions_of(self._context.platform)],
             "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
             "kernels": self._context.hooks.suppliers(),
             "kernel_descriptions": self._context.hooks.kernel_descriptions(),

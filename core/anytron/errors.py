@@ -111,4 +111,4 @@ class CheckpointError(AnytronError):
 
 
 class ResourceError(AnytronError):
-    """The machine has run out of something: disk space, file descriptors."""
+    """The machine has run out of something: disk space, file descriptors, device memory."""

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from anytron.errors import HookContractError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from pydantic import BaseModel
 
@@ -41,6 +45,24 @@ class Probe:
     reason: str
     remedy: str = ""
     devices: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Something that a platform has chosen by itself, with the reason; see :meth:`Platform.decisions`.
+
+    Attributes:
+        name: What there was to choose, in a word or two, for example ``modules``.
+        value: What was chosen.
+        reason: Why, and if something better was passed over, why that. No full stop.
+    """
+
+    name: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value} ({self.reason})"
 
 
 @dataclass(frozen=True)
@@ -136,6 +158,16 @@ class DeviceRuntime(abc.ABC):
     def current_stream(self) -> Any:
         """The stream in use; None exactly where :meth:`new_stream` gives None."""
         return None
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an error says that the device has no memory left.
+
+        A torch whose allocator is torch's own raises ``torch.OutOfMemoryError``, on every device. Libraries that
+        allocate by themselves raise what they like.
+        """
+        import torch
+
+        return isinstance(error, torch.OutOfMemoryError)
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """Mark a range in the device's own profiler; every call of a training engine is one, by its name."""
@@ -270,6 +302,15 @@ class Platform(abc.ABC):
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
         """Receive the validated ``platform.options`` before any hook is called."""
 
+    def decisions(self) -> Iterable[Decision]:
+        """Say what the platform has chosen by itself, such as whose modules a model is built from.
+
+        The first lines of a run and ``anytron doctor`` show the answer of the driver, which may take seconds and must
+        not initialise the device; ``patches.json`` has that of each training rank, asked when its engine is built. A
+        decision called ``modules`` explains :attr:`portable_modules`.
+        """
+        return ()
+
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:  # noqa: B027 - optional to override
         """Set this process's global state for the engine that is about to be built.
 
@@ -280,3 +321,25 @@ class Platform(abc.ABC):
             config: The engine's run.
             ledger: The patches of this process; who replaces patched attributes calls ``revalidate``.
         """
+
+
+def decisions_of(platform: Platform) -> tuple[Decision, ...]:
+    """Ask a platform for its decisions.
+
+    Raises:
+        HookContractError: The answer holds something else, or one name twice.
+    """
+    found = tuple(platform.decisions())
+    for one in found:
+        if not isinstance(one, Decision):
+            raise HookContractError(
+                f"Platform '{platform.name}' breaks the contract of decisions.",
+                why=f"the answer lists {one!r}, which is no Decision",
+            )
+    names = [one.name for one in found]
+    if len(set(names)) < len(names):
+        raise HookContractError(
+            f"Platform '{platform.name}' breaks the contract of decisions.",
+            why=f"something is decided twice: {', '.join(names)}",
+        )
+    return found

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from anytron.config.schema import RunConfig
+from anytron.errors import HookContractError
 from anytron.hooks.registry import specifications
 from anytron.hooks.types import LayoutRequest
 from anytron.kernels.contract import AttentionCall, AttentionSpec, KernelName, KernelSpec, LogProbSpec
 from anytron.masks import AttnMask, MaskKind, MaskRequest
 from anytron.patches import Ledger, Phase
+from anytron.platform import Decision, decisions_of
 from anytron.plugins import check_requirements, open_session
 from anytron.reference.masks import defined_pairs, read_flash_attention, read_transformer_engine
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
@@ -48,6 +50,21 @@ def test_it_implements_every_hook(session):
 
 def test_its_requirements_fit(session):
     assert check_requirements(session.hooks) == []
+
+
+def test_it_says_what_it_has_decided(session):
+    assert [str(one) for one in decisions_of(session.platform)] == ["tile: 4 (platform.options.tile says so)"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(["tile"], "'tile', which is no Decision"), ([Decision("tile", "4", "")] * 2, "decided twice: tile, tile")],
+)
+def test_a_platform_that_decides_otherwise_is_named(session, monkeypatch, answer, why):
+    monkeypatch.setattr(session.platform, "decisions", lambda: answer)
+    with pytest.raises(HookContractError, match="Platform 'toy'") as caught:
+        decisions_of(session.platform)
+    assert why in caught.value.why
 
 
 def test_it_edits_the_configuration(session):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
+from anytron.platform import decisions_of
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -22,10 +23,13 @@ def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagno
         return
     for name in ("fp8", "fp4"):
         if transformer.get(name):
+            # Why they are portable, where the platform had a choice: to change that is the other way out.
+            reasons = [f" ({one.reason})" for one in decisions_of(platform) if one.name == "modules"]
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",
-                f"{platform.name} computes with the portable Transformer Engine, which has neither FP8 nor FP4",
+                f"{platform.name} computes with the portable Transformer Engine{''.join(reasons)}, which has neither "
+                "FP8 nor FP4",
                 "set it to null and train in bfloat16 or float32",
             )
 

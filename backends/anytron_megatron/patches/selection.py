@@ -25,8 +25,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     bridge = context.engine == ENGINE
     models = context.engine in (ENGINE, OWN_TRAINER)
     transformer_engine = portable or find_spec("transformer_engine") is not None
-    # Where Transformer Engine computes, so does flash-linear-attention: an installed one stays.
-    flash_linear_attention = not portable and find_spec("fla") is not None
+    # Where torch.cuda is the device, flash-linear-attention computes: an installed one stays.
+    flash_linear_attention = not redirected and find_spec("fla") is not None
     wanted = {
         catalog.TORCH_CUDA: redirected,
         catalog.TORCH_COMPILE: redirected,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "transformer_engine"
+COMPILED = "transformer_engine_torch"
+"""The compiled part of a real one, which Megatron imports by its own name (megatron/core/utils.py, line 83)."""
 
 
 def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
@@ -32,7 +34,8 @@ def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
     portable module, so ``importlib.util.find_spec`` answers (peft asks it); there is no distribution
     metadata (accelerate and transformers ask for it and conclude that TE is absent).
 
-    If a real Transformer Engine is installed, its name is taken all the same, and a warning says so.
+    If a real Transformer Engine is installed, its name is taken all the same, and a warning says so; its compiled part
+    cannot be imported.
 
     Raises:
         PatchError: ``transformer_engine`` was imported earlier in this process.
@@ -51,10 +54,11 @@ def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
     aliases = {f"{NAME}{module.__name__.removeprefix(portable_te.__name__)}": module for module in _modules()}
     unbind = bind(kernels, device_type)
     sys.modules.update(aliases)
+    sys.modules[COMPILED] = None  # type: ignore[assignment]  # an import of it fails, as if it were not installed
 
     def undo() -> None:
-        for alias, module in aliases.items():
-            if sys.modules.get(alias) is module:
+        for alias, module in (*aliases.items(), (COMPILED, None)):
+            if alias in sys.modules and sys.modules[alias] is module:
                 del sys.modules[alias]
         unbind()
 

@@ -7,6 +7,7 @@ import os
 import platform as machine
 import sys
 from collections import defaultdict
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions, requires
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from anytron.cli.patches import planned_patches
 from anytron.errors import AnytronError
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Verdict
+from anytron.platform import decisions_of
 from anytron.plugins import check_requirements, open_session, survey_plugins
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def examine() -> Findings:
             "reason": session.choice_reason,
             "device": runtime.device_name(),
             "devices": session.probe.devices,
+            "decisions": [asdict(decision) for decision in decisions_of(session.platform)],
             "hidden": list(session.hidden),
         }
         needed |= {requirement.package for _, requirement in session.hooks.requirements()}
@@ -132,6 +135,7 @@ def print_findings(findings: Findings, *, as_json: bool) -> None:
     else:
         lines.append(f"platform  {active['name']} ({active['reason']})")
         lines.append(f"device    {active['device']}, {active['devices']} usable")
+        lines += [f"{one['name']:<9} {one['value']} ({one['reason']})" for one in active["decisions"]]
         lines += [f"hidden    {name}, which belongs to another device" for name in active["hidden"]]
     lines.append("\npackages")
     for package in findings["packages"]:

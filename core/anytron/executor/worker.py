@@ -18,13 +18,14 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron import __version__
 from anytron.errors import ConfigError
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
 from anytron.executor.heartbeat import BEAT_S, Heartbeat
+from anytron.executor.out_of_memory import BUILDING, MemoryExplainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,21 @@ if TYPE_CHECKING:
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
+
+
+class Parts(NamedTuple):
+    """What a worker has once its engine is imported.
+
+    Attributes:
+        build: Builds the engine of a configuration, given as JSON values, whose ranks meet at an ``init_method``.
+        marked: Marks a call in the device's profiler, by the called method's name (training ranks only: other engines
+            may leave the device alone).
+        memory: Explains an error that says that there is no device memory left.
+    """
+
+    build: EngineBuilder
+    marked: RangeMarker
+    memory: MemoryExplainer
 
 
 def run() -> NoReturn:
@@ -73,25 +89,21 @@ def main(channel: int, heartbeat_memory: int) -> int:
         return 1
     bootstrap = Bootstrap(**told)
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
+    memory: MemoryExplainer | None = None
     try:
-        build, marked = start(bootstrap)
-        engine = build(bootstrap.config, bootstrap.init_method)
+        parts = start(bootstrap)
+        memory = parts.memory
+        engine = parts.build(bootstrap.config, bootstrap.init_method)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
-        connection.send_bytes(encode(_failure(error)))
+        connection.send_bytes(encode(_failure(error, memory, BUILDING)))
         return 1
     heartbeat.beat()
     connection.send_bytes(encode(Result(None)))
-    return _serve(connection, engine, build, marked)
+    return _serve(connection, engine, parts)
 
 
-def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
-    """Do everything that must happen before the first unpickling, up to the import of the engine.
-
-    Returns:
-        What builds the engine of a configuration, given as JSON values, whose ranks meet at an ``init_method``; and
-        what marks a call in the device's profiler, by the called method's name (training ranks only: other engines
-        may leave the device alone).
-    """
+def start(bootstrap: Bootstrap) -> Parts:
+    """Do everything that must happen before the first unpickling, up to the import of the engine."""
     os.environ.update(bootstrap.distributed_env())
     if bootstrap.python is None:
         sys.path[:] = bootstrap.sys_path
@@ -124,30 +136,33 @@ def start(bootstrap: Bootstrap) -> tuple[EngineBuilder, RangeMarker]:
             )
         )
 
-    return build, layer.platform.runtime().profiler_range if bootstrap.role == "trainer" else contextlib.nullcontext
+    marked = layer.platform.runtime().profiler_range if bootstrap.role == "trainer" else contextlib.nullcontext
+    return Parts(build, marked, MemoryExplainer(layer.platform, bootstrap))
 
 
-def _serve(connection: Connection, engine: Any, build: EngineBuilder, marked: RangeMarker) -> int:
+def _serve(connection: Connection, engine: Any, parts: Parts) -> int:
     while True:
         frame = connection.recv_bytes()
+        doing = BUILDING
         try:
             message = decode(frame)
             if isinstance(message, Call):
-                with marked(message.method):
+                doing = message.method
+                with parts.marked(message.method):
                     result = getattr(engine, message.method)(*message.args, **message.kwargs)
                 reply = encode(Result(result))
             elif isinstance(message, Rebuild):
                 _close(engine)
                 engine = None
                 gc.collect()  # modules refer to each other; the next engine wants their memory
-                engine = build(message.config, message.init_method)
+                engine = parts.build(message.config, message.init_method)
                 reply = encode(Result(None))
             else:
                 _close(engine)
                 connection.send_bytes(encode(Result(None)))
                 return 0
         except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
-            reply = encode(_failure(error))
+            reply = encode(_failure(error, parts.memory, doing))
         connection.send_bytes(reply)
 
 
@@ -157,11 +172,12 @@ def _close(engine: Any) -> None:
         close()
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception, memory: MemoryExplainer | None, doing: str) -> Failure:
     text = traceback.format_exc()
     with contextlib.suppress(OSError):  # a full disk, mostly: the driver must hear of the error all the same
         sys.stderr.write(text)
-    return Failure.of(error, text)
+    explained = None if memory is None else memory.explain(error, doing)
+    return Failure.of(explained or error, text)
 
 
 def _other_version(told: dict[str, Any]) -> Failure:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.load import read_config
 from anytron.config.options import engine_option_diagnostics
 from anytron.hooks.edits import apply_edits
+from anytron.platform import decisions_of
 from anytron.plugins import Session, check_requirements, open_session
 from anytron.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
 from anytron.preflight.machine import machine_diagnostics
@@ -29,8 +30,8 @@ class OpenRun:
     Attributes:
         config: Overrides and the plugins' edits applied.
         session: The plugins and the active platform.
-        remarks: For the user to read: which platform was chosen and why; optional packages that are missing,
-            packages of other devices that are hidden, edits of plugins with their reasons.
+        remarks: For the user to read: which platform was chosen and why; what it has decided; optional packages that
+            are missing, packages of other devices that are hidden, edits of plugins with their reasons.
         diagnostics: What the plugins and the checks of this machine found, each with its place;
             :func:`anytron.config.diagnostics.refuse` raises the errors among them, all at once.
     """
@@ -56,12 +57,13 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     """
     config, places = read_config(path, overrides)
     session = open_session(config.platform.name, config.platform.options, config.engine.name)
-    remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     unmet = check_requirements(session.hooks, config.engine.name)
+    edits, found = session.hooks.remarks(config)
+    remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
+    remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
     if session.hidden:
         remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
-    edits, found = session.hooks.remarks(config)
     config = apply_edits(config, edits)
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
     config = _with_rollout_options(config, session)

@@ -13,7 +13,7 @@ from anytron import Platform, hookimpl
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import ConfigError
 from anytron.hooks.types import Requirement
-from anytron.platform import Availability, Probe
+from anytron.platform import Availability, Decision, Probe
 from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
@@ -78,6 +78,15 @@ class AscendPlatform(Platform):
         assert isinstance(options, AscendOptions)
         self._options = options
         self._adaptor = make_adaptor(options, self.engine)
+
+    def decisions(self) -> list[Decision]:
+        """Whose modules there are: the adaptor's library has its own, or they are the portable ones."""
+        if self.engine == MINDSPEED_LLM:
+            return [Decision("modules", MINDSPEED_LLM, f"the engine {MINDSPEED_LLM} brings them")]
+        adaptor = self._options.adaptor
+        set_by = "says so" if "adaptor" in self._options.model_fields_set else "is the default"
+        modules = "portable" if adaptor == "none" else adaptor
+        return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
     def probe(self) -> Probe:
         """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.

@@ -32,3 +32,7 @@ class AscendRuntime(TorchDeviceRuntime):
                 fix="source the set_env.sh of the CANN toolkit; torch_npu and torch must be of one minor version",
             ) from error
         super().__init__()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether torch_npu's allocator found no memory; until 2.6 it raises a RuntimeError that says so."""
+        return super().is_out_of_memory(error) or "NPU out of memory" in str(error)

@@ -72,3 +72,6 @@ def test_ten_sampled_steps(tmp_path):
     assert len(metrics) == 10
     patches = json.loads((tmp_path / "run" / "patches.json").read_text())
     assert [rank["device"] for rank in patches["trainer"]] == ["Ascend910B2", "Ascend910B2"]
+    (modules,) = patches["trainer"][1]["decisions"]
+    assert (modules["name"], modules["value"]) == ("modules", "portable")
+    assert "modules: portable (platform.options.adaptor=none is the default)" in done.stdout

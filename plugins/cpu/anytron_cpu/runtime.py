@@ -56,6 +56,10 @@ class CpuRuntime(DeviceRuntime):
             allocated=resident, peak_allocated=peak, reserved=resident, total=os.sysconf("SC_PHYS_PAGES") * page
         )
 
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether Python or torch's allocator for the processor (c10/core/impl/alloc_cpu.cpp) could not allocate."""
+        return isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
     def manual_seed(self, seed: int) -> None:
         """Seed torch's generator of the processor."""
         torch.default_generator.manual_seed(seed)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
+
+from anytron_cuda.environment import has_compiler
+from anytron_cuda.imports import import_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,11 +75,32 @@ def capabilities() -> Capabilities:
     )
 
 
+def broken_libraries() -> dict[str, str]:
+    """Libraries that are installed and cannot be imported, tried in other processes: distribution and message.
+
+    Transformer Engine is not among them: what follows for the modules, :mod:`anytron_cuda.modules` says.
+    """
+    tried = {name: module for module, name in DISTRIBUTIONS.items() if module != "transformer_engine"}
+    errors = {name: import_error(module) for name, module in tried.items() if _is_installed(name)}
+    return {name: error for name, error in errors.items() if error}
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def _imported(module: str) -> Version | str | None:
     """A library's version; why it cannot be imported; None if it is not installed."""
     try:
         found = Version(version(DISTRIBUTIONS[module]))
-        importlib.import_module(module)
+        if importlib.import_module(module).__name__ != module:
+            return None  # the portable modules have taken the name of Transformer Engine
+        if module == "triton" and not has_compiler(os.environ):
+            return "there is no C compiler, without which it cannot start a kernel"
     except PackageNotFoundError:
         return None
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

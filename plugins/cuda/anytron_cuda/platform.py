@@ -1,23 +1,41 @@
-"""NVIDIA GPUs as a platform."""
+"""NVIDIA GPUs as a platform: the answers to the hooks, each given by the room that knows it."""
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 from anytron import Platform, hookimpl
-from anytron.hooks.types import Requirement
-from anytron.platform import Availability, Probe
+from anytron.hooks.types import ConfigEdit, Requirement
+from anytron.platform import Decision
+from anytron_cuda import modules
+from anytron_cuda.capabilities import broken_libraries
+from anytron_cuda.environment import (
+    VISIBLE_DEVICES,
+    Needs,
+    contradictions,
+    has_compiler,
+    needs_order,
+    worker_environment,
+)
+from anytron_cuda.options import CudaOptions
+from anytron_cuda.precision import precision_diagnostics
+from anytron_cuda.probe import judge, look, visible_gpus
+from anytron_megatron.names import ENGINE as MEGATRON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from pydantic import BaseModel
+
+    from anytron.config.diagnostics import Diagnostic
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import ProcessInfo
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, KernelSpec
-    from anytron.platform import DeviceRuntime
+    from anytron.patches import Ledger
+    from anytron.platform import DeviceRuntime, Probe
 
-# The kernel driver's interface, and the GPU of Windows' Linux subsystem.
-DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 VLLM_OPTIONS: dict[str, Any] = {
     # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of
     # weights copies into the tensors that graphs have recorded (vllm/model_executor/model_loader/reload/layerwise.py).
@@ -28,52 +46,92 @@ VLLM_OPTIONS: dict[str, Any] = {
 
 
 class CudaPlatform(Platform):
-    """Megatron as its authors run it: ``torch.cuda`` is the device, Transformer Engine computes."""
+    """``torch.cuda`` is the device. Transformer Engine's modules compute, or the portable ones with CUDA kernels."""
 
     name = "cuda"
+    options_model = CudaOptions
     redirects_torch_cuda = False
-    portable_modules = False
-    visible_devices_variable = "CUDA_VISIBLE_DEVICES"
+    visible_devices_variable = VISIBLE_DEVICES
     socket_interface_variables = ("NCCL_SOCKET_IFNAME",)
-    environment_prefixes = ("CUBLAS_", "CUDA_", "CUDNN_", "NCCL_", "NVTE_")
+    environment_prefixes = ("CUBLAS_", "CUDA_", "CUDNN_", "NCCL_", "NVTE_", "TRITON_")
     ray_resource = "GPU"
 
+    def __init__(self) -> None:
+        self._options = CudaOptions()
+        self._needs = Needs()
+        self._imports = False  # metadata say enough, until somebody wants the reasons
+        self._trains = False  # this process is a training rank
+        self._against = ""  # why this run needs the portable modules
+
+    @property
+    def portable_modules(self) -> bool:  # type: ignore[override]
+        """What :mod:`anytron_cuda.modules` decides."""
+        return self._modules().value == modules.PORTABLE
+
+    def configure_options(self, options: BaseModel | None) -> None:
+        """Keep the options."""
+        assert isinstance(options, CudaOptions)
+        self._options = options
+
+    def decisions(self) -> list[Decision]:
+        """Whose modules there are; in the driver, which tries imports, also which libraries are of no use."""
+        self._imports = self._options.modules != modules.PORTABLE
+        broken = {} if self._trains else broken_libraries()
+        return [self._modules(), *(Decision(name, "not used", why) for name, why in broken.items())]
+
     def probe(self) -> Probe:
-        """Tell apart: torch without CUDA, no GPU, a GPU that torch cannot use, usable."""
-        driver = any(path.exists() for path in DRIVER_FILES)
-        missing = Availability.BROKEN if driver else Availability.ABSENT
-        seen = "an NVIDIA driver is running" if driver else "no NVIDIA driver is running"
-        try:
-            import torch
-        except (ImportError, OSError) as error:
-            # OSError: a shared library of the CUDA build is missing.
-            return Probe(Availability.BROKEN, f"torch cannot be imported: {error}", "reinstall torch")
-        if torch.version.cuda is None:
-            return Probe(
-                missing,
-                f"torch {torch.__version__} is built without CUDA, and {seen}",
-                "install a torch built with CUDA (see pytorch.org), or name another platform",
-            )
-        # Counts through NVML where it can: does not create a CUDA context, so that the process may still fork.
-        devices = torch.cuda.device_count()
-        if devices == 0:
-            return Probe(
-                missing,
-                f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU, and {seen}",
-                "check nvidia-smi, CUDA_VISIBLE_DEVICES and that the driver is new enough for this CUDA",
-            )
-        return Probe(Availability.USABLE, f"{devices} GPU(s), CUDA {torch.version.cuda}", devices=devices)
+        """Tell apart: no GPU, another vendor's, a driver or a torch that does not fit it, usable."""
+        return judge(look())
 
     def runtime(self) -> DeviceRuntime:
         """The GPUs of this process."""
         return _runtime()
 
+    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+        """Import Transformer Engine if models are made of it, and let torch refuse what is not deterministic."""
+        del ledger
+        import torch
+
+        self._trains = True
+        if not self.portable_modules:
+            modules.import_transformer_engine()
+        torch.use_deterministic_algorithms(config.engine.deterministic)
+
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """Megatron's modules on CUDA are Transformer Engine's."""
-        return [
-            Requirement("transformer-engine", ">=2.0", "pip install --no-build-isolation 'transformer_engine[pytorch]'")
-        ]
+        """Transformer Engine: needed if it is named, wanted if the choice is ours."""
+        wanted = self._options.modules
+        if wanted == modules.PORTABLE:
+            return []
+        optional = wanted != modules.TRANSFORMER_ENGINE
+        return [Requirement(modules.DISTRIBUTION, modules.SUPPORTED, modules.INSTALL, optional)]
+
+    @hookimpl
+    def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
+        """Settle the choice of modules for all ranks; check the environment, and FP8 against the GPU."""
+        generates = config.rollout.engine == MEGATRON
+        self._against = f"rollout.engine={MEGATRON} generates with the portable modules" if generates else ""
+        chosen, *_ = self.decisions()
+        by_metadata = modules.choose_modules(self._options.modules, modules.transformer_engine(imported=False))
+        if chosen.value != by_metadata.value:  # which is all that ranks look at
+            yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)
+        gpus = visible_gpus(self._options.visible_devices or os.environ.get(VISIBLE_DEVICES))
+        capability = min((gpu.compute_capability for gpu in gpus), default=None)
+        sizes = config.parallel.sizes()
+        self._needs = Needs(
+            deterministic=config.engine.deterministic,
+            in_order=needs_order(sizes.tensor, sizes.context, capability),
+            compiler=has_compiler(os.environ),
+            ranks=config.parallel.world_size,
+        )
+        yield from contradictions(self._options, self._needs, os.environ)
+        if not self.portable_modules:
+            yield from precision_diagnostics(config, gpus)
+
+    @hookimpl
+    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+        """Set the variables of CUDA, NCCL and torch."""
+        return worker_environment(self._options, self._needs, process.role, os.environ)
 
     @hookimpl
     def rollout_options(self, engine: str) -> dict[str, Any]:
@@ -96,6 +154,10 @@ class CudaPlatform(Platform):
         from anytron_cuda.kernels import fused_kernel
 
         return fused_kernel(name, spec)
+
+    def _modules(self) -> Decision:
+        library = modules.transformer_engine(imported=self._imports)
+        return modules.choose_modules(self._options.modules, library, against=self._against)
 
 
 @functools.cache

@@ -9,6 +9,14 @@ from anytron.platform import TorchDeviceRuntime
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+OUT_OF_MEMORY = (
+    "CUBLAS_STATUS_ALLOC_FAILED",  # cublasCreate: its workspace
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",  # cudaMalloc, of whoever called it
+    "Cuda failure 'out of memory'",  # NCCL: its buffers
+)
+"""What libraries say that allocate by themselves."""
+
 
 class CudaRuntime(TorchDeviceRuntime):
     """``torch.cuda``."""
@@ -20,6 +28,10 @@ class CudaRuntime(TorchDeviceRuntime):
         """(major, minor) of the current GPU."""
         capability: tuple[int, int] = self.module.get_device_capability()
         return capability
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether torch's allocator, or a library that allocates by itself, found no memory."""
+        return super().is_out_of_memory(error) or any(words in str(error) for words in OUT_OF_MEMORY)
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """An NVTX range."""

@@ -186,6 +186,7 @@ def test_the_platform_decides_on_redirection_and_portable_modules():
 
     assert "megatron.torch-cuda" in ids(redirects=True, portable=False)
     assert "megatron.portable-transformer-engine" in ids(redirects=False, portable=True)
+    assert "megatron.torch-compile" not in ids(redirects=False, portable=True)
     neither = ids(redirects=False, portable=False)
     assert neither.isdisjoint({"megatron.torch-cuda", "megatron.torch-compile", "megatron.portable-transformer-engine"})
 

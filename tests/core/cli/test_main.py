@@ -155,6 +155,7 @@ def test_doctor_says_where_things_come_from(testchip):
 
     findings = json.loads(done.stdout)
     assert (findings["platform"]["name"], findings["platform"]["device"]) == ("testchip", "simulated chip")
+    assert findings["platform"]["decisions"] == [{"name": "clock", "value": "slow", "reason": "the tests are patient"}]
     packages = {package["name"]: package for package in findings["packages"]}
     assert packages["torch"]["modules"]["torch"].endswith("torch/__init__.py")
     assert packages["anytron"]["version"] == findings["anytron"]
@@ -162,7 +163,9 @@ def test_doctor_says_where_things_come_from(testchip):
     assert findings["environment"]["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
     assert [(patch["id"], patch["verdict"]) for patch in findings["patches"]] == [("testchip.mark", "applies")]
     assert (findings["problems"], done.returncode) == ([], 0)
-    assert "testchip.mark: applies" in anytron("doctor").stdout
+    shown = anytron("doctor").stdout
+    assert "testchip.mark: applies" in shown
+    assert "clock     slow (the tests are patient)" in shown
 
 
 def test_doctor_survives_a_platform_that_cannot_be_used(clean):

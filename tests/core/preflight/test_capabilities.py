@@ -10,6 +10,7 @@ from anytron.components import EngineInfo
 from anytron.config.diagnostics import refuse
 from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
+from anytron.platform import Decision
 from anytron.preflight.capabilities import (
     platform_diagnostics,
     rollout_diagnostics,
@@ -112,13 +113,20 @@ def test_a_run_is_not_resumed_by_an_engine_that_cannot_and_saving_nothing_is_rem
 def test_a_number_format_that_the_platforms_modules_lack_is_refused_before_a_process_starts():
     def found(portable, **transformer):
         run = run_of(engine="megatron", options={"transformer": transformer})
-        platform = SimpleNamespace(name="chip", portable_modules=portable)
+        platform = SimpleNamespace(name="chip", portable_modules=portable, decisions=list)
         return [(one.severity, one.key) for one in platform_diagnostics(run, platform)]
 
     assert found(portable=True, fp8="hybrid") == [("error", "engine.options.transformer.fp8")]
     assert found(portable=True, fp4="e2m1") == [("error", "engine.options.transformer.fp4")]
     assert found(portable=True, fp8=None) == []
     assert found(portable=False, fp8="hybrid") == []  # the device is asked by Transformer Engine, in the training ranks
+
+
+def test_why_the_modules_are_portable_is_said_with_the_number_format_that_they_lack():
+    decisions = [Decision("modules", "portable", "the vendor's are not installed"), Decision("tile", "8", "always")]
+    platform = SimpleNamespace(name="chip", portable_modules=True, decisions=lambda: decisions)
+    (found,) = platform_diagnostics(run_of(engine="megatron", options={"transformer": {"fp8": "hybrid"}}), platform)
+    assert "portable Transformer Engine (the vendor's are not installed), which has neither FP8" in found.message
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_the_platform_comes_first_then_what_plugins_changed_then_warnings(opened
 
     assert run.config.executor.num_threads == 1
     assert lines[0].startswith("platform: testchip (asked for by platform.name")
+    assert lines[1] == "clock: slow (the tests are patient)"
     assert "testchip sets executor.num_threads to 1: the chip wants no help" in lines
     place = tmp_path / "run.yaml"
     warning = f"warning: trainer.seed ({place}:10): this chip ignores it (plugin 'testchip')"

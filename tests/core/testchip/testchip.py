@@ -8,10 +8,11 @@ from anytron.components import EngineInfo
 from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit
 from anytron.patches import Installed, Patch
-from anytron.platform import Availability, Probe
+from anytron.platform import Availability, Decision, Probe
 
-SMALL, BROKEN, SLOW, REFUSING = (
-    EngineInfo(f"testchip_engine:{name}") for name in ("Engine", "BrokenEngine", "SlowEngine", "RefusingEngine")
+SMALL, BROKEN, SLOW, REFUSING, HUGE = (
+    EngineInfo(f"testchip_engine:{name}")
+    for name in ("Engine", "BrokenEngine", "SlowEngine", "RefusingEngine", "HugeEngine")
 )
 EVENTS = [("imported", "torch" in sys.modules)]
 
@@ -43,6 +44,9 @@ class TestChip(Platform):
                 EVENTS.append(("end", name))
 
         return TestChipRuntime()
+
+    def decisions(self):
+        return [Decision("clock", "slow", "the tests are patient")]
 
     @hookimpl
     def configure(self, config):

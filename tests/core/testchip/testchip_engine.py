@@ -88,6 +88,9 @@ class Engine:
     def child(self):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False).pid
 
+    def allocate(self, size):
+        torch.empty(size)
+
     def unpicklable(self):
         return lambda: None
 
@@ -97,6 +100,11 @@ class Engine:
         path = self.context.config.engine.options.get("closed")
         if path:
             Path(f"{path}.{self.rank}").write_text("closed")
+
+
+class HugeEngine:
+    def __init__(self, context):
+        torch.empty(2**50)
 
 
 class BrokenEngine:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from anytron.masks import MaskKind, MaskRequest
@@ -13,18 +10,14 @@ from anytron.reference.masks import defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, plan_layout
 from anytron.traits import ModelTraits, ParallelSizes
 
-PLUGIN = Path(__file__).parents[3] / "plugins" / "cuda"
 LENGTHS = [3, 1, 6]
 
 
 @pytest.fixture
-def hooks(monkeypatch):
-    monkeypatch.syspath_prepend(PLUGIN)
+def hooks(plugin):
     from anytron_cuda import CudaPlatform
 
-    yield hooks_of(CudaPlatform())
-    for name in [name for name in sys.modules if name.partition(".")[0] == "anytron_cuda"]:
-        del sys.modules[name]
+    return hooks_of(CudaPlatform())
 
 
 @pytest.mark.parametrize("cp", [1, 2, 4])

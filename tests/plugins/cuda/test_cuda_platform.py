@@ -1,59 +1,184 @@
-"""The CUDA probe tells apart torch without CUDA, no GPU, an unusable GPU, usable."""
+"""The CUDA platform puts its rooms together: probe, modules, environment, number formats."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
-from anytron.platform import Availability, Probe
-
-PLUGIN = Path(__file__).parents[3] / "plugins" / "cuda"
+from anytron.config.schema import RunConfig
+from anytron.errors import ConfigError
+from anytron.hooks.types import ProcessInfo
+from anytron.patches import Ledger
+from anytron.platform import Availability, decisions_of
 
 
 @pytest.fixture
-def platform(monkeypatch):
-    monkeypatch.syspath_prepend(PLUGIN)
+def platform(plugin):
     from anytron_cuda import CudaPlatform
 
-    yield CudaPlatform()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "anytron_cuda"]:
-        del sys.modules[name]
+    return CudaPlatform()
 
 
-def probe(platform, monkeypatch, tmp_path, *, driver: bool, cuda: str | None) -> Probe:
-    """Probe with or without a driver's file, and with a torch built for ``cuda``."""
-    present = tmp_path / "version"
-    present.touch()
-    files = (present,) if driver else (tmp_path / "missing",)
-    monkeypatch.setattr("anytron_cuda.platform.DRIVER_FILES", files)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    return platform.probe()
+@pytest.fixture
+def configured(platform):
+    """The platform with options, and what it says of a run."""
+
+    def configured(options=None, **sections):
+        platform.configure_options(platform.options_model.model_validate(options or {}))
+        values = {"model": {"path": "x"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact_match"}]}
+        return list(platform.configure(RunConfig.model_validate({**values, **sections})))
+
+    return configured
 
 
-@pytest.mark.parametrize(("driver", "expected"), [(False, Availability.ABSENT), (True, Availability.BROKEN)])
-def test_torch_without_cuda(platform, monkeypatch, tmp_path, driver, expected):
-    found = probe(platform, monkeypatch, tmp_path, driver=driver, cuda=None)
-    assert found.availability is expected
-    assert "is built without CUDA" in found.reason
-    assert "pytorch.org" in found.remedy
+@pytest.fixture
+def gpus(monkeypatch, platform):
+    """Let NVML answer with GPUs of these compute capabilities."""
+    from anytron_cuda import probe
+    from anytron_cuda.nvml import Driver, Gpu
+
+    def gpus(*capabilities):
+        found = tuple(Gpu("NVIDIA X", f"GPU-{index}", each) for index, each in enumerate(capabilities))
+        monkeypatch.setattr(probe, "_driver", lambda: (Driver("570.86.15", (12, 8), found), ""))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return gpus
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU")
 @pytest.mark.parametrize(("driver", "expected"), [(False, Availability.ABSENT), (True, Availability.BROKEN)])
-def test_no_gpu(platform, monkeypatch, tmp_path, driver, expected):
-    found = probe(platform, monkeypatch, tmp_path, driver=driver, cuda="12.6")
+@pytest.mark.parametrize(("cuda", "reason"), [(None, "is built without CUDA"), ("12.6", "finds no GPU")])
+def test_the_facts_are_those_of_this_machine(platform, monkeypatch, tmp_path, driver, expected, cuda, reason):
+    from anytron_cuda import probe
+
+    present = tmp_path / "version"
+    present.touch()
+    monkeypatch.setattr(probe, "DRIVER_FILES", (present,) if driver else (tmp_path / "missing",))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    found = platform.probe()
     assert found.availability is expected
-    assert "finds no GPU" in found.reason
-    assert "nvidia-smi" in found.remedy
+    assert reason in found.reason
 
 
-def test_it_is_megatron_as_its_authors_run_it(platform):
-    assert (platform.accelerator, platform.redirects_torch_cuda, platform.portable_modules) == (True, False, False)
+def test_torch_cuda_is_the_device(platform):
+    assert (platform.accelerator, platform.redirects_torch_cuda) == (True, False)
     assert (platform.visible_devices_variable, platform.ray_resource) == ("CUDA_VISIBLE_DEVICES", "GPU")
-    assert [need.package for need in platform.requirements()] == ["transformer-engine"]
+
+
+def test_without_transformer_engine_modules_are_portable_and_it_is_wished_for(platform):
+    assert platform.portable_modules
+    decision, *_ = decisions_of(platform)
+    assert str(decision) == "modules: portable (Transformer Engine is not installed)"
+    (wish,) = platform.requirements()
+    assert (wish.package, wish.optional) == ("transformer-engine", True)
+
+
+def test_transformer_engine_is_needed_if_it_is_named_and_not_asked_for_if_it_is_not_wanted(platform, configured):
+    with pytest.raises(ConfigError, match="Transformer Engine is not installed"):
+        configured({"modules": "transformer_engine"})
+    (need,) = platform.requirements()
+    assert not need.optional
+    assert configured({"modules": "portable"}) == []
+    assert platform.requirements() == []
+
+
+@pytest.fixture
+def transformer_engine(monkeypatch, platform):
+    """Let Transformer Engine be installed, its import failing as told."""
+    from anytron_cuda import modules
+
+    def transformer_engine(broken=""):
+        def found(*, imported):
+            return modules.Library(Version("2.9.0"), broken if imported else "")
+
+        monkeypatch.setattr(modules, "transformer_engine", found)
+
+    return transformer_engine
+
+
+def test_what_the_driver_found_broken_ranks_do_not_try_again(platform, configured, transformer_engine):
+    transformer_engine(broken="undefined symbol")
+    (edit,) = configured()
+    assert (edit.key, edit.value) == ("platform.options.modules", "portable")
+    assert "cannot be imported: undefined symbol" in edit.reason
+    assert platform.portable_modules
+    assert configured({"modules": "portable"}) == []
+
+
+def test_a_library_that_was_built_for_another_torch_is_not_used_and_the_run_says_so(platform, tmp_path, monkeypatch):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('flash_attn_2_cuda.so: undefined symbol: _ZN3c10')")
+    (tmp_path / "triton.py").touch()
+    for name, version in (("flash_attn", "2.8.3"), ("triton", "3.5.0")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, *libraries = map(str, decisions_of(platform))
+    assert libraries == ["flash-attn: not used (ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10)"]
+
+
+def test_a_run_that_needs_the_portable_modules_gets_them_unless_others_are_named(
+    platform, configured, transformer_engine
+):
+    transformer_engine()
+    generating = {"rollout": {"engine": "megatron"}}
+    (edit,) = configured(**generating)
+    assert (edit.key, edit.value) == ("platform.options.modules", "portable")
+    assert edit.reason == "rollout.engine=megatron generates with the portable modules"
+    assert platform.portable_modules
+    assert configured({"modules": "transformer_engine"}, **generating) == []
+    assert not platform.portable_modules, "the engine's own check refuses the run"
+
+
+def test_fp8_is_checked_against_the_gpu_where_transformer_engine_computes(configured, transformer_engine, gpus):
+    fp8 = {"engine": {"options": {"transformer": {"fp8": "hybrid"}}}}
+    transformer_engine()
+    gpus((9, 0))
+    assert configured(**fp8) == []
+    gpus((9, 0), (8, 0))
+    (found,) = configured(**fp8)
+    assert (found.severity, found.key) == ("error", "engine.options.transformer.fp8")
+    assert configured({"visible_devices": "0"}, **fp8) == [], "the other one is hidden"
+
+
+def test_the_environment_follows_from_the_run_and_the_gpu(platform, configured, gpus):
+    trainer, rollout = ProcessInfo("trainer"), ProcessInfo("rollout")
+    gpus((9, 0))
+    assert configured(parallel={"tensor_model_parallel_size": 2}, engine={"deterministic": True}) == []
+    environment = platform.runtime_env(trainer)
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert platform.runtime_env(rollout) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    gpus((10, 0))
+    configured(parallel={"tensor_model_parallel_size": 2})
+    assert platform.runtime_env(trainer).keys() == {"CUDA_DEVICE_ORDER", "PYTORCH_CUDA_ALLOC_CONF"}
+
+
+def test_a_contradiction_of_the_users_environment_is_found(configured, monkeypatch):
+    monkeypatch.setenv("NCCL_ALGO", "NVLS")
+    (found,) = configured(engine={"deterministic": True})
+    assert (found.severity, found.key) == ("error", "engine.deterministic")
+
+
+def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform):
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "x"},
+            "data": {"source": "jsonl"},
+            "rewards": [{"function": "exact_match"}],
+            "engine": {"deterministic": True},
+        }
+    )
+    try:
+        platform.prepare_engine(config, Ledger(context=None))
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_vllm_records_graphs_and_leaves_memory_to_a_training_rank(platform):
@@ -63,6 +188,43 @@ def test_vllm_records_graphs_and_leaves_memory_to_a_training_rank(platform):
     assert VllmOptions.model_validate(options).enforce_eager is False
     assert options["gpu_memory_utilization"] == 0.5
     assert platform.rollout_options("transformers") == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("NCCL error: unhandled cuda error ... Cuda failure 'out of memory'"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_what_says_that_a_gpu_has_no_memory_left(platform, error, expected):
+    assert platform.runtime().is_out_of_memory(error) is expected
+
+
+NOT_INITIALISED = """
+import torch
+from anytron.config.schema import RunConfig
+from anytron_cuda import CudaPlatform
+
+platform = CudaPlatform()
+assert platform.probe().availability.value == "usable"
+values = {"model": {"path": "x"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact_match"}]}
+list(platform.configure(RunConfig.model_validate(values)))
+platform.decisions()
+assert not torch.cuda.is_initialized()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
+def test_neither_the_probe_nor_the_checks_of_a_run_initialise_cuda(plugin):
+    environment = {**os.environ, "PYTHONPATH": str(plugin)}
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_INITIALISED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

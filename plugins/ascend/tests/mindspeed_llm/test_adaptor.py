@@ -9,6 +9,7 @@ from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, PlatformError
 from anytron.hooks.types import ProcessInfo
 from anytron.masks import MaskKind, MaskRequest
+from anytron.platform import decisions_of
 from anytron.plugins import check_requirements, hooks_of, open_session
 from anytron.traits import ModelTraits, ParallelSizes
 from anytron_ascend import AscendPlatform
@@ -103,6 +104,15 @@ def test_the_engine_implies_the_adaptor():
         assert (found.severity, f"{adaptor} is asked for" in found.message) == ("error", True)
     assert platform_of("megatron").portable_modules
     assert not platform_of("megatron", adaptor="mindspeed").portable_modules
+
+
+def test_whose_modules_there_are_is_said_with_the_reason():
+    for platform, modules in (
+        (platform_of("megatron"), "portable (platform.options.adaptor=none is the default)"),
+        (platform_of("megatron", adaptor="mindspeed"), "mindspeed (platform.options.adaptor=mindspeed says so)"),
+        (platform_of("mindspeed_llm"), "mindspeed_llm (the engine mindspeed_llm brings them)"),
+    ):
+        assert [str(one) for one in decisions_of(platform)] == [f"modules: {modules}"]
 
 
 def test_the_engine_is_not_named_twice():

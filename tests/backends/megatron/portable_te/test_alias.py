@@ -108,6 +108,7 @@ def make_real_one(folder):
     package = folder / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.9.0'\n")
+    (folder / "transformer_engine_torch.py").touch()
     info = folder / "transformer_engine-2.9.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-engine\nVersion: 2.9.0\n")
@@ -115,8 +116,18 @@ def make_real_one(folder):
 
 def test_an_installed_transformer_engine_is_passed_over_with_a_warning(tmp_path):
     make_real_one(tmp_path)
-    output = run(INSTALL + "import transformer_engine; print(transformer_engine.__version__)", cwd=tmp_path)
-    assert "2.8.0+anytron" in output
+    output = run(
+        INSTALL
+        + """
+import transformer_engine
+from megatron.core import utils
+print(transformer_engine.__version__, utils.tex, utils.get_te_version())
+undo()
+import transformer_engine_torch
+""",
+        cwd=tmp_path,
+    )
+    assert "2.8.0+anytron None 2.8.0+anytron" in output
     assert "is passed over" in output
     assert str(tmp_path) in output
 

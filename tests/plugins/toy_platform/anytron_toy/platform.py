@@ -14,7 +14,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit, Requirement
 from anytron.kernels.contract import KernelName
 from anytron.masks import AttnMask, MaskKind
-from anytron.platform import Availability, Probe
+from anytron.platform import Availability, Decision, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +68,12 @@ class ToyPlatform(Platform):
         """Keep the options."""
         assert isinstance(options, ToyOptions)
         self.options = options
+
+    def decisions(self) -> list[Decision]:
+        """The length of a tile."""
+        chosen = "tile" in self.options.model_fields_set
+        reason = "platform.options.tile says so" if chosen else "its vendor's own programs use it"
+        return [Decision("tile", str(self.options.tile), reason)]
 
     @hookimpl
     def requirements(self) -> list[Requirement]:

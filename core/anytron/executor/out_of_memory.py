@@ -1,0 +1,109 @@
+"""Explain that a device has no memory left: how much there was, and which settings to lower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anytron.errors import AnytronError, ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.schema import RunConfig
+    from anytron.executor.bootstrap import Bootstrap
+    from anytron.hooks.types import Role
+    from anytron.platform import MemoryStats, Platform
+
+BUILDING = "start"
+"""What stands for a method while the engine is built."""
+WITH_GRADIENTS = ("update", "update_critic", "inspect_update")
+"""Methods of a training engine that keep activations."""
+WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
+"""Methods of a training engine that compute a micro-batch."""
+
+
+@dataclass(frozen=True)
+class MemoryExplainer:
+    """Turn a device's out-of-memory error into one for people.
+
+    Attributes:
+        platform: The device's; asked for nothing before something was raised: an engine may leave the device alone.
+        bootstrap: The process, and the run.
+    """
+
+    platform: Platform
+    bootstrap: Bootstrap
+
+    def explain(self, error: Exception, method: str) -> ResourceError | None:
+        """Explain an error; None if it says something else.
+
+        Args:
+            error: What was raised.
+            method: The engine's method that was called, or :data:`BUILDING`.
+        """
+        try:
+            runtime = self.platform.runtime()
+        except AnytronError:  # an engine that generates may do without the device's libraries
+            return None
+        if not runtime.is_out_of_memory(error):
+            return None
+        from anytron.config.schema import RunConfig  # a worker imports nothing heavy before its first message
+
+        config, role = RunConfig.model_validate(self.bootstrap.config), self.bootstrap.role
+        doing = "to build its engine" if method == BUILDING else f"for {method}()"
+        return ResourceError(
+            f"The device has no memory left {doing}.",
+            where=f"{self.bootstrap.name}, {runtime.device_name()}",
+            why=f"{_first_line(error)} ({_sizes(runtime.memory_stats())})",
+            fix="; ".join(advice(config, role, method)),
+        )
+
+
+def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
+    """Name the settings that lower what a call needs, the cheapest first, with their values now.
+
+    Args:
+        config: The run.
+        role: What the process does.
+        method: The engine's method that was called, or :data:`BUILDING`.
+    """
+    engine, rollout, parallel = config.engine, config.rollout, config.parallel
+    if role == "rollout":
+        yield f"lower rollout.max_batch_size (now {rollout.max_batch_size}) or rollout.max_new_tokens"
+        for name, value in rollout.options.items():
+            if "memory" in name:
+                yield f"change rollout.options.{name} (now {value}): what an engine sets aside, others lack"
+        if not engine.offload and rollout.placement == "colocated":
+            yield "engine.offload=[optimizer,gradients,reference] gives it the training ranks' memory"
+        return
+    if method in WITH_TOKENS:
+        yield f"lower engine.max_tokens_per_micro_batch (now {engine.max_tokens_per_micro_batch})"
+        yield f"lower engine.log_prob_chunk_tokens (now {engine.log_prob_chunk_tokens})"
+    if method in WITH_GRADIENTS and engine.recompute != "full":
+        yield f"engine.recompute=full (now {engine.recompute})"
+    if parallel.data_parallel_size > 1 and not engine.distributed_optimizer:
+        yield "engine.distributed_optimizer=true shares the optimizer's state between replicas"
+    if not rollout.sleep and rollout.placement == "colocated":
+        yield "rollout.sleep=true, where the rollout engine can, gives its memory back while training works"
+    if method == BUILDING and config.algorithm.kl_coefficient > 0.0 and config.model.lora is None:
+        yield "algorithm.kl_coefficient=0 builds no reference model"
+    yield (
+        "split the model over more devices: parallel.tensor_model_parallel_size "
+        f"(now {parallel.tensor_model_parallel_size}), parallel.pipeline_model_parallel_size "
+        f"(now {parallel.pipeline_model_parallel_size})"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _sizes(memory: MemoryStats) -> str:
+    parts = {
+        "allocated": memory.allocated,
+        "at the peak": memory.peak_allocated,
+        "reserved": memory.reserved,
+        "in all": memory.total,
+    }
+    return ", ".join(f"{count / 2**30:.2f} GiB {name}" for name, count in parts.items())

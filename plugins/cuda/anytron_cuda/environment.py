@@ -1,0 +1,136 @@
+"""Environment variables of CUDA, cuBLAS, NCCL and torch, and what contradicts them in the user's own environment.
+
+docs/how-to/train-on-nvidia-gpus.md has the table, with the variables that are left alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anytron.config.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.hooks.types import Role
+    from anytron_cuda.options import CudaOptions
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+"""Read by every torch, and before its other name (c10/cuda/CUDAAllocatorConfig.h); vLLM looks at this one."""
+ALLOCATOR_TOO = "PYTORCH_ALLOC_CONF"
+EXPANDABLE = "expandable_segments:True"
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+DETERMINISTIC = {
+    # cuBLAS is deterministic with a workspace of fixed size only (torch.use_deterministic_algorithms refuses others).
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    # Megatron asserts it (megatron/core/extensions/transformer_engine.py, TEDotProductAttention).
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
+    # Sums by switches (NVLink SHARP) have no fixed order; what Megatron-LM's --deterministic-mode asserts.
+    "NCCL_ALGO": ("^NVLS", "Ring", "Tree", "CollnetDirect", "CollnetChain"),
+}
+"""Variables of deterministic runs, with the values that give them, our own first."""
+WITHOUT_COMPILER = "TORCHDYNAMO_DISABLE"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the variables depend on, besides the options.
+
+    Attributes:
+        deterministic: ``engine.deterministic``.
+        in_order: Communication must be started before the computation that it overlaps with, and the GPU has to be
+            told to keep that order.
+        compiler: There is a C compiler, which Triton needs to start its kernels.
+        ranks: Training ranks.
+    """
+
+    deterministic: bool = False
+    in_order: bool = False
+    compiler: bool = True
+    ranks: int = 1
+
+
+def needs_order(tensor: int, context: int, compute_capability: tuple[int, int] | None) -> bool:
+    """Whether kernels must be queued one by one: tensor or context parallelism on GPUs before Blackwell.
+
+    Megatron-LM refuses to start otherwise (megatron/training/arguments.py, ``validate_args``, with the remark that the
+    requirement "no longer exists since the Blackwell architecture"); Megatron-Core says that it is needed "for a
+    speedup but not for correctness" (megatron/core/tensor_parallel/layers.py). An unknown GPU counts as an older one.
+    """
+    return (tensor > 1 or context > 1) and (compute_capability is None or compute_capability < (10, 0))
+
+
+def has_compiler(environment: Mapping[str, str]) -> bool:
+    """Whether Triton would find a C compiler, as it looks for one (triton/runtime/build.py)."""
+    return "CC" in environment or any(shutil.which(name) for name in ("gcc", "clang"))
+
+
+def worker_environment(options: CudaOptions, needs: Needs, role: Role, user: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process with a GPU starts with.
+
+    Args:
+        options: ``platform.options``.
+        needs: What the run needs.
+        role: Training ranks get most of them; engines that generate know best what they need.
+        user: The user's own environment, for settings that have two names.
+    """
+    # An index means the same GPU to CUDA, NVML, nvidia-smi and vLLM; by itself CUDA puts the fastest first.
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if options.visible_devices is not None:
+        environment[VISIBLE_DEVICES] = options.visible_devices
+    if role != "trainer":
+        return environment
+    if options.expandable_segments and ALLOCATOR_TOO not in user:
+        environment[ALLOCATOR] = EXPANDABLE
+    if needs.in_order:
+        environment[CONNECTIONS] = "1"
+    if not needs.compiler:
+        environment[WITHOUT_COMPILER] = "1"
+    if needs.deterministic:
+        environment |= {name: values[0] for name, values in DETERMINISTIC.items()}
+    return environment
+
+
+def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Find variables of the user's that keep the run from what it is asked to do, or slow it down.
+
+    Args:
+        options: ``platform.options``.
+        needs: What the run needs.
+        user: The user's own environment, which workers inherit.
+    """
+    visible = user.get(VISIBLE_DEVICES)
+    if options.visible_devices not in (None, visible) and visible is not None:
+        message = f"{VISIBLE_DEVICES}={visible} is set already, and a variable of yours is never replaced"
+        yield Diagnostic(
+            "error", "platform.options.visible_devices", message, f"unset {VISIBLE_DEVICES}, or leave it out"
+        )
+    elif options.visible_devices is not None and (count := options.visible_devices.count(",") + 1) < needs.ranks:
+        message = f"{options.visible_devices} are {count} for {needs.ranks} training ranks, of which each has its own"
+        yield Diagnostic("error", "platform.options.visible_devices", message, "name more, or lower a size of parallel")
+    allocator = user.get(ALLOCATOR, user.get(ALLOCATOR_TOO))
+    if allocator is not None and options.expandable_segments and EXPANDABLE not in allocator.replace(" ", ""):
+        name = ALLOCATOR if ALLOCATOR in user else ALLOCATOR_TOO
+        message = f"{name}={allocator} is kept as you set it: segments of training ranks are not expandable"
+        fix = f"add {EXPANDABLE} to it, or set the option to false"
+        yield Diagnostic("warning", "platform.options.expandable_segments", message, fix)
+    if needs.in_order and user.get(CONNECTIONS, "1") != "1":
+        message = f"{CONNECTIONS}={user[CONNECTIONS]} lets communication start too late to overlap with computation"
+        yield Diagnostic("warning", "parallel.tensor_model_parallel_size", message, f"unset {CONNECTIONS}")
+    if needs.deterministic:
+        for name, values in DETERMINISTIC.items():
+            if user.get(name, values[0]) not in values:
+                message = f"{name}={user[name]} is set, and results would vary from run to run"
+                yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {values[0]}")
+    if user.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
+        message = "with TORCH_NCCL_ASYNC_ERROR_HANDLING=0 no rank notices that a collective has waited too long"
+        yield Diagnostic("warning", "executor.call_timeout_s", message, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    if not needs.compiler:
+        message = (
+            "there is no C compiler, without which Triton cannot start kernels: Megatron's own functions are not "
+            "compiled, and kernels that need Triton are not used"
+        )
+        yield Diagnostic("warning", "platform", message, "install gcc and Python's headers, or name a compiler in CC")

@@ -1,0 +1,111 @@
+"""Choose whose building blocks models are made of: Transformer Engine's, or the portable ones."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from anytron.errors import ConfigError, PlatformError
+from anytron.platform import Decision
+from anytron_cuda.imports import import_error
+
+if TYPE_CHECKING:
+    from anytron_cuda.options import Modules
+
+PORTABLE, TRANSFORMER_ENGINE = "portable", "transformer_engine"
+OPTION = "platform.options.modules"
+DISTRIBUTION, PACKAGE = "transformer-engine", "transformer_engine.pytorch"
+SUPPORTED = ">=2.0,<3"
+"""Versions of Transformer Engine. Megatron-Core 0.16.1 asks for each feature's own version, and its extra ``dev`` is
+resolved with 2.9 to 2.11."""
+INSTALL = "pip install --no-build-isolation 'anytron[cuda,te]'"
+
+
+@dataclass(frozen=True)
+class Library:
+    """Transformer Engine on this machine.
+
+    Attributes:
+        version: What is installed; None = nothing.
+        broken: The message of its import, if it was tried and failed.
+    """
+
+    version: Version | None = None
+    broken: str = ""
+
+    @property
+    def obstacle(self) -> str:
+        """Why models cannot be made of it; empty if they can."""
+        if self.version is None:
+            return "Transformer Engine is not installed"
+        if not SpecifierSet(SUPPORTED).contains(self.version, prereleases=True):
+            return f"Transformer Engine {self.version} is installed, and {SUPPORTED} is supported"
+        if self.broken:
+            return f"Transformer Engine {self.version} is installed and cannot be imported: {self.broken}"
+        return ""
+
+
+def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> Decision:
+    """Decide whose modules there are.
+
+    Args:
+        wanted: ``platform.options.modules``.
+        library: Transformer Engine, as it is installed.
+        against: Why the run needs the portable modules; empty if it does not.
+
+    Raises:
+        ConfigError: Transformer Engine is named and cannot be used.
+    """
+    if wanted == PORTABLE:
+        return Decision("modules", PORTABLE, f"{OPTION} says so")
+    if wanted == "auto" and against:
+        return Decision("modules", PORTABLE, against)
+    obstacle = library.obstacle
+    if wanted == TRANSFORMER_ENGINE and obstacle:
+        raise ConfigError(
+            "Transformer Engine cannot be used.",
+            where=f"{OPTION}={wanted}",
+            why=obstacle,
+            fix=f"{INSTALL} with the torch that is installed, or {OPTION}={PORTABLE}",
+        )
+    if obstacle:
+        return Decision("modules", PORTABLE, obstacle)
+    asked = f"{OPTION} says so; " if wanted == TRANSFORMER_ENGINE else ""
+    return Decision("modules", TRANSFORMER_ENGINE, f"{asked}version {library.version} is installed")
+
+
+def transformer_engine(*, imported: bool) -> Library:
+    """Look for Transformer Engine.
+
+    Args:
+        imported: Also find out, in another process, whether it can be imported; that takes seconds. One that was
+            built for another torch or another CUDA cannot.
+    """
+    try:
+        found = Library(Version(version(DISTRIBUTION)))
+    except PackageNotFoundError:
+        return Library()
+    return Library(found.version, import_error(PACKAGE)) if imported and not found.obstacle else found
+
+
+def import_transformer_engine() -> None:
+    """Import Transformer Engine into a training rank. Megatron would go on without it, with other modules.
+
+    Raises:
+        PlatformError: It cannot be imported here, although the driver's machine could.
+    """
+    try:
+        importlib.import_module(PACKAGE)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        # Undefined symbols are ImportErrors or OSErrors; Transformer Engine checks what it finds with RuntimeErrors.
+        raise PlatformError(
+            "Transformer Engine cannot be imported.",
+            where="platform cuda",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"{INSTALL} with the torch that is installed, or {OPTION}={PORTABLE}",
+        ) from error

@@ -1,0 +1,26 @@
+"""``platform.options`` of the CUDA platform."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Modules = Literal["auto", "portable", "transformer_engine"]
+
+
+class CudaOptions(BaseModel):
+    """Options of the CUDA platform; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    modules: Modules = "auto"
+    """Whose building blocks models are made of: ``portable`` = Anytron's, in plain torch with CUDA kernels,
+    ``transformer_engine`` = NVIDIA's, ``auto`` = NVIDIA's where they are installed and can be imported. FP8 needs
+    NVIDIA's; generation on the training ranks needs the portable ones."""
+    expandable_segments: bool = True
+    """Let the allocator of training ranks grow its blocks (``PYTORCH_CUDA_ALLOC_CONF``): micro-batches differ in
+    length, and blocks of fixed sizes leave holes between them."""
+    visible_devices: str | None = Field(None, pattern=r"^[^,\s]+(,[^,\s]+)*$")
+    """GPUs that the run may use, indices or UUIDs as ``nvidia-smi -L`` lists them (``CUDA_VISIBLE_DEVICES``); default:
+    what the environment says."""
