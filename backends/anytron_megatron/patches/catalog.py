@@ -153,6 +153,17 @@ ROTARY_KERNEL = Patch(
     remove_when="Megatron's fused rotary embeddings take the angles of each token",
     replacement=f"{_HERE}.rotary_kernel:rotate_by_kernel",
 )
+ROTARY_KERNEL_IN_LAYERS = Patch(
+    id="megatron.mcore-bridge-rotary-kernel",
+    target="mcore_bridge.model.modules.transformer_layer:TransformerLayer._patch_apply_rotary_pos_emb",
+    phase=Phase.BEFORE_BUILD,
+    package=_BRIDGE,
+    requires=_BRIDGE_VERSIONS,
+    reason="its layers put a function of their own, in torch, in the place of Megatron's while they compute",
+    upstream="mcore_bridge/model/modules/transformer_layer.py, line 243",
+    remove_when="mcore-bridge leaves the function alone where attention_scaling is 1",
+    replacement=f"{_HERE}.rotary_kernel:rotate_in_layers",
+)
 DEEPSTACK = Patch(
     id="megatron.mcore-bridge-deepstack",
     target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",

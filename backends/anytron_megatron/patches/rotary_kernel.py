@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+    Rotation = Callable[..., Tensor]
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -32,10 +35,57 @@ def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if mscale != 1.0 or further:
             return original(t, freqs, rotary_interleaved, multi_latent_attention, mscale, **further)
         if multi_latent_attention:
-            # Neighbours become halves, and stay so: queries and keys alike.
-            size = freqs.shape[-1]
-            t = torch.cat((t[..., 0:size:2], t[..., 1:size:2], t[..., size:]), dim=-1)
+            t = _halves(t, freqs.shape[-1])
         rotated: Tensor = rotate(t, freqs, rotary_interleaved)
         return rotated
 
     return _apply_rotary_pos_emb_bshd
+
+
+def rotate_in_layers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``TransformerLayer._patch_apply_rotary_pos_emb``: in it, mcore-bridge's function is Megatron's.
+
+    That scales by the model's ``attention_scaling`` and not by the factor it is given, and can turn back; where either
+    matters, it computes.
+    """
+    from megatron.core.models.common.embeddings import rope_utils
+
+    rotate = kernels().fused(KernelName.ROPE, None)
+
+    @contextlib.contextmanager
+    @functools.wraps(original)
+    def _patch_apply_rotary_pos_emb(self: Any) -> Iterator[None]:
+        with original(self):
+            config = self.config
+            if not config.apply_rope_fusion and config.attention_scaling == 1:
+                theirs = rope_utils._apply_rotary_pos_emb_bshd
+                rope_utils._apply_rotary_pos_emb_bshd = functools.partial(
+                    _rotated, rotate, theirs, config.multi_latent_attention
+                )
+            yield  # the original puts back what there was before it
+
+    return _patch_apply_rotary_pos_emb
+
+
+def _rotated(
+    rotate: Rotation,
+    theirs: Rotation,
+    latent: bool,
+    t: Tensor,
+    freqs: Tensor,
+    rotary_interleaved: bool = False,
+    multi_latent_attention: bool | None = None,
+    mscale: float = 1.0,
+    **further: Any,
+) -> Tensor:
+    del mscale  # theirs has the model's own, 1
+    if further:
+        return theirs(t, freqs, rotary_interleaved, multi_latent_attention=multi_latent_attention, **further)
+    if latent if multi_latent_attention is None else multi_latent_attention:
+        t = _halves(t, freqs.shape[-1])
+    return rotate(t, freqs, rotary_interleaved)
+
+
+def _halves(t: Tensor, size: int) -> Tensor:
+    """Make halves of neighbours in the first ``size`` entries; they stay so: queries and keys alike."""
+    return torch.cat((t[..., 0:size:2], t[..., 1:size:2], t[..., size:]), dim=-1)

@@ -40,6 +40,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         catalog.ROPE_TABLE: bridge,
         catalog.CACHED_ROTARY: bridge,
         catalog.ROTARY_KERNEL: portable and models,
+        catalog.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
         catalog.DEEPSTACK: bridge,
         catalog.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(catalog.PEFT_PROBES, portable),

@@ -79,3 +79,28 @@ def test_scaled_embeddings_agree_with_hugging_face(kind, batch, start_engine, tm
     with start_engine(model={"path": str(scaled)}, engine={"max_tokens_per_micro_batch": 200}) as (workers, updates, _):
         found = workers.score(batch, updates, "policy")
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+STILL = """
+from anytron import hookimpl
+from anytron.kernels.contract import KernelName
+
+class Plugin:
+    name = "still"
+
+    @hookimpl
+    def fused_kernel(self, name):
+        return (lambda x, freqs, interleaved: x) if name is KernelName.ROPE else None
+"""
+
+
+def test_layers_rotate_by_the_platforms_kernel(start_engine, recorded, install_plugin):
+    """One that does not rotate is noticed."""
+
+    def scores():
+        with start_engine() as (workers, updates, _):
+            return workers.score(recorded, updates, "policy")
+
+    expected = scores()
+    install_plugin(STILL)
+    assert (scores() - expected).abs().max() > 1e-3
