@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -47,7 +48,8 @@ def test_three_steps_of_a_random_model(tmp_path):
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "anytron", "train", str(tmp_path / "run.yaml")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    found_by_all = {**os.environ, "PYTHONPATH": str(ROOT)}  # the environment's process has another directory
+    done = subprocess.run(command, env=found_by_all, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     steps, samples = (
