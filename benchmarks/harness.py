@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anytron.patches.versions import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from anytron.platform import DeviceRuntime
 
@@ -100,6 +101,29 @@ def in_turn(ways: Mapping[str, Callable[[], Result]], turns: int, *, warm_up: in
             if turn >= 0:
                 results[name].append(result)
     return results
+
+
+def run_measured(command: Sequence[str], *, memory: bool, every_s: float = 0.05) -> int | None:
+    """Run a command to its end; what it prints is dropped, its errors are not.
+
+    Args:
+        command: A program and its arguments.
+        memory: Whether to return the most memory, in bytes, that it and all its descendants had together: the largest
+            sum of their proportional set sizes, in which pages that several share count once. Looking takes time of
+            theirs.
+        every_s: Seconds between two looks.
+
+    Raises:
+        CalledProcessError: It failed.
+    """
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while memory and process.poll() is None:
+            peak = max(peak, sum(map(_proportional_set_size, _descendants(process.pid))))
+            time.sleep(every_s)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return peak if memory else None
 
 
 def report(figures: Figures, *, as_json: bool, runtime: DeviceRuntime | None = None) -> None:
@@ -181,3 +205,27 @@ def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _descendants(pid: int) -> list[int]:
+    """A process and those that it and they have started."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def _proportional_set_size(pid: int) -> int:
+    """Bytes of a process's pages, each divided by how many processes have it; 0 if the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

@@ -85,7 +85,13 @@ STEPS = (
         ("benchmarks/log_probs.py", "--json"),
         on_cpu=("--tokens", "64", "--vocabulary", "512", "--hidden", "64"),
     ),
-    Step("grpo_step", "a whole GRPO step against TRL's", 120, ("benchmarks/grpo_step.py", "--json")),
+    Step(
+        "grpo_step",
+        "a whole GRPO step, in its parts",
+        120,
+        ("benchmarks/grpo_step.py", "--json", "--rounds", "1"),
+        on_cpu=("--size", "toy", "--steps", "3"),
+    ),
     Step(
         "train_step_large",
         "the same update at 1.7B",

@@ -20,6 +20,7 @@ SMALL = {
 MINUTES = {
     "attention.py": ["--repeats", "1"],
     "checkpoint.py": ["--layers", "1", "--hidden", "64", "--saves", "1"],
+    "grpo_step.py": ["--size", "toy", "--steps", "2", "--rounds", "1"],
     "hooks.py": ["--steps", "2"],
     "train_step.py": ["--size", "tiny", "--tokens", "64", "128", "--turns", "1"],
 }
@@ -61,8 +62,7 @@ def test_each_prints_one_object_or_tables(name):
 
 def test_each_benchmark_is_tested():
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
-    needs_trl = "against_trl.py"
-    assert scripts == {"harness.py", needs_trl, *SMALL, *MINUTES}, "a new one enters SMALL or MINUTES"
+    assert scripts == {"harness.py", *SMALL, *MINUTES}, "a new one enters SMALL or MINUTES"
 
 
 def test_the_ways_take_turns_and_the_first_turns_do_not_count():
@@ -79,6 +79,16 @@ def test_a_measurement_waits_for_the_device_before_and_afterwards():
     assert result == ["wait"]
     assert chip.waits == ["wait", "wait"]
     assert seconds > 0
+
+
+def test_memory_is_of_a_command_and_its_descendants():
+    inner = "import time; held = b'1' * 60_000_000; time.sleep(1.0)"
+    outer = f"import subprocess, sys; held = b'1' * 40_000_000; subprocess.run([sys.executable, '-c', {inner!r}])"
+    peak = harness.run_measured([sys.executable, "-c", outer], memory=True)
+    assert 100_000_000 < peak < 150_000_000
+    assert harness.run_measured([sys.executable, "-c", ""], memory=False) is None
+    with pytest.raises(subprocess.CalledProcessError):
+        harness.run_measured([sys.executable, "-c", "raise SystemExit(3)"], memory=True)
 
 
 def test_an_accelerator_is_named():
