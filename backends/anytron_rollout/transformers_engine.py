@@ -20,6 +20,7 @@ from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
 from anytron_rollout.routing import RoutingRecorder, with_routing
 from anytron_rollout.sampling import TokenSampler
+from anytron_rollout.shared_prompts import can_share, owners_of, read_prompts
 from anytron_rollout.weights import differing_weights, load_verified
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class TransformersEngine:
         model.generation_config = GenerationConfig()
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
         self._routing = RoutingRecorder(self._model) if rollout.replay_routing else None
+        self._shares_prompts = self._routing is None and can_share(self._model)  # routing is of every row's every token
 
     def load_weights(self, origin: WeightOrigin) -> int:
         """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
@@ -142,15 +144,20 @@ class TransformersEngine:
         sampling, prompts = requests[0].sampling, [request.prompt for request in requests]
         input_ids, attention_mask = left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
         images = [prompt.images for prompt in prompts if prompt.images is not None]
-        arguments = self._image_arguments(images, input_ids) if images else {}
+        arguments: dict[str, Any] = self._image_arguments(images, input_ids) if images else {}
         device = self._runtime.current_device()
+        arguments = {name: value.to(device) for name, value in arguments.items()}
+        input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
+        rows, owners = owners_of(prompts)
+        if self._shares_prompts and len(rows) < len(prompts) and input_ids.shape[1] > 1:
+            arguments["past_key_values"] = read_prompts(self._model, input_ids, attention_mask, rows, owners)
         seeds, stop = [request.seed for request in requests], self._stop_strings(sampling)
         sampler = TokenSampler(sampling, seeds, prompt_width=input_ids.shape[1], stop=stop)
         with self._recording() as passes:
             output = self._model.generate(
-                input_ids.to(device),
-                attention_mask=attention_mask.to(device),
-                **{name: value.to(device) for name, value in arguments.items()},
+                input_ids,
+                attention_mask=attention_mask,
+                **arguments,
                 # Our sampler does all of the sampling, end tokens included: this code could not tell in which
                 # order transformers' own processors come.
                 generation_config=GenerationConfig(
