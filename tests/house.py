@@ -59,7 +59,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine",),
     ),
     "anytron_rollout": (
-        ("__init__", "options", "placement", "routing", "routing_check", "weights"),
+        ("__init__", "options", "placement", "routing", "routing_check", "shared_prompts", "weights"),
         ("sampling",),
         ("transformers_engine",),
     ),

@@ -49,7 +49,8 @@ def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
         The rows of the P different ones, where each occurs first; and which of the P each of the B rows has.
     """
     places: dict[tuple[int, ...], int] = {}
-    rows, owners = [], []
+    rows: list[int] = []
+    owners: list[int] = []
     for row, prompt in enumerate(prompts):
         place = places.setdefault(tuple(prompt.tokens), len(rows))
         if place == len(rows):
@@ -78,5 +79,5 @@ def read_prompts(
     positions = (mask.cumsum(-1) - 1).clamp(min=0)  # padding's too, as generate counts them
     model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
     # Unlike batch_select_indices, beam search's way of choosing rows is known to recurrent layers as well.
-    cache.reorder_cache(torch.tensor(owners))
+    cache.reorder_cache(torch.LongTensor(owners))
     return cache
