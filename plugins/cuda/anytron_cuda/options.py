@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Modules = Literal["auto", "portable", "transformer_engine"]
+Attention = Literal["auto", "flash_attention_3", "flash_attention_2", "varlen", "sdpa", "neutral"]
 
 
 class CudaOptions(BaseModel):
@@ -18,6 +19,10 @@ class CudaOptions(BaseModel):
     """Whose building blocks models are made of: ``portable`` = Anytron's, in plain torch with CUDA kernels,
     ``transformer_engine`` = NVIDIA's, ``auto`` = NVIDIA's where they are installed and can be imported. FP8 needs
     NVIDIA's; generation on the training ranks needs the portable ones."""
+    attention: Attention = "auto"
+    """What computes attention in the portable modules: ``flash_attention_3`` and ``flash_attention_2`` = the libraries,
+    ``varlen`` and ``sdpa`` = torch's own, ``neutral`` = plain torch, ``auto`` = the fastest that can compute a layer.
+    One that is named and cannot compute a layer is an error."""
     expandable_segments: bool = True
     """Let the allocator of training ranks grow its blocks (``PYTORCH_CUDA_ALLOC_CONF``): micro-batches differ in
     length, and blocks of fixed sizes leave holes between them."""

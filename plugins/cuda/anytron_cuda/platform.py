@@ -146,7 +146,7 @@ class CudaPlatform(Platform):
         from anytron_cuda.attention.kernel import make_attention
         from anytron_cuda.capabilities import capabilities
 
-        return make_attention(spec, capabilities())
+        return make_attention(spec, capabilities(), self._options.attention)
 
     @hookimpl
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:

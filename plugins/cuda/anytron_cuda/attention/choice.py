@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
     from anytron_cuda.capabilities import Capabilities
+    from anytron_cuda.options import Attention
 
 Name = Literal["flash_attention_3", "flash_attention_2", "varlen", "sdpa", "neutral"]
-Wanted = Literal["auto", "flash_attention_3", "flash_attention_2", "varlen", "sdpa", "neutral"]
 OPTION = "platform.options.attention"
 
 
@@ -70,7 +70,7 @@ def obstacles(offered: Capabilities, spec: AttentionSpec) -> dict[Name, str | No
     return {name: candidate.obstacle(offered, spec) for name, candidate in CANDIDATES.items()}
 
 
-def choose_attention(offered: Capabilities, spec: AttentionSpec, wanted: Wanted = "auto") -> Choice:
+def choose_attention(offered: Capabilities, spec: AttentionSpec, wanted: Attention = "auto") -> Choice:
     """Choose the kernel of a layer.
 
     Raises:

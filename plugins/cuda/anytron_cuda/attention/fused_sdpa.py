@@ -64,6 +64,6 @@ def attend(
             where="attention_kernel sdpa",
             why=f"queries are {query.dtype} {tuple(query.shape)}, keys {tuple(key.shape)}; torch's warnings above say "
             "what each of them lacks",
-            fix="answer attention_kernel in a plugin, with a kernel that takes them",
+            fix="platform.options.attention=neutral, whose memory grows with the square of the length",
         ) from error
     return output[..., :size]

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.kernels.contract import AttentionCall, AttentionSpec
-    from anytron_cuda.attention.choice import Wanted
     from anytron_cuda.capabilities import Capabilities
+    from anytron_cuda.options import Attention
 
 logger = logging.getLogger(__name__)
 
 
-def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Wanted = "auto") -> DescribedKernel:
+def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention = "auto") -> DescribedKernel:
     """Return the kernel of one layer: the fastest one that can compute it, or the one that is wanted by name.
 
     A call that the layer's kernel cannot compute, for example one with a mask, is computed by the next one that can;

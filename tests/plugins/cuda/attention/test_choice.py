@@ -148,3 +148,16 @@ def test_the_platform_answers_for_its_own_device(monkeypatch):
     answer = CudaPlatform().attention_kernel
     assert answer(spec()).description.startswith("varlen (")
     assert answer(dataclasses.replace(spec(), device_type="cpu")) is None
+
+
+def test_the_option_of_the_platform_names_a_kernel(monkeypatch):
+    from anytron_cuda import CudaPlatform, capabilities
+    from anytron_cuda.options import CudaOptions
+
+    monkeypatch.setattr(capabilities, "capabilities", offered)
+    platform = CudaPlatform()
+    platform.configure_options(CudaOptions(attention="sdpa"))
+    assert platform.attention_kernel(spec()).description == "sdpa"
+    platform.configure_options(CudaOptions(attention="flash_attention_2"))
+    with pytest.raises(PlatformError, match="flash_attention_2 cannot compute this layer"):
+        platform.attention_kernel(spec())
