@@ -36,9 +36,10 @@ WARM = (
     "tests/core/sequences/",
     "tests/core/trainer/",
     "tests/demo/",
+    "tests/plugins/cuda/attention/test_training.py",
     "tests/verification/",
 )
-"""Folders whose tests start Python from a process that has imported what is slow to import."""
+"""Whose tests start Python from a process that has imported what is slow to import."""
 COLD = (
     "tests/backends/megatron/test_plugin.py",
     "tests/benchmarks/on_a_gpu/test_run.py",
