@@ -114,7 +114,7 @@ class BridgeSource:
         }
         self.config = config_class(**{**fields, **transformer})
         if portable and "use_te_activation_func" not in transformer:
-            self.config.use_te_activation_func = _is_plain_swiglu(self.config)
+            self.config.use_te_activation_func = _takes_swiglu_kernel(self.config, self.hf_config.model_type)
         refuse_missing_quantisation(self.config)
         self._bridge = self.config.bridge
 
@@ -301,7 +301,13 @@ class BridgeSource:
                 yield name, tensors[name].load()
 
 
-def _is_plain_swiglu(config: Any) -> bool:
-    """Whether a model's activation is what :func:`anytron.kernels.fused.swiglu` computes."""
+def _takes_swiglu_kernel(config: Any, model_type: str) -> bool:
+    """Whether a model's activation is what :func:`anytron.kernels.fused.swiglu` computes, and its layers have a place.
+
+    mcore-bridge builds the layers of some families by specs without one: those with Gated DeltaNet; of families that no
+    test compares with Hugging Face nobody knows.
+    """
+    known = FAMILIES.get(model_type)
+    compared = known is not None and bool(known.proof) and config.experimental_attention_variant is None
     gated = config.gated_linear_unit and config.activation_func is torch.nn.functional.silu
-    return gated and config.activation_func_clamp_value is None and not config.bias_activation_fusion
+    return compared and gated and config.activation_func_clamp_value is None and not config.bias_activation_fusion
