@@ -85,7 +85,7 @@ def test_memory_is_of_a_command_and_its_descendants():
     inner = "import time; held = b'1' * 60_000_000; time.sleep(1.0)"
     outer = f"import subprocess, sys; held = b'1' * 40_000_000; subprocess.run([sys.executable, '-c', {inner!r}])"
     peak = harness.run_measured([sys.executable, "-c", outer], memory=True)
-    assert 100_000_000 < peak < 150_000_000
+    assert 100_000_000 < peak < 250_000_000  # with two interpreters, and processes that fork between two looks
     assert harness.run_measured([sys.executable, "-c", ""], memory=False) is None
     with pytest.raises(subprocess.CalledProcessError):
         harness.run_measured([sys.executable, "-c", "raise SystemExit(3)"], memory=True)
