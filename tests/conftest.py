@@ -32,6 +32,7 @@ WARM = (
     "tests/backends/megatron/",
     "tests/benchmarks/",
     "tests/core/engines/",
+    "tests/core/kernels/test_log_prob.py",
     "tests/core/rollout/test_processes.py",
     "tests/core/sequences/",
     "tests/core/trainer/",

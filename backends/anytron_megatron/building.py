@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from anytron.kernels.contract import LogProbSpec
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
@@ -84,6 +86,7 @@ class ModelBuilder:
             tensor_parallel=self._sizes.tensor,
             chunk_tokens=self._config.engine.log_prob_chunk_tokens,
             device_type=self._runtime.device_type,
+            dtype=getattr(torch, self._config.model.dtype),
         )
         kernel = self._hooks.log_prob_kernel(spec)
         return [

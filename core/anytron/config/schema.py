@@ -243,8 +243,8 @@ class EngineSection(Section):
     """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
     for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
     memory besides."""
-    log_prob_chunk_tokens: int = Field(4096, ge=1)
-    """Tokens whose logits exist at one time on a rank."""
+    log_prob_chunk_tokens: int = Field(1024, ge=1)
+    """As many logits exist at one time on a rank as this many tokens have, in a few tiles of the vocabulary."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True

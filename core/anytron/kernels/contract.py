@@ -125,14 +125,16 @@ class LogProbSpec:
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: Tokens whose logits may exist at one time on a rank.
+        chunk_tokens: Of as many tokens the logits may exist at one time on a rank.
         device_type: ``torch.device`` type of the operands.
+        dtype: Element type of the operands; None = not known.
     """
 
     vocab_size: int
     tensor_parallel: int
     chunk_tokens: int
     device_type: str = "cpu"
+    dtype: torch.dtype | None = None
 
 
 class LogProbKernel(Protocol):

@@ -1,13 +1,22 @@
-"""Token log-probabilities and entropies from hidden states, in chunks, vocabulary-parallel.
+"""Token log-probabilities and entropies from hidden states: never whole logits, vocabulary-parallel.
 
 The logits of a packed micro-batch are by far its largest tensor (16384 tokens x 150 000 entries in
-float32: 10 GB), and only two numbers per token are wanted of them. So they are made for a chunk of
-tokens at a time, in the forward pass and again in the backward pass, and never kept.
+float32: 10 GB), and only two numbers per token are wanted of them. So they are made for one tile of the
+vocabulary at a time, in the forward pass and again in the backward pass, and never kept.
 
 With z the logits divided by the temperature, y the label, p = softmax(z) and E = sum_j p_j z_j::
 
     log p_y = z_y - logsumexp(z)           d log p_y / d z_j = [j = y] - p_j
     H       = logsumexp(z) - E             d H / d z_j       = -p_j (z_j - E)
+
+A tile t of the vocabulary gives ``m_t = max z``, ``s_t = sum exp(z - m_t)`` and ``e_t = sum exp(z - m_t) z``. With
+``m = max_t m_t``, over all tiles and all ranks, ``s = sum_t exp(m_t - m) s_t`` and ``e = sum_t exp(m_t - m) e_t``::
+
+    logsumexp(z) = m + log s               E = e / s
+
+In the backward pass a tile's rows of the weight get their whole gradient at once; what is added up over tiles is the
+gradient of the hidden states. (In chunks of tokens it would be the other way round, and a sum in float32 as large as
+the weight would be needed.)
 """
 
 from __future__ import annotations
@@ -18,62 +27,54 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from anytron.kernels.log_prob_tiles import Shard, TorchTiles, Upstream
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from anytron.kernels.contract import LogProbKernel, LogProbSpec
+    from anytron.kernels.log_prob_tiles import TileArithmetic
+
+NARROWEST_TILE = 1024
+"""Entries of the vocabulary. A tile of as many is no larger than the hidden states as a rule; matrix products with
+fewer are slow (two cores, 2048 tokens: with 512 entries four times as slow as with 2048)."""
+_MULTIPLE = 128
+"""Widths of tiles: what tensor cores take in one piece."""
 
 
-def make_log_prob(spec: LogProbSpec) -> LogProbKernel:
-    """Return the neutral default of ``log_prob_kernel``: exact, chunked, in pure torch.
+def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
+    """Make a log-prob kernel; without ``arithmetic`` the neutral default of ``log_prob_kernel``, in pure torch.
 
-    At no time do more than ``spec.chunk_tokens`` rows of logits exist on a rank. Logits are computed
-    in the weight's element type and everything after them in float32.
+    At no time do more logits exist on a rank than ``spec.chunk_tokens`` tokens have, or :data:`NARROWEST_TILE` of
+    each token. The neutral default computes them in the weight's element type and everything after them in float32.
     """
+    tiles = TorchTiles() if arithmetic is None else arithmetic
 
     def log_prob(
         hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
     ) -> tuple[Tensor, Tensor]:
-        log_probs, entropy = _ChunkedLogProb.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, labels, temperature, spec.vocab_size, spec.chunk_tokens, group
-        )
+        log_probs, entropy = _LogProb.apply(hidden, weight, labels, temperature, spec, group, tiles)  # type: ignore[no-untyped-call]
         return log_probs, entropy
 
     return log_prob
 
 
-class _VocabularyShard:
-    """This rank's rows of the output layer and the reductions over the ranks that hold the others."""
+def tile_width(tokens: int, entries: int, chunk_tokens: int) -> int:
+    """Entries of the vocabulary per tile, in tiles as equal as can be.
 
-    def __init__(self, weight: Tensor, vocab_size: int, group: ProcessGroup | None) -> None:
-        self.weight = weight
-        self.group = group if group is not None and dist.get_world_size(group) > 1 else None
-        self.start = weight.shape[0] * (dist.get_rank(self.group) if self.group is not None else 0)
-        # Megatron pads the vocabulary to a multiple of the tensor-parallel size; those rows are not tokens.
-        self.real = max(0, min(weight.shape[0], vocab_size - self.start))
-
-    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
-        """float32 ``[n, V / tp]``; -inf in the padding entries."""
-        logits = torch.nn.functional.linear(hidden, self.weight).float()
-        if temperature != 1.0:
-            logits /= temperature
-        if self.real < logits.shape[1]:
-            logits[:, self.real :] = -torch.inf
-        return logits
-
-    def owned(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Which labels are this rank's, and their local index (0 where they are not)."""
-        local = labels - self.start
-        mine = (local >= 0) & (local < self.real)
-        return mine, local.masked_fill(~mine, 0)
-
-    def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-        if self.group is not None:
-            dist.all_reduce(values, op=op, group=self.group)
-        return values
+    Args:
+        tokens: Tokens whose logits a tile holds.
+        entries: Of the vocabulary, on this rank.
+        chunk_tokens: The tokens whose logits are as many as may exist at one time.
+    """
+    if tokens <= chunk_tokens or entries <= NARROWEST_TILE:
+        return max(1, entries)
+    widest = max(NARROWEST_TILE, chunk_tokens * entries // tokens // _MULTIPLE * _MULTIPLE)
+    tiles = -(-entries // widest)
+    return -(-entries // tiles // _MULTIPLE) * _MULTIPLE
 
 
-class _ChunkedLogProb(torch.autograd.Function):
+class _LogProb(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -81,57 +82,74 @@ class _ChunkedLogProb(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         temperature: float,
-        vocab_size: int,
-        chunk_tokens: int,
+        spec: LogProbSpec,
         group: ProcessGroup | None,
+        arithmetic: TileArithmetic,
     ) -> tuple[Tensor, Tensor]:
-        shard = _VocabularyShard(weight, vocab_size, group)
-        count = hidden.shape[0]
-        log_sum_exp, expected, label_logit = hidden.new_empty((3, count), dtype=torch.float32)
-        for begin in range(0, count, chunk_tokens):
-            rows = slice(begin, min(begin + chunk_tokens, count))
-            logits = shard.logits(hidden[rows], temperature)
-            peak = shard.reduce(logits.amax(dim=1), dist.ReduceOp.MAX)
-            mine, local = shard.owned(labels[rows])
-            picked = logits.gather(1, local[:, None])[:, 0].masked_fill(~mine, 0.0)
-            weights = (logits - peak[:, None]).exp_()
-            # A padding entry has weight 0 and logit -inf; their product must be 0, not NaN.
-            moment = (weights[:, : shard.real] * logits[:, : shard.real]).sum(dim=1)
-            total, moment, picked = shard.reduce(torch.stack([weights.sum(dim=1), moment, picked]))
-            log_sum_exp[rows] = total.log() + peak
-            expected[rows] = moment / total
-            label_logit[rows] = picked
+        group = group if group is not None and dist.get_world_size(group) > 1 else None
+        start = weight.shape[0] * (dist.get_rank(group) if group is not None else 0)
+        # Megatron pads the vocabulary to a multiple of the tensor-parallel size; those rows are not tokens.
+        rows = max(0, min(weight.shape[0], spec.vocab_size - start))
+        local = labels - start
+        local = local.masked_fill((labels < 0) | (local < 0) | (local >= rows), -1)
+        width = tile_width(hidden.shape[0], rows, spec.chunk_tokens)
+        shard = Shard(hidden, weight[:rows], local, temperature, width)
+        log_sum_exp, expected, label_logit = _merge(_statistics(shard, arithmetic), group)
+        ctx.save_for_backward(hidden, weight, labels, local, log_sum_exp, expected)
+        ctx.settings = (temperature, rows, width, arithmetic)
         ignored = labels < 0
-        ctx.save_for_backward(hidden, weight, labels, log_sum_exp, expected)
-        ctx.settings = (temperature, vocab_size, chunk_tokens, group)
         log_probs = (label_logit - log_sum_exp).masked_fill(ignored, 0.0)
         entropy = (log_sum_exp - expected).masked_fill(ignored, 0.0)
         return log_probs, entropy
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, log_sum_exp, expected = ctx.saved_tensors
-        temperature, vocab_size, chunk_tokens, group = ctx.settings
-        shard = _VocabularyShard(weight, vocab_size, group)
+        hidden, weight, labels, local, log_sum_exp, expected = ctx.saved_tensors
+        temperature, rows, width, arithmetic = ctx.settings
         ignored = labels < 0
-        grad_log_probs = grad_log_probs.masked_fill(ignored, 0.0)
-        grad_entropy = grad_entropy.masked_fill(ignored, 0.0)
-        count = hidden.shape[0]
-        grad_hidden = torch.empty_like(hidden)
-        # float32, because many chunks are added up.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for begin in range(0, count, chunk_tokens):
-            rows = slice(begin, min(begin + chunk_tokens, count))
-            logits = shard.logits(hidden[rows], temperature)
-            probs = (logits - log_sum_exp[rows, None]).exp_()
-            logits.sub_(expected[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_log_probs[rows, None])
-            logits[:, shard.real :] = 0.0
-            grad_logits = probs.mul_(logits).neg_()
-            mine, local = shard.owned(labels[rows])
-            grad_logits.scatter_add_(1, local[:, None], (grad_log_probs[rows] * mine)[:, None])
-            grad_logits = grad_logits.div_(temperature).to(weight.dtype)
-            torch.mm(grad_logits, weight, out=grad_hidden[rows])
+        shard = Shard(hidden, weight[:rows], local, temperature, width)
+        upstream = Upstream(
+            log_sum_exp, expected, grad_log_probs.masked_fill(ignored, 0.0), grad_entropy.masked_fill(ignored, 0.0)
+        )
+        # float32, because many tiles are added up.
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for tile, grad in arithmetic.gradients(shard, upstream):
             if grad_weight is not None:
-                grad_weight += grad_logits.t() @ hidden[rows]
-        grad = grad_weight.to(weight.dtype) if grad_weight is not None else None
-        return grad_hidden, grad, None, None, None, None, None
+                torch.mm(grad.t(), hidden, out=grad_weight[:rows][tile])
+            if grad_hidden is not None:
+                _add_product(grad_hidden, grad, shard.weight[tile])
+        grad_hidden = grad_hidden.to(hidden.dtype) if grad_hidden is not None else None
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def _statistics(shard: Shard, arithmetic: TileArithmetic) -> Tensor:
+    if len(shard.weight):
+        return arithmetic.statistics(shard)
+    # The last ranks may hold nothing but what fills the vocabulary up.
+    nothing = shard.hidden.new_zeros((1, 4, shard.hidden.shape[0]), dtype=torch.float32)
+    nothing[:, 0] = -torch.inf
+    return nothing
+
+
+def _merge(statistics: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-sum-exp, the mean logit and the label's logit, of all tiles of all ranks."""
+    peaks, totals, moments, label_logits = statistics.unbind(1)
+    peak = peaks.amax(dim=0)
+    if group is not None:
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
+    scales = (peaks - peak).exp_()
+    sums = torch.stack([(scales * totals).sum(0), (scales * moments).sum(0), label_logits.sum(0)])
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    total, moment, label_logit = sums
+    return total.log() + peak, moment / total, label_logit
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to a sum in float32, without a tensor for the product where torch can."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -1,70 +1,107 @@
-"""The chunked log-prob kernel, against torch's own softmax in float64."""
+"""The log-prob kernel, against torch's own softmax in float64."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anytron.kernels.contract import LogProbSpec
-from anytron.kernels.log_prob import make_log_prob
+from anytron.kernels.log_prob import NARROWEST_TILE, make_log_prob, tile_width
+from anytron.kernels.log_prob_tiles import TorchTiles
+from tests.log_prob_oracle import LargestTensor, Problem, assert_close
 
 torch.set_num_threads(1)
 
-
-def naive(hidden, weight, labels, temperature, vocab_size):
-    logits = (hidden @ weight[:vocab_size].t()) / temperature
-    distribution = torch.distributions.Categorical(logits=logits)
-    real = labels >= 0
-    log_probs = distribution.log_prob(labels.clamp(min=0)) * real
-    return log_probs, distribution.entropy() * real
+PROGRAM = Path(__file__).parent / "programs" / "tensor_parallel.py"
 
 
-@settings(deadline=None, max_examples=40)
 @given(
-    tokens=st.integers(1, 13),
+    tokens=st.integers(0, 13),
+    entries=st.sampled_from([11, 1100, 2600]),
     chunk=st.integers(1, 16),
     padding=st.integers(0, 3),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     seed=st.integers(0, 1000),
 )
-def test_log_probs_entropies_and_gradients_equal_the_definition(tokens, chunk, padding, temperature, seed):
-    generator = torch.Generator().manual_seed(seed)
-    vocab, size = 11, 5
-    hidden = torch.randn(tokens, size, generator=generator, dtype=torch.float64)
-    weight = torch.randn(vocab + padding, size, generator=generator, dtype=torch.float64)
-    labels = torch.randint(-1, vocab, (tokens,), generator=generator)
-    labels[labels < 0] = -100
-    up_log_probs, up_entropy = torch.randn(2, tokens, generator=generator)
-
-    expected_inputs = [t.clone().requires_grad_() for t in (hidden, weight)]
-    expected = naive(*expected_inputs, labels, temperature, vocab)
-    (expected[0] * up_log_probs + expected[1] * up_entropy).sum().backward()
-
-    kernel = make_log_prob(LogProbSpec(vocab_size=vocab, tensor_parallel=1, chunk_tokens=chunk))
-    inputs = [t.float().requires_grad_() for t in (hidden, weight)]
-    actual = kernel(*inputs, labels, temperature, None)
-    (actual[0] * up_log_probs + actual[1] * up_entropy).sum().backward()
-
-    for got, want in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
-    for got, want in zip(inputs, expected_inputs, strict=True):
-        torch.testing.assert_close(got.grad.double(), want.grad, atol=1e-4, rtol=1e-4)
+def test_log_probs_entropies_and_gradients_equal_the_definition(tokens, entries, chunk, padding, temperature, seed):
+    problem = Problem.random(seed, tokens, entries, padding=padding, temperature=temperature)
+    assert_close(problem.by_kernel(chunk), problem.by_definition())
 
 
-def test_no_more_than_a_chunk_of_logits_exists_at_one_time(monkeypatch):
-    seen = []
-    linear = torch.nn.functional.linear
+class WithoutTheMean(TorchTiles):
+    """Forgets E in the entropy's gradient."""
 
-    def watched(*args):
-        seen.append(linear(*args))
-        return seen[-1]
+    def gradients(self, shard, upstream):
+        upstream.expected.zero_()
+        return super().gradients(shard, upstream)
 
-    monkeypatch.setattr(torch.nn.functional, "linear", watched)
-    kernel = make_log_prob(LogProbSpec(vocab_size=7, tensor_parallel=1, chunk_tokens=4))
-    hidden, weight = torch.randn(10, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
-    log_probs, _ = kernel(hidden, weight, torch.zeros(10, dtype=torch.int64), 1.0, None)
-    log_probs.sum().backward()
-    assert [tuple(logits.shape) for logits in seen] == [(4, 7), (4, 7), (2, 7)] * 2
+
+class LastPeak(TorchTiles):
+    """Takes every tile's peak for the highest one."""
+
+    def statistics(self, shard):
+        statistics = super().statistics(shard)
+        statistics[:, 0] = statistics[-1, 0]
+        return statistics
+
+
+@pytest.mark.parametrize("sabotaged", [WithoutTheMean, LastPeak])
+def test_the_comparison_notices_what_is_wrong(sabotaged):
+    problem = Problem.random(0, 13, 2600)
+    with pytest.raises(AssertionError, match="differs"):
+        assert_close(problem.by_kernel(1, sabotaged()), problem.by_definition())
+
+
+def test_with_bfloat16_operands_only_the_logits_and_the_gradients_are_rounded():
+    problem = Problem.random(0, 13, 2600, dtype=torch.bfloat16)
+    results = problem.by_kernel(1, dtype=torch.bfloat16)
+    assert [result.dtype for result in results] == [torch.float32] * 2 + [torch.bfloat16] * 2
+    # A logit of 4 is rounded by up to 2**-7, and its probability by as much of it.
+    assert_close(results, problem.by_definition(), tolerance=2**-6)
+
+
+@given(tokens=st.integers(1, 1 << 16), entries=st.integers(1, 160_000), chunk=st.integers(1, 1 << 16))
+def test_a_tile_has_no_more_logits_than_a_chunk_or_is_as_narrow_as_makes_sense(tokens, entries, chunk):
+    width = tile_width(tokens, entries, chunk)
+    assert 1 <= width <= entries
+    assert width * tokens <= max(chunk * entries, NARROWEST_TILE * tokens)
+
+
+def test_nothing_is_larger_than_a_tile_in_the_forward_and_the_backward_pass():
+    tokens, entries, chunk = 96, 8192, 12
+    hidden, weight = torch.randn(tokens, 3, requires_grad=True), torch.randn(entries, 3, requires_grad=True)
+    kernel = make_log_prob(LogProbSpec(entries, 1, chunk))
+    with LargestTensor() as recorder:
+        log_probs, entropy = kernel(hidden, weight, torch.zeros(tokens, dtype=torch.int64), 0.9, None)
+        (log_probs + entropy).sum().backward()
+    assert recorder.bytes == chunk * entries * 4
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "mm" in function.__name__
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("trained", "products"), [("hidden", 3), ("weight", 3), ("both", 4)])
+def test_what_is_frozen_costs_no_product(trained, products):
+    hidden = torch.randn(2, 3, requires_grad=trained != "weight")
+    weight = torch.randn(7, 3, requires_grad=trained != "hidden")
+    with Products() as recorder:
+        log_probs, _ = make_log_prob(LogProbSpec(7, 1, 4))(hidden, weight, torch.tensor([1, 6]), 1.0, None)
+        log_probs.sum().backward()
+    assert recorder.count == products
+    assert [hidden.grad is None, weight.grad is None] == [trained == "weight", trained == "hidden"]
 
 
 @pytest.mark.parametrize("extreme", [1e4, -1e4])
@@ -77,3 +114,10 @@ def test_extreme_logits_stay_finite(extreme):
     assert torch.isfinite(log_probs).all()
     assert torch.isfinite(entropy).all()
     assert torch.isfinite(hidden.grad).all()
+
+
+def test_two_ranks_that_share_the_vocabulary_agree_with_one(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    commands = ([sys.executable, PROGRAM, str(rank), tmp_path / "meeting"] for rank in (0, 1))
+    ranks = [subprocess.Popen(command, env=environment) for command in commands]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
