@@ -76,7 +76,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("environment", "modules", "precision", "probe", "runtime"),
         ("capabilities",),
         ("choices",),
-        ("attention", "kernels"),
+        ("attention", "kernels", "log_probs"),
         ("platform",),
         ("__init__",),
     ),

@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import ProcessInfo
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, KernelSpec
+    from anytron.kernels.contract import (
+        AttentionKernel,
+        AttentionSpec,
+        KernelName,
+        KernelSpec,
+        LogProbKernel,
+        LogProbSpec,
+    )
     from anytron.patches import Ledger
     from anytron.platform import DeviceRuntime, Probe
 
@@ -154,6 +161,13 @@ class CudaPlatform(Platform):
         from anytron_cuda.kernels import fused_kernel
 
         return fused_kernel(name, spec)
+
+    @hookimpl
+    def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel | None:
+        """What :mod:`anytron_cuda.log_probs` chooses."""
+        from anytron_cuda.log_probs import log_prob_kernel
+
+        return log_prob_kernel(spec)
 
     def _modules(self) -> Decision:
         library = modules.transformer_engine(imported=self._imports)

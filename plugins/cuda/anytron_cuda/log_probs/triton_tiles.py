@@ -1,0 +1,105 @@
+"""The tiles of :mod:`anytron.kernels.log_prob` in Triton: logits are never written, forward or backward.
+
+The structure is that of verl (``verl/utils/kernel/kernels.py``, ``_Split_Dlogits_N``) and of Megatron
+(``megatron/core/fusions/linear_cross_entropy``, ``bwd_partial_dlogits``). The forward kernel is a product whose
+blocks are summed up online and dropped. The backward kernel makes each of them again and writes its gradient, in the
+weight's element type, for one tile of the vocabulary at a time; torch multiplies from there on. Apple's Cut
+Cross-Entropy does not write the gradients either, but adds every block of them to both results atomically: results
+vary from run to run, and it is fast because it leaves out blocks that are nearly 0.
+
+Products are summed up in float32, so the logits are not rounded to the weight's element type, as the neutral kernel's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from anytron_cuda.log_probs.kernels import differentiate, sum_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from anytron.kernels.log_prob_tiles import Shard, Upstream
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How much of each operand a program holds.
+
+    Attributes:
+        tokens: Rows of the hidden states.
+        entries: Rows of the weight.
+        inner: Of the hidden size.
+        warps: Groups of 32 threads that share the work.
+        stages: Loads that are under way at the same time.
+    """
+
+    tokens: int = 128
+    entries: int = 128
+    inner: int = 64
+    warps: int = 8
+    stages: int = 3
+
+
+PARTS = 64
+"""Parts of the vocabulary that are summed up in parallel: 8 blocks of tokens make more programs than an H100 has
+processors. Each takes 16 bytes per token."""
+
+
+class TritonTiles:
+    """As :class:`anytron.kernels.log_prob_tiles.TileArithmetic`.
+
+    Args:
+        blocks: Sizes for 16-bit operands on Ampere and later, which fit its 100 kB of shared memory and more.
+    """
+
+    def __init__(self, blocks: Blocks | None = None) -> None:
+        self._blocks = blocks or Blocks()
+
+    def statistics(self, shard: Shard) -> Tensor:
+        """Sum up the whole shard in one launch."""
+        blocks = self._blocks
+        hidden, weight = shard.hidden.contiguous(), shard.weight.contiguous()
+        tokens, hidden_size = hidden.shape
+        entries = len(shard.weight)
+        columns = triton.cdiv(entries, blocks.entries)
+        each = triton.cdiv(columns, PARTS)
+        parts = triton.cdiv(columns, each)  # none is empty
+        statistics = shard.hidden.new_empty((parts, 4, tokens), dtype=torch.float32)
+        if tokens:
+            # Programs that run at the same time differ in their tokens: they read the same rows of the weight.
+            sum_up[(triton.cdiv(tokens, blocks.tokens), parts)](
+                *(hidden, weight, shard.labels, statistics),
+                *(tokens, entries, hidden_size, 1.0 / shard.temperature, each),
+                **self._launch(),
+            )
+        return statistics
+
+    def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
+        """Make one tile's gradient after the other in the same memory."""
+        blocks = self._blocks
+        hidden = shard.hidden.contiguous()
+        tokens, hidden_size = hidden.shape
+        memory = shard.weight.new_empty(tokens * shard.width)
+        needed = [upstream.log_sum_exp, upstream.expected, upstream.grad_log_probs, upstream.grad_entropy]
+        for rows in shard.tiles():
+            weight = shard.weight[rows].contiguous()
+            grad = memory[: tokens * len(weight)].view(tokens, len(weight))
+            if tokens:
+                differentiate[(triton.cdiv(tokens, blocks.tokens), triton.cdiv(len(weight), blocks.entries))](
+                    *(hidden, weight, shard.labels, *needed, grad),
+                    *(tokens, len(weight), hidden_size, 1.0 / shard.temperature, rows.start),
+                    **self._launch(),
+                )
+            yield rows, grad
+
+    def _launch(self) -> dict[str, Any]:
+        blocks = self._blocks
+        sizes = {"block_n": blocks.tokens, "block_v": blocks.entries, "block_h": blocks.inner}
+        return {**sizes, "num_warps": blocks.warps, "num_stages": blocks.stages}
