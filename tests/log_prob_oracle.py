@@ -23,13 +23,10 @@ class Problem:
 
     @classmethod
     def random(cls, seed, tokens, entries, *, padding=0, size=5, temperature=1.0, dtype=torch.float32):
-        """Numbers that the dtype of the kernel's operands can hold; logits of standard deviation 1 before temperature.
-
-        The larger logits are, the more of their digits float32 lacks: the gradients' error grows with their square.
-        """
+        """Numbers that the dtype of the kernel's operands can hold; logits of standard deviation ``size ** 0.5``."""
         generator = torch.Generator().manual_seed(seed)
         hidden = torch.randn(tokens, size, generator=generator)
-        weight = torch.randn(entries + padding, size, generator=generator) * size**-0.5
+        weight = torch.randn(entries + padding, size, generator=generator)
         labels = torch.randint(-1, entries, (tokens,), generator=generator)
         labels[labels < 0] = -100
         upstream = torch.randn(2, tokens, generator=generator).double()

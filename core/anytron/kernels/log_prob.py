@@ -9,10 +9,15 @@ With z the logits divided by the temperature, y the label, p = softmax(z) and E 
     log p_y = z_y - logsumexp(z)           d log p_y / d z_j = [j = y] - p_j
     H       = logsumexp(z) - E             d H / d z_j       = -p_j (z_j - E)
 
-A tile t of the vocabulary gives ``m_t = max z``, ``s_t = sum exp(z - m_t)`` and ``e_t = sum exp(z - m_t) z``. With
-``m = max_t m_t``, over all tiles and all ranks, ``s = sum_t exp(m_t - m) s_t`` and ``e = sum_t exp(m_t - m) e_t``::
+A tile t of the vocabulary gives ``m_t = max z``, ``s_t = sum exp(z - m_t)`` and ``e_t = sum exp(z - m_t) (z - m_t)``.
+With ``m = max_t m_t``, over all tiles and all ranks, ``s = sum_t exp(m_t - m) s_t`` and
+``e = sum_t exp(m_t - m) (e_t + (m_t - m) s_t)``::
 
-    logsumexp(z) = m + log s               E = e / s
+    log p_y = (z_y - m) - log s            p_j = exp((z_j - m) - log s)
+    H       = log s - e / s                z_j - E = (z_j - m) - e / s
+
+Nothing is computed from logsumexp(z) and E themselves: where logits are large and the entropy is small, float32 would
+lose its digits in their difference.
 
 In the backward pass a tile's rows of the weight get their whole gradient at once; what is added up over tiles is the
 gradient of the hidden states. (In chunks of tokens it would be the other way round, and a sum in float32 as large as
@@ -94,23 +99,24 @@ class _LogProb(torch.autograd.Function):
         local = local.masked_fill((labels < 0) | (local < 0) | (local >= rows), -1)
         width = tile_width(hidden.shape[0], rows, spec.chunk_tokens)
         shard = Shard(hidden, weight[:rows], local, temperature, width)
-        log_sum_exp, expected, label_logit = _merge(_statistics(shard, arithmetic), group)
-        ctx.save_for_backward(hidden, weight, labels, local, log_sum_exp, expected)
+        peak, log_total, mean, label_logit = _merge(_statistics(shard, arithmetic), group)
+        ctx.save_for_backward(hidden, weight, labels, local, peak, log_total, mean)
         ctx.settings = (temperature, rows, width, arithmetic)
         ignored = labels < 0
-        log_probs = (label_logit - log_sum_exp).masked_fill(ignored, 0.0)
-        entropy = (log_sum_exp - expected).masked_fill(ignored, 0.0)
+        log_probs = (label_logit - peak - log_total).masked_fill(ignored, 0.0)
+        entropy = (log_total - mean).masked_fill(ignored, 0.0)
         return log_probs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, local, log_sum_exp, expected = ctx.saved_tensors
+        hidden, weight, labels, local, peak, log_total, mean = ctx.saved_tensors
         temperature, rows, width, arithmetic = ctx.settings
         ignored = labels < 0
         shard = Shard(hidden, weight[:rows], local, temperature, width)
         upstream = Upstream(
-            log_sum_exp, expected, grad_log_probs.masked_fill(ignored, 0.0), grad_entropy.masked_fill(ignored, 0.0)
+            *(peak, log_total, mean),
+            *(grad.masked_fill(ignored, 0.0) for grad in (grad_log_probs, grad_entropy)),
         )
         # float32, because many tiles are added up.
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
@@ -133,18 +139,19 @@ def _statistics(shard: Shard, arithmetic: TileArithmetic) -> Tensor:
     return nothing
 
 
-def _merge(statistics: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-sum-exp, the mean logit and the label's logit, of all tiles of all ranks."""
+def _merge(statistics: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Merge all tiles of all ranks: m, log s, e / s and the label's logit."""
     peaks, totals, moments, label_logits = statistics.unbind(1)
     peak = peaks.amax(dim=0)
     if group is not None:
         dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
-    scales = (peaks - peak).exp_()
-    sums = torch.stack([(scales * totals).sum(0), (scales * moments).sum(0), label_logits.sum(0)])
+    gaps = (peaks - peak).clamp_(min=-200.0)  # exp(-200) is 0, and so is -200 times that; with -inf it would not be
+    scales = gaps.exp()
+    sums = torch.stack([(scales * totals).sum(0), (scales * (moments + gaps * totals)).sum(0), label_logits.sum(0)])
     if group is not None:
         dist.all_reduce(sums, group=group)
     total, moment, label_logit = sums
-    return total.log() + peak, moment / total, label_logit
+    return peak, total.log(), moment / total, label_logit
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

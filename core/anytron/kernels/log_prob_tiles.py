@@ -1,6 +1,6 @@
 """What is wanted of a tile of logits, and the way to compute it in pure torch.
 
-The formulas, and the names m, s, e and E, are in :mod:`anytron.kernels.log_prob`.
+The formulas, and the names m, s and e, are in :mod:`anytron.kernels.log_prob`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ class Upstream:
     """What the gradients of logits depend on besides them: each float32 ``[N]``.
 
     Attributes:
-        log_sum_exp: Of all ranks' logits, divided by the temperature.
-        expected: The mean logit E.
+        peak: The highest logit m of all ranks, divided by the temperature as all logits.
+        log_total: log s.
+        mean: e / s, the mean of the logits less ``peak``.
         grad_log_probs: Of the loss; 0 where the label is ignored.
         grad_entropy: The same.
     """
 
-    log_sum_exp: Tensor
-    expected: Tensor
+    peak: Tensor
+    log_total: Tensor
+    mean: Tensor
     grad_log_probs: Tensor
     grad_entropy: Tensor
 
@@ -85,11 +87,12 @@ class TorchTiles:
         for rows in shard.tiles():
             logits, weights = memory.logits(rows), memory.second(rows)
             peak = logits.amax(dim=1)
-            torch.sub(logits, peak[:, None], out=weights).exp_()
-            total = weights.sum(dim=1)
-            moment = weights.mul_(logits).sum(dim=1)
             here, column = _columns(shard, rows)
             label_logit = logits.gather(1, column[:, None])[:, 0].masked_fill(~here, 0.0)
+            shifted = logits.sub_(peak[:, None])
+            torch.exp(shifted, out=weights)
+            total = weights.sum(dim=1)
+            moment = weights.mul_(shifted).sum(dim=1)
             parts.append(torch.stack([peak, total, moment, label_logit]))
         return torch.stack(parts)
 
@@ -101,9 +104,10 @@ class TorchTiles:
         grad_entropy = upstream.grad_entropy / shard.temperature
         for rows in shard.tiles():
             logits, probs = memory.logits(rows), memory.second(rows)
-            torch.sub(logits, upstream.log_sum_exp[:, None], out=probs).exp_()
-            logits.sub_(upstream.expected[:, None]).mul_(-grad_entropy[:, None]).sub_(grad_log_probs[:, None])
-            grad = probs.mul_(logits)
+            shifted = logits.sub_(upstream.peak[:, None])
+            torch.sub(shifted, upstream.log_total[:, None], out=probs).exp_()
+            shifted.sub_(upstream.mean[:, None]).mul_(-grad_entropy[:, None]).sub_(grad_log_probs[:, None])
+            grad = probs.mul_(shifted)
             here, column = _columns(shard, rows)
             # Not scatter_add_, which on some devices is refused where results must not vary from run to run.
             grad.index_put_((positions, column), grad_log_probs * here, accumulate=True)

@@ -73,10 +73,12 @@ def sum_up(
         columns = (first_entry + tl.arange(0, block_v))[None, :]
         exists = columns < entries
         higher = tl.maximum(peak, tl.max(tl.where(exists, logits, float("-inf")), axis=1))
-        shrink = tl.exp(peak - higher)
-        weights = tl.exp(tl.where(exists, logits, float("-inf")) - higher[:, None])
+        gap = tl.maximum(peak - higher, -200.0)  # of the first block it is -inf, which times 0 would be no number
+        shrink = tl.exp(gap)
+        shifted = logits - higher[:, None]
+        weights = tl.where(exists, tl.exp(shifted), 0.0)
+        moment = (moment + gap * total) * shrink + tl.sum(weights * shifted, axis=1)
         total = total * shrink + tl.sum(weights, axis=1)
-        moment = moment * shrink + tl.sum(weights * logits, axis=1)
         label_logit += tl.sum(tl.where(columns == label[:, None], logits, 0.0), axis=1)
         peak = higher
     to = statistics + part.to(tl.int64) * 4 * tokens + rows
@@ -91,8 +93,9 @@ def differentiate(
     hidden,
     weight,
     labels,
-    log_sum_exps,
-    expecteds,
+    peaks,
+    log_totals,
+    means,
     grad_log_probs,
     grad_entropies,
     grads,
@@ -114,12 +117,14 @@ def differentiate(
     columns = (first_entry + tl.arange(0, block_v))[None, :]
     exists = rows < tokens
     label = tl.load(labels + rows, mask=exists, other=-1)[:, None]
-    log_sum_exp = tl.load(log_sum_exps + rows, mask=exists, other=0.0)[:, None]
-    expected = tl.load(expecteds + rows, mask=exists, other=0.0)[:, None]
+    peak = tl.load(peaks + rows, mask=exists, other=0.0)[:, None]
+    log_total = tl.load(log_totals + rows, mask=exists, other=0.0)[:, None]
+    mean = tl.load(means + rows, mask=exists, other=0.0)[:, None]
     of_log_prob = tl.load(grad_log_probs + rows, mask=exists, other=0.0)[:, None]
     of_entropy = tl.load(grad_entropies + rows, mask=exists, other=0.0)[:, None]
-    probs = tl.exp(logits - log_sum_exp)
+    shifted = logits - peak
+    probs = tl.exp(shifted - log_total)
     grad = tl.where(columns + first_label == label, of_log_prob, 0.0)
-    grad -= probs * (of_log_prob + of_entropy * (logits - expected))
+    grad -= probs * (of_log_prob + of_entropy * (shifted - mean))
     to = grads + rows.to(tl.int64)[:, None] * entries + columns
     tl.store(to, (grad * factor).to(grads.dtype.element_ty), mask=exists[:, None] & (columns < entries))

@@ -87,7 +87,7 @@ class TritonTiles:
         hidden = shard.hidden.contiguous()
         tokens, hidden_size = hidden.shape
         memory = shard.weight.new_empty(tokens * shard.width)
-        needed = [upstream.log_sum_exp, upstream.expected, upstream.grad_log_probs, upstream.grad_entropy]
+        needed = [upstream.peak, upstream.log_total, upstream.mean, upstream.grad_log_probs, upstream.grad_entropy]
         for rows in shard.tiles():
             weight = shard.weight[rows].contiguous()
             grad = memory[: tokens * len(weight)].view(tokens, len(weight))

@@ -70,7 +70,7 @@ def test_the_blocks_that_gpus_get(tiles_of):
 def test_the_comparison_notices_a_forgotten_mean(tiles_of):
     tiles, problem = tiles_of(tokens=16, entries=512, inner=16), Problem.random(0, 13, 300)
     made = tiles.gradients
-    tiles.gradients = lambda shard, upstream: made(shard, replace(upstream, expected=0 * upstream.expected))
+    tiles.gradients = lambda shard, upstream: made(shard, replace(upstream, mean=0 * upstream.mean))
     with pytest.raises(AssertionError, match="hidden differs"):
         assert_close(problem.by_kernel(1, tiles), problem.by_definition())
 
