@@ -178,7 +178,11 @@ def test_doctor_survives_a_platform_that_cannot_be_used(clean):
 
 @pytest.mark.parametrize(
     ("sent", "status", "says"),
-    [(signal.SIGINT, 130, "resume=auto"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")],
+    [
+        (signal.SIGINT, 130, "resume=auto"),
+        (signal.SIGTERM, 143, "SIGTERM"),
+        pytest.param(signal.SIGHUP, 129, "SIGHUP", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_all_processes_and_leaves_nothing_but_the_run(testchip, tmp_path, sent, status, says):
     marker = f"ANYTRON_TEST_MARKER={tmp_path.name}-{os.getpid()}"

@@ -63,7 +63,7 @@ def exact_kinds(format, cp, causal):
 
 # Asked is the whole facade, on the processor. Its attention has Transformer Engine's interface
 # (portable or not), whose words the neutral default speaks.
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     format=st.sampled_from(["thd", "bshd"]),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.errors import DataError
@@ -34,7 +34,6 @@ def shards(plan):
     ]
 
 
-@settings(deadline=None, max_examples=150)
 @given(plan=plans, trailing=st.sampled_from([(), (3,), (2, 2)]))
 def test_unpack_undoes_pack_on_every_rank(plan, trailing):
     layouts = shards(plan)
@@ -45,7 +44,6 @@ def test_unpack_undoes_pack_on_every_rank(plan, trailing):
         assert torch.equal(unpacked, values)
 
 
-@settings(deadline=None, max_examples=150)
 @given(plan=plans)
 def test_sharding_is_a_partition(plan):
     layouts = shards(plan)
@@ -55,7 +53,6 @@ def test_sharding_is_a_partition(plan):
     assert len({layout.shape for layout in layouts}) == 1
 
 
-@settings(deadline=None, max_examples=150)
 @given(plan=plans, ahead=st.integers(1, 4), every=st.sampled_from([1, 2, 3]))
 def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahead, every):
     lengths = plan["lengths"]
@@ -76,7 +73,6 @@ def test_positions_restart_and_labels_are_the_real_tokens_that_follow(plan, ahea
             assert labels[slot] == (following if following and following % every == 0 else IGNORED_LABEL)
 
 
-@settings(deadline=None, max_examples=150)
 @given(plan=plans)
 def test_padded_lengths_keep_every_promise(plan):
     layout = shards(plan)[0]

@@ -16,7 +16,7 @@ from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparab
     "sections",
     [
         {},
-        {"algorithm": {"epochs": 2, "mini_batches": 2, "kl_coefficient": 0.1}},
+        pytest.param({"algorithm": {"epochs": 2, "mini_batches": 2, "kl_coefficient": 0.1}}, marks=pytest.mark.slow),
         {"algorithm": {"advantage": "gae"}, "critic": {"warmup_steps": 3}, "data": {"prompts_per_step": 40}},
     ],
     ids=["grpo", "several-updates-and-kl", "critic-in-its-warm-up"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.slow import slow_but
 from tests.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 
 TP2 = {"parallel": {"tensor_model_parallel_size": 2}}
@@ -23,11 +24,6 @@ DENSE = {
 }
 
 
-def chosen(changes, *quick):
-    """All changes of layout; those that the normal suite can do without are slow."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in changes]
-
-
 def assert_continues(saved, continued, tolerance=2e-5):
     """The weights come back bit for bit, and the updates after them within the tolerance of other layouts."""
     expected = saved.continued
@@ -41,7 +37,7 @@ def assert_continues(saved, continued, tolerance=2e-5):
     assert max(moved) > 100 * tolerance
 
 
-@pytest.mark.parametrize("change", chosen(DENSE, "tp1-tp2", "pp2-dp2"))
+@pytest.mark.parametrize("change", slow_but(DENSE, "tp1-tp2", "pp2-dp2"))
 def test_a_dense_model(change, save, resume):
     before, after = DENSE[change]
     saved = save(**before)
@@ -64,7 +60,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", chosen(FAMILIES, "qwen3_moe"))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "qwen3_moe"))
 def test_another_family(family, save, resume, tiny_family):
     before, after = FAMILIES[family]
     model = {"path": str(tiny_family(family))}
@@ -80,7 +76,7 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("family", chosen(ADAPTED, "qwen3"))
+@pytest.mark.parametrize("family", slow_but(ADAPTED, "qwen3"))
 def test_adapters(family, save, resume, tiny_family):
     before, after = ADAPTED[family]
     model = {"path": str(tiny_family(family)), "lora": LORA}

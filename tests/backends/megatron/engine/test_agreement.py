@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.slow import slow_but
+
 GPU = torch.cuda.device_count() > 0 and importlib.util.find_spec("anytron_cuda") is not None
 
 SPLITS = {
@@ -28,6 +30,7 @@ SPLITS = {
         "engine": {"sequence_format": "bshd"},
     },
 }
+QUICK = ("bshd", "tp2-sp", "tp2-sp-bshd", "pp2", "pp2-interleaved", "dp2", "cp2-bshd", "tp2-sp-cp2")
 
 
 def differences(one, other):
@@ -65,7 +68,7 @@ def test_updates_moved_the_weights(one_rank, tiny_model):
     assert min(moved.values()) > 1e-4, moved
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", slow_but(SPLITS, *QUICK))
 def test_a_split_agrees_with_one_rank(split, one_rank, follow):
     found = differences(one_rank, follow(**SPLITS[split]))
     assert found["log_probs"] <= 1e-5, found

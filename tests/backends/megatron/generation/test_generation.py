@@ -182,7 +182,7 @@ def test_requests_that_were_given_up_are_not_generated(ranks, tiny_family):
     [
         ("qwen3_moe", TP2_EP2, None),
         pytest.param("qwen3", replace(PP2, engine={"recompute": "full"}), None, marks=pytest.mark.slow),
-        ("qwen3", TP2, {"rank": 4, "dropout": 0.1}),
+        pytest.param("qwen3", TP2, {"rank": 4, "dropout": 0.1}, marks=pytest.mark.slow),
     ],
     ids=["experts", "recompute", "lora"],
 )
