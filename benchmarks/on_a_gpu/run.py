@@ -115,11 +115,15 @@ def prepare(arguments: argparse.Namespace, environment: image.Environment) -> di
             f"Our wheels are of another state of the source, in {old[:5]}. Run prepare.sh --own where they come from."
         )
     wheels.use_packaging(carried["pip"].wheel)
-    found = wheels.plan([*NEEDED, *(name for name in USED_IF_CARRIED if name in carried)], carried, image.installed)
+    found, left_out = wheels.plan_with(
+        NEEDED, [name for name in USED_IF_CARRIED if name in carried], carried, image.installed
+    )
     of_image = {name: one.version for name, one in found.chosen.items() if one.wheel is None}
     from_wheels = {name: one.version for name, one in found.chosen.items() if one.wheel is not None}
     say(f"of the image: {', '.join(f'{name} {version}' for name, version in sorted(of_image.items()))}")
     say(f"from wheels: {', '.join(f'{name} {version}' for name, version in sorted(from_wheels.items()))}")
+    for name, lacking in left_out.items():
+        say(f"left out: {name}, because neither the image nor a wheel has {'; '.join(lacking)}")
     environment.make()
     new = environment.install(carried["pip"].wheel, found.wheels)
     note = arguments.wheels / "1" / "prepared.json"
@@ -128,6 +132,7 @@ def prepare(arguments: argparse.Namespace, environment: image.Environment) -> di
         "of_the_image": of_image,
         "from_wheels": from_wheels,
         "installed_now": new,
+        "left_out": left_out,
         "lacking": list(found.lacking),
     }
 

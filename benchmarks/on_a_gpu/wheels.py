@@ -138,6 +138,25 @@ def plan(
         from_wheel |= more
 
 
+def plan_with(
+    roots: Sequence[str],
+    optional: Sequence[str],
+    wheels: Mapping[str, Distribution],
+    installed: Callable[[str], Distribution | None],
+) -> tuple[Plan, dict[str, list[str]]]:
+    """Plan as :func:`plan` does, with those optional roots that can be used; return what each of the others lacks."""
+    found = plan(roots, wheels, installed)
+    left_out: dict[str, list[str]] = {}
+    for name in optional:
+        larger = plan([*roots, name], wheels, installed)
+        lacking = [line for line in larger.lacking if line not in found.lacking]
+        if lacking:
+            left_out[name] = lacking
+        else:
+            roots, found = [*roots, name], larger
+    return found, left_out
+
+
 def _walk(
     roots: Iterable[str],
     wheels: Mapping[str, Distribution],

@@ -18,23 +18,24 @@ WHEELS = {
     "huggingface-hub": ("2.4.0", []),
     "peft": ("0.20.0", ["huggingface-hub>=2"]),
     "typer": ("0.29.2", []),
+    "liger-kernel": ("0.8.5", ["triton>=2.3.1"]),
 }
 
 
 @pytest.fixture
 def plan(load):
-    """Plan for an image of the given distributions; return what comes from wheels, and what is lacking."""
+    """Plan for an image of these distributions; return what comes from wheels, what is lacking, what is left out."""
     wheels = load("wheels")
 
-    def run(image, *, without=(), roots=("anytron", "anytron-cuda")):
+    def run(image, *, without=(), roots=("anytron", "anytron-cuda"), optional=()):
         carried = {
             name: wheels.Distribution(name, version, tuple(requires), Path(f"{name}.whl"))
             for name, (version, requires) in WHEELS.items()
             if name not in without
         }
         there = {name: wheels.Distribution(name, version, tuple(requires)) for name, version, *requires in image}
-        found = wheels.plan(roots, carried, there.get)
-        return {wheel.stem for wheel in found.wheels}, found.lacking
+        found, left_out = wheels.plan_with(roots, optional, carried, there.get)
+        return {wheel.stem for wheel in found.wheels}, found.lacking, left_out
 
     return run
 
@@ -57,17 +58,28 @@ OWN = {"anytron", "anytron-cuda"}
     ids=["bare", "has-all", "lacks-one-below", "one-is-old", "two-are-old", "an-older-anytron", "a-build-of-its-own"],
 )  # fmt: skip
 def test_an_image_gets_what_it_lacks_and_keeps_what_fits(plan, image, from_wheels):
-    assert plan(image) == (from_wheels, ())
+    assert plan(image) == (from_wheels, (), {})
 
 
 def test_what_another_wheel_is_too_new_for_comes_from_a_wheel_too(plan):
     image = [TORCH, ("typer", "1"), ("peft", "0.19", "huggingface-hub<2"), ("huggingface-hub", "1.0")]
-    assert plan(image, roots=("anytron", "peft")) == ({"anytron", "transformers", "huggingface-hub", "peft"}, ())
+    assert plan(image, roots=("anytron", "peft")) == (
+        {"anytron", "transformers", "huggingface-hub", "peft"},
+        (),
+        {},
+    )
 
 
 def test_what_neither_has_is_named_with_who_needs_it(plan):
-    _, lacking = plan([("torch", "2.5.1")], without=["typer"])
+    _, lacking, _ = plan([("torch", "2.5.1")], without=["typer"])
     assert lacking == ("typer>=0.16 (needed by anytron)", "torch>=2.6 (needed by anytron); 2.5.1 is there")
+
+
+def test_what_is_used_if_it_can_be_is_left_out_where_something_is_lacking(plan):
+    image, optional = [TORCH, ("typer", "1"), ("transformers", "5.1")], ["liger-kernel", "peft"]
+    left_out = {"liger-kernel": ["triton>=2.3.1 (needed by liger-kernel)"]}
+    assert plan(image, optional=optional) == (OWN | {"peft", "huggingface-hub"}, (), left_out)
+    assert plan([*image, ("triton", "3.4.0")], optional=["liger-kernel"]) == (OWN | {"liger-kernel"}, (), {})
 
 
 def test_every_requirement_of_anytron_and_its_tests_is_on_the_list(load):
