@@ -38,6 +38,10 @@ def anytron(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, env={**variables, **environment}, check=False)
 
 
+STEEPEST = ("trainer.total_steps=150", "optimizer.schedule=constant")
+"""For layouts, which agree step by step: no more than the part in which a reward of 0.04 becomes one of 0.5."""
+
+
 def train(output, *overrides, **environment):
     finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides, **environment)
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -130,16 +134,17 @@ def test_two_runs_with_one_seed_are_the_same(short_run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("split", "reward"),
+    ("overrides", "reward"),
     [
-        ("parallel.data_parallel_size=1", 0.90),
-        ("parallel.tensor_model_parallel_size=2", 0.80),
-        ("parallel.pipeline_model_parallel_size=2", 0.80),
-        ("engine.sequence_format=bshd", 0.80),
+        ((), 0.90),
+        (("parallel.tensor_model_parallel_size=2", *STEEPEST), 0.45),
+        (("parallel.pipeline_model_parallel_size=2", *STEEPEST), 0.45),
+        (("engine.sequence_format=bshd", *STEEPEST), 0.45),
     ],
+    ids=["whole", "tp2", "pp2", "bshd"],
 )
-def test_it_learns_to_sort(split, reward, tmp_path):
-    _, metrics = train(tmp_path / "run", split)
+def test_it_learns_to_sort(overrides, reward, tmp_path):
+    _, metrics = train(tmp_path / "run", *overrides)
     assert metrics[0]["reward/mean"] < 0.15
     assert metrics[-1]["reward/mean"] >= reward
 
