@@ -2,10 +2,12 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -96,14 +98,20 @@ def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(
         assert done.stdout == expected
 
 
-def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program():
+@pytest.mark.parametrize("told", [False, True], ids=["before it is told", "before it reads what it is told"])
+def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program(told):
     assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
     request = {
-        "arguments": ["-c", ""], "variables": dict(os.environ), "directory": "/", "group": None,
-        "descriptors": [],
+        "arguments": ["-c", "import time; time.sleep(0.5)"], "variables": dict(os.environ), "directory": "/",
+        "group": None, "descriptors": [],
     }  # fmt: skip
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    ours.close()
+    if not told:
+        ours.close()
     with theirs:
         socket.send_fds(WarmPopen.requests, [json.dumps(request).encode()], [theirs.fileno()])
+    if told:
+        assert select.select([ours], [], [], 60)[0]
+        ours.close()
+    time.sleep(1)
     assert WarmPopen([sys.executable, "-c", "raise SystemExit(7)"]).wait() == 7

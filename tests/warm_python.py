@@ -164,7 +164,7 @@ def serve(requests: socket.socket) -> None:
                 if not child:
                     become(json.loads(message), descriptors)
                 status = socket.socket(fileno=reply)
-                with contextlib.suppress(BrokenPipeError):  # who asked has been killed
+                with contextlib.suppress(ConnectionError):  # who asked has been killed
                     status.send(b"%d" % child)
                 running[os.pidfd_open(child)] = child, status
                 for descriptor in descriptors:
@@ -173,7 +173,7 @@ def serve(requests: socket.socket) -> None:
                 os.close(ready)
                 child, status = running.pop(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                with contextlib.suppress(BrokenPipeError), status:
+                with contextlib.suppress(ConnectionError), status:
                     status.send(b"%d" % code)
 
 

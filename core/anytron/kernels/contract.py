@@ -125,7 +125,7 @@ class LogProbSpec:
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: Of as many tokens the logits may exist at one time on a rank.
+        chunk_tokens: A tile of the vocabulary has no more logits than this many tokens have.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
     """

@@ -50,8 +50,9 @@ _MULTIPLE = 128
 def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
     """Make a log-prob kernel; without ``arithmetic`` the neutral default of ``log_prob_kernel``, in pure torch.
 
-    At no time do more logits exist on a rank than ``spec.chunk_tokens`` tokens have, or :data:`NARROWEST_TILE` of
-    each token. The neutral default computes them in the weight's element type and everything after them in float32.
+    A tile has no more logits than ``spec.chunk_tokens`` tokens have, or :data:`NARROWEST_TILE` of each token. The
+    neutral default computes them in the weight's element type and everything after them in float32: it holds two tiles
+    in float32, and one of a 16-bit weight's type.
     """
     tiles = TorchTiles() if arithmetic is None else arithmetic
 

@@ -6,7 +6,9 @@ docs/how-to/train-on-nvidia-gpus.md has the table, with the variables that are l
 from __future__ import annotations
 
 import shutil
+import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
@@ -64,8 +66,9 @@ def needs_order(tensor: int, context: int, compute_capability: tuple[int, int] |
 
 
 def has_compiler(environment: Mapping[str, str]) -> bool:
-    """Whether Triton would find a C compiler, as it looks for one (triton/runtime/build.py)."""
-    return "CC" in environment or any(shutil.which(name) for name in ("gcc", "clang"))
+    """Whether Triton would find a C compiler, as it looks for one, and Python's headers (triton/runtime/build.py)."""
+    headers = Path(sysconfig.get_path("include", scheme="posix_prefix"), "Python.h")
+    return headers.is_file() and ("CC" in environment or any(shutil.which(name) for name in ("gcc", "clang")))
 
 
 def worker_environment(options: CudaOptions, needs: Needs, role: Role, user: Mapping[str, str]) -> dict[str, str]:
@@ -130,7 +133,7 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
         yield Diagnostic("warning", "executor.call_timeout_s", message, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if not needs.compiler:
         message = (
-            "there is no C compiler, without which Triton cannot start kernels: Megatron's own functions are not "
-            "compiled, and kernels that need Triton are not used"
+            "there is no C compiler with Python's headers, without which Triton cannot start kernels: Megatron's own "
+            "functions are not compiled, and kernels that need Triton are not used"
         )
         yield Diagnostic("warning", "platform", message, "install gcc and Python's headers, or name a compiler in CC")

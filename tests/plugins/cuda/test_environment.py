@@ -136,3 +136,7 @@ def test_the_compiler_is_looked_for_as_triton_does(monkeypatch, tmp_path):
     assert has_compiler({"CC": "/opt/cc"})
     (tmp_path / "clang").touch(mode=0o755)
     assert has_compiler({})
+    monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
+    assert not has_compiler({})
+    (tmp_path / "Python.h").touch()
+    assert has_compiler({})

@@ -2,7 +2,8 @@
 
 Tensors, all contiguous: ``hidden [tokens, hidden_size]``, ``weight [entries, hidden_size]``, ``labels``: int64
 ``[tokens]``, -1 = none, ``statistics``: float32 ``[parts, 4, tokens]``, ``grads [tokens, entries]``; the others are
-float32 ``[tokens]``. ``factor`` is one divided by the temperature.
+float32 ``[tokens]``. ``factor`` is one divided by the temperature. Micro-batches differ in their tokens, so nothing is
+compiled for a certain number of them.
 """
 # ruff: noqa: ANN001, ANN201, ANN202 -- Triton knows types when it compiles.
 
@@ -40,7 +41,7 @@ def _logits(
     return logits * factor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def sum_up(
     hidden,
     weight,
@@ -88,7 +89,7 @@ def sum_up(
     tl.store(to + 3 * tokens, label_logit, mask=rows < tokens)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def differentiate(
     hidden,
     weight,

@@ -56,7 +56,8 @@ class TritonTiles:
     """As :class:`anytron.kernels.log_prob_tiles.TileArithmetic`.
 
     Args:
-        blocks: Sizes for 16-bit operands on Ampere and later, which fit its 100 kB of shared memory and more.
+        blocks: Sizes for 16-bit operands on Ampere and later, which fit the 100 kB of shared memory that the smallest
+            of them has (compute capability 8.6 and 8.9).
     """
 
     def __init__(self, blocks: Blocks | None = None) -> None:

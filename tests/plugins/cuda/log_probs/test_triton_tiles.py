@@ -85,10 +85,16 @@ def test_nothing_is_larger_than_a_tile(tiles_of):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("tokens", "entries", "size"),
+    [(700, 5000, 520), (1024, 8192, 1024), (1, 4999, 1024)],
+    ids=["rows of any alignment", "rows that are loaded in large pieces", "one token"],
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_on_a_gpu(tiles_of, dtype):
-    problem = Problem.random(0, 700, 5000, padding=8, size=520, temperature=20.0, dtype=dtype)
+def test_on_a_gpu(tiles_of, dtype, tokens, entries, size):
+    problem = Problem.random(0, tokens, entries, padding=8, size=size, temperature=size**0.5, dtype=dtype)
     results = problem.by_kernel(100, tiles_of(), dtype, "cuda")
+    assert all(map(torch.equal, results, problem.by_kernel(100, tiles_of(), dtype, "cuda")))
     *values, _, _ = expected = problem.by_definition()
     assert_close(results, expected, tolerance=TOLERANCE[dtype])
     assert_close(results[:2], values, tolerance=1e-5)
