@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_S = 0.5
+LAST_WORDS_S = 1.0
 """When a rank fails, how long the others are heard: a rank that was killed makes its peers fail in
 their collectives, and their complaints may arrive before its end is noticed."""
 STACKS_S = 0.5
