@@ -31,6 +31,7 @@ from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.mtp import MultiTokenPrediction
 from anytron_megatron.training.offload import Offload
+from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import forward
 from anytron_megatron.training.trained_model import TrainedModel
 
@@ -104,7 +105,7 @@ class MegatronEngine:
             self._preparer,
             config.optimizer,
             dtype=getattr(torch, config.model.dtype),
-            distributed_optimizer=config.engine.distributed_optimizer,
+            data_parallel=DataParallel.of(config),
             steps=config.policy_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
         )

@@ -38,6 +38,12 @@ class MegatronOptions(Section):
     cost nothing."""
     mtp_detach: bool = True
     """Keep the gradients of that loss in the modules. Off, it moves the policy too, as in pretraining."""
+    overlap_grad_reduce: bool = False
+    """Reduce gradients over data-parallel ranks while the last micro-batch's backward pass computes further ones,
+    instead of after it."""
+    ddp_bucket_size: int | None = Field(None, ge=1)
+    """Parameters whose gradients are reduced together then; the default is Megatron's, 40 million, or a million for
+    each data-parallel rank if that is more."""
     transformer: dict[str, Any] = Field(default_factory=dict)
     """Fields of Megatron's transformer config to override, as mcore-bridge extends it."""
 

@@ -11,7 +11,7 @@ from anytron_megatron.checks.generation import generation_diagnostics
 from anytron_megatron.checks.linear_attention import linear_attention_diagnostics
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
-from anytron_megatron.checks.optimizer import optimizer_diagnostics
+from anytron_megatron.checks.optimizer import optimizer_diagnostics, reduction_diagnostics
 from anytron_megatron.checks.sizes import size_diagnostics
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.checks.vision import freeze_diagnostics, vision_diagnostics
@@ -29,6 +29,7 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     """Find settings that Megatron would refuse after minutes, or compute wrongly."""
     options, policy, critic = MegatronOptions.of(run), Subject.policy(run), Subject.critic(run)
     yield from optimizer_diagnostics(run)
+    yield from reduction_diagnostics(policy, run, options)
     yield from transformer_diagnostics(policy, options)
     of_policy = list(_of_any_model(policy, run, options))
     yield from of_policy

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from anytron.errors import EngineError
 from anytron_megatron.critic.value_head import ValueHead
 from anytron_megatron.training import parallel
+from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.trained_model import TrainedModel
 
@@ -65,7 +66,7 @@ class Critic:
             preparer,
             config.critic.optimizer,
             dtype=getattr(torch, config.model.dtype),
-            distributed_optimizer=config.engine.distributed_optimizer,
+            data_parallel=DataParallel.of(config),
             steps=config.trainer.total_steps,
             updates_per_step=config.algorithm.epochs * config.algorithm.mini_batches,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,25 +12,55 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from anytron_megatron.options import MegatronOptions
+
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
 
-    from anytron.config.schema import OptimizerSection
+    from anytron.config.schema import OptimizerSection, RunConfig
 
 
-def wrap_for_training(chunks: list[MegatronModule], *, distributed_optimizer: bool) -> list[DistributedDataParallel]:
+@dataclass(frozen=True)
+class DataParallel:
+    """How data-parallel ranks work together on an update.
+
+    Attributes:
+        distributed_optimizer: They share the optimizer's state.
+        overlap_grad_reduce: They reduce gradients during the last micro-batch's backward pass, bucket by bucket.
+        bucket_size: Parameters of a bucket; None = Megatron's choice.
+    """
+
+    distributed_optimizer: bool = False
+    overlap_grad_reduce: bool = False
+    bucket_size: int | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> DataParallel:
+        """Read it from the run's configuration."""
+        options = MegatronOptions.of(config)
+        return cls(config.engine.distributed_optimizer, options.overlap_grad_reduce, options.ddp_bucket_size)
+
+
+def wrap_for_training(chunks: list[MegatronModule], data_parallel: DataParallel) -> list[DistributedDataParallel]:
     """Give model chunks float32 gradient buffers that are reduced over data-parallel ranks."""
     config = chunks[0].config
     config.finalize_model_grads_func = finalize_model_grads
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        use_distributed_optimizer=distributed_optimizer,
+        use_distributed_optimizer=data_parallel.distributed_optimizer,
+        overlap_grad_reduce=data_parallel.overlap_grad_reduce,
+        bucket_size=data_parallel.bucket_size,
         # It would raise on the rank that has the NaN, while the others wait for its gradients. step_if_finite() looks.
         check_for_nan_in_grad=False,
     )
-    return [
+    wrapped = [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)
     ]
+    if data_parallel.overlap_grad_reduce:
+        # The schedules hold reductions back in all micro-batches but the last. Interleaved ones take a list.
+        holds = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = holds if len(holds) > 1 else holds[0]
+    return wrapped
 
 
 @torch.no_grad()
@@ -57,14 +88,13 @@ def build_optimizer(
     chunks: list[DistributedDataParallel],
     *,
     dtype: torch.dtype,
-    distributed_optimizer: bool,
+    data_parallel: DataParallel,
     steps: int,
     updates_per_step: int,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """Build the optimizer and its schedule, for what :func:`wrap_for_training` returned.
 
-    With bfloat16 parameters the optimizer keeps float32 copies; ``distributed_optimizer`` shards its state over
-    data-parallel ranks. ``steps`` training steps are the length of the decay.
+    With bfloat16 parameters the optimizer keeps float32 copies. ``steps`` training steps are the length of the decay.
     """
     config = OptimizerConfig(
         optimizer=section.name,
@@ -77,7 +107,7 @@ def build_optimizer(
         adam_beta2=section.beta2,
         adam_eps=section.eps,
         sgd_momentum=0.0,
-        use_distributed_optimizer=distributed_optimizer,
+        use_distributed_optimizer=data_parallel.distributed_optimizer,
         # 0 would skip the computation of the norm, which is reported at every step.
         clip_grad=section.clip_grad or float("inf"),
     )

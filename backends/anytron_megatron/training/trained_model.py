@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import OptimizerSection
     from anytron.engines.inspection import Inspection
     from anytron_megatron.training.micro_batch import BatchPreparer
+    from anytron_megatron.training.optimizer import DataParallel
     from anytron_megatron.training.schedule import Feature
 
 
@@ -31,6 +32,7 @@ class TrainedModel:
     Args:
         chunks: The model on this rank, its modules as they were built, with what is not to be trained frozen.
         dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
+        data_parallel: How replicas work together.
         steps: Training steps of the whole run.
         updates_per_step: Updates in each.
 
@@ -47,12 +49,12 @@ class TrainedModel:
         optimizer: OptimizerSection,
         *,
         dtype: torch.dtype,
-        distributed_optimizer: bool,
+        data_parallel: DataParallel,
         steps: int,
         updates_per_step: int,
     ) -> None:
         self._modules = [chunk.module for chunk in chunks]
-        wrapped = wrap_for_training(self._modules, distributed_optimizer=distributed_optimizer)
+        wrapped = wrap_for_training(self._modules, data_parallel)
         self.chunks = [ModelChunk(module, chunk.head) for module, chunk in zip(wrapped, chunks, strict=True)]
         self.updates = 0
         self._preparer = preparer
@@ -60,7 +62,7 @@ class TrainedModel:
             optimizer,
             wrapped,
             dtype=dtype,
-            distributed_optimizer=distributed_optimizer,
+            data_parallel=data_parallel,
             steps=steps,
             updates_per_step=updates_per_step,
         )

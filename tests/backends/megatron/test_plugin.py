@@ -88,6 +88,17 @@ def test_the_distributed_optimizer_is_for_adam_only():
     assert keys(config(optimizer={"name": "sgd"}, engine={"distributed_optimizer": False})) == []
 
 
+def test_overlapped_reduction_is_for_parameters_that_always_have_gradients():
+    overlap = {"engine": {"options": {"overlap_grad_reduce": True}}}
+    vision = {**MODEL, "model_type": "qwen3_vl", "text_config": MODEL, "vision_config": {"depth": 1}}
+    assert keys(config(**overlap)) == []
+    assert ("error", "engine.options.overlap_grad_reduce") in keys(config(vision, **overlap))
+    frozen = {"config": vision, "tokenizer": "t", "freeze": ["vision_tower", "aligner"]}
+    assert keys(config(**overlap).model_copy(update={"model": ModelSection(**frozen)})) == []
+    alone = {"engine": {"options": {"ddp_bucket_size": 7}}}
+    assert keys(config(**alone)) == [("error", "engine.options.ddp_bucket_size")]
+
+
 PPO = {"algorithm": {"advantage": "gae"}}
 
 

@@ -68,7 +68,7 @@ def bits(model):
 
 
 def test_an_update_moves_adapters_and_nothing_else(adapted):
-    from anytron_megatron.training.optimizer import build_optimizer, wrap_for_training
+    from anytron_megatron.training.optimizer import DataParallel, build_optimizer, wrap_for_training
 
     _, model, _ = adapted
     before = bits(model)
@@ -77,10 +77,10 @@ def test_an_update_moves_adapters_and_nothing_else(adapted):
     assert all(".lora_" in name for name in trained)
     begun = {name: parameter.detach().clone() for name, parameter in trained.items()}
 
-    (wrapped,) = wrap_for_training([model], distributed_optimizer=False)
+    (wrapped,) = wrap_for_training([model], DataParallel())
     dtype = next(iter(trained.values())).dtype
     optimizer, _ = build_optimizer(
-        OptimizerSection(lr=0.1, clip_grad=0.0), [wrapped], dtype=dtype, distributed_optimizer=False, steps=1,
+        OptimizerSection(lr=0.1, clip_grad=0.0), [wrapped], dtype=dtype, data_parallel=DataParallel(), steps=1,
         updates_per_step=1,
     )  # fmt: skip
     size = sum(parameter.numel() for parameter in trained.values())
