@@ -49,7 +49,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "anytron_megatron": (
         ("__init__", "names", "portable_te", "redirect"),
-        ("options", "training"),
+        ("options",),
+        ("training",),
         ("models",),
         ("generation", "lora"),
         ("checks",),

@@ -13,6 +13,8 @@ from tests.demo.test_grpo_sort import ROOT, anytron
 from tests.tiny_models import turn_last_layers_into_prediction_modules
 
 EXAMPLE = ROOT / "examples" / "grpo_mla.yaml"
+FIRST_STEPS = ("trainer.total_steps=150",)
+"""For layouts, which agree step by step: a reward of 0.04 becomes one of 0.56."""
 
 
 def train(config, output, *overrides):
@@ -58,14 +60,15 @@ def test_a_few_steps_over_two_stages_train_the_policy_and_its_module(with_module
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "split",
+    ("overrides", "reward"),
     [
-        ["parallel.data_parallel_size=1"],
-        ["parallel.tensor_model_parallel_size=2", "parallel.expert_model_parallel_size=2"],
-        ["parallel.pipeline_model_parallel_size=2"],
+        ((), 0.7),
+        (("parallel.tensor_model_parallel_size=2", "parallel.expert_model_parallel_size=2", *FIRST_STEPS), 0.45),
+        (("parallel.pipeline_model_parallel_size=2", *FIRST_STEPS), 0.45),
     ],
+    ids=["whole", "tp2-ep2", "pp2"],
 )
-def test_it_learns_to_sort(split, tmp_path):
-    metrics = train(EXAMPLE, tmp_path / "run", *split)
+def test_it_learns_to_sort(overrides, reward, tmp_path):
+    metrics = train(EXAMPLE, tmp_path / "run", *overrides)
     assert metrics[0]["reward/mean"] < 0.15
-    assert metrics[-1]["reward/mean"] >= 0.7
+    assert metrics[-1]["reward/mean"] >= reward
