@@ -7,9 +7,10 @@ examples/grpo_sort.yaml: 90 thousand parameters, 32 prompts x 16 samples of up t
 small Qwen3, 103 million parameters of which 78 are the tied embeddings of 151,936 tokens: 16 prompts of 16 tokens x 4
 samples of 16 tokens.
 
-The runs alternate. A step's time is from its beginning to the next one's, and ``ratio`` is TRL's median by ours.
-``peak_bytes`` is the largest sum of the proportional set sizes of all of a side's processes, measured in runs of their
-own: memory that several share counts once. That is the host's memory; on an accelerator, compare times only.
+The runs alternate. A step's time is from its beginning to the next one's, and ``ratio`` is TRL's median by ours. The
+figures without a table are our parts, and the ratios, by size. ``peak_bytes`` is the largest sum of the proportional
+set sizes of all of a side's processes, measured in runs of their own: memory that several share counts once. That is
+the host's memory: with an accelerator there is no such run, and only times are compared.
 
 What is not the same:
 
@@ -37,6 +38,7 @@ from argparse import SUPPRESS
 from dataclasses import dataclass
 from pathlib import Path
 
+from anytron.plugins import open_session
 from harness import argument_parser, in_turn, progress, report, run_measured
 
 ROOT = Path(__file__).parents[1]
@@ -181,8 +183,8 @@ def run_trl(name, steps, folder):
     (folder / "trl.json").write_text(json.dumps(clock.steps))
 
 
-def measure(name, sides, rounds, steps):
-    """The figures of each side at one size."""
+def measure(name, sides, rounds, steps, *, memory):
+    """The figures of each side at one size, and what is worth a line of its own."""
     steps = steps or SIZES[name].steps
     warm_up = min(SIZES[name].warm_up, steps - 1)
 
@@ -198,8 +200,14 @@ def measure(name, sides, rounds, steps):
     for side, runs in timed.items():
         counted = list(itertools.chain.from_iterable(times for _, times in runs))
         figures[side] = {f"{part}_s": statistics.median(step[part] for step in counted) for part in counted[0]}
-        figures[side]["peak_bytes"] = run(side, memory=True)[0]
-    return figures
+        if memory:
+            figures[side]["peak_bytes"] = run(side, memory=True)[0]
+    ours = figures["anytron"]
+    if theirs := figures.get("trl"):
+        ours["ratio"] = theirs["step_s"] / ours["step_s"]
+        if ours.get("peak_bytes") and theirs.get("peak_bytes"):
+            ours["peak_ratio"] = theirs["peak_bytes"] / ours["peak_bytes"]
+    return figures, {f"{name}_{column}": value for column, value in ours.items()}
 
 
 def main():
@@ -215,14 +223,13 @@ def main():
         return
     os.environ.pop("OMP_NUM_THREADS", None)
 
+    platform = open_session().platform
     sides = {"anytron": Anytron()} | ({"trl": Trl()} if arguments.peer == "trl" else {})
-    names = list(SIZES) if arguments.size == "both" else [arguments.size]
-    figures = {name: measure(name, sides, arguments.rounds, arguments.steps) for name in names}
-    if arguments.peer == "trl":
-        for ours, theirs in ((by_side["anytron"], by_side["trl"]) for by_side in list(figures.values())):
-            ours["ratio"] = theirs["step_s"] / ours["step_s"]
-            ours["peak_ratio"] = theirs["peak_bytes"] / ours["peak_bytes"]
-    report(figures, as_json=arguments.json)
+    headlines, tables = {}, {}
+    for name in SIZES if arguments.size == "both" else [arguments.size]:
+        tables[name], ours = measure(name, sides, arguments.rounds, arguments.steps, memory=not platform.accelerator)
+        headlines |= ours
+    report({**headlines, **tables}, as_json=arguments.json, runtime=platform.runtime())
 
 
 if __name__ == "__main__":

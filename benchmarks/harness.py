@@ -10,6 +10,8 @@ Figures are numbers by name, and tables: a mapping of rows, each a mapping of co
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import os
 import platform
@@ -103,14 +105,32 @@ def in_turn(ways: Mapping[str, Callable[[], Result]], turns: int, *, warm_up: in
     return results
 
 
+def unless_out_of_memory(call: Callable[[], Result], runtime: DeviceRuntime) -> Result | None:
+    """Call; return None if the device has no memory for it. Nothing of the call is kept then.
+
+    Args:
+        call: What may need too much.
+        runtime: The device, which tells such an error from others.
+    """
+    try:
+        return call()
+    except Exception as error:
+        if not runtime.is_out_of_memory(error):
+            raise
+        progress(f"out of memory: {error}")
+    gc.collect()  # the error's frames, which hold tensors, may refer to each other
+    runtime.empty_cache()
+    return None
+
+
 def run_measured(command: Sequence[str], *, memory: bool, every_s: float = 0.05) -> int | None:
     """Run a command to its end; what it prints is dropped, its errors are not.
 
     Args:
         command: A program and its arguments.
         memory: Whether to return the most memory, in bytes, that it and all its descendants had together: the largest
-            sum of their proportional set sizes, in which pages that several share count once. Looking takes time of
-            theirs.
+            sum of their proportional set sizes, in which pages that several share count once; None where they
+            may not be read. Looking takes time of theirs.
         every_s: Seconds between two looks.
 
     Raises:
@@ -119,11 +139,14 @@ def run_measured(command: Sequence[str], *, memory: bool, every_s: float = 0.05)
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while memory and process.poll() is None:
-            peak = max(peak, sum(map(_proportional_set_size, _descendants(process.pid))))
+            try:
+                peak = max(peak, sum(map(_proportional_set_size, _descendants(process.pid))))
+            except PermissionError:  # some containers; a sum without that process would mislead
+                peak, memory = 0, False
             time.sleep(every_s)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return peak if memory else None
+    return peak or None
 
 
 def report(figures: Figures, *, as_json: bool, runtime: DeviceRuntime | None = None) -> None:
@@ -202,9 +225,11 @@ def shown(name: str, value: object) -> str:
 
 def _processor() -> str:
     """The processor's name as Linux gives it; its architecture where Linux gives none."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _descendants(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ product with the vocabulary less. A side that does not fit in memory has no figu
 """
 
 import multiprocessing
+import os
 import re
 import statistics
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 
 from anytron.config.schema import EngineSection
+from anytron.hooks.types import ProcessInfo
 from anytron.kernels.contract import LogProbSpec
 from anytron.plugins import open_session
 from harness import argument_parser, in_turn, progress, report, timed
@@ -33,15 +35,15 @@ COMPARED = 64
 COLUMNS = {"peak": "peak_bytes", "time": "time_s"}
 
 
-def plain(hidden, weight, labels, dtype=torch.float32):
-    logits = torch.nn.functional.linear(hidden, weight).to(dtype) / TEMPERATURE
+def plain(hidden, weight, labels, temperature=TEMPERATURE, dtype=torch.float32):
+    logits = torch.nn.functional.linear(hidden, weight).to(dtype) / temperature
     log_probs = torch.log_softmax(logits, dim=-1)
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
     return log_probs.gather(-1, labels[:, None])[:, 0], entropy
 
 
 def exact(hidden, weight, labels):
-    return plain(hidden, weight, labels, torch.float64)
+    return plain(hidden, weight, labels, dtype=torch.float64)
 
 
 class Problem:
@@ -156,7 +158,9 @@ def measure(arguments):
 
 def main():
     parser = argument_parser(__doc__)
-    runtime = open_session().platform.runtime()
+    session = open_session()
+    os.environ |= session.hooks.runtime_env(ProcessInfo("trainer"))  # both sides' allocators are a training rank's
+    runtime = session.platform.runtime()
     on_processor = runtime.device_type == "cpu"
     chunk = EngineSection.model_fields["log_prob_chunk_tokens"].default
     parser.add_argument("--tokens", type=int, default=8192 if on_processor else 32768)

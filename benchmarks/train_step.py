@@ -1,10 +1,12 @@
-"""One update: tokens per second, MFU and peak memory; ours against a bare Megatron loop.
+"""One update: tokens per second, MFU and peak memory; ours against a bare Megatron loop, and against whole logits.
 
 Both train the same model: a random one of Qwen3's shape, built once by the engine, in its data-parallel wrapper and
 with its optimizer. ``ours`` is the engine's ``update``: hooks, layout, pipeline schedule, log-probs and entropies
 without whole logits, policy loss, optimizer step. ``bare`` is what stands in Megatron's own examples: the model's
-forward with labels, cross entropy over whole logits, backward, ``finalize_model_grads``, ``optimizer.step()``. The two
-take turns. Both get the same packed sequences, up to 4096 tokens long, in one micro-batch.
+forward with labels, cross entropy over whole logits, backward, ``finalize_model_grads``, ``optimizer.step()``. With
+``--plain``, ``plain`` is ours with log-probs and entropies as people write them, from whole logits in float32
+(``plain`` of log_probs.py). They take turns, and get the same packed sequences, up to 4096 tokens long, in one
+micro-batch.
 
 MFU is the floating-point operations that the model needs (PaLM, arXiv:2204.02311, appendix B: 6 for each parameter and
 token, and 12 L H D for each pair of tokens of attention, half of which causal attention leaves out), by the time, by
@@ -12,19 +14,21 @@ what the device does in a product of two large square matrices of the same eleme
 (``matmul_flop_per_s``). Recomputed operations do not count.
 
 The device is the platform's (``ANYTRON_PLATFORM``). ``--size tiny``, the default on a processor, ends in a minute.
-A size that does not fit in memory has no figures; those without a table are of the most tokens that fit.
+What does not fit in memory has no figures. Of those without a table, each is of the most tokens that have it:
+``ours_most_tokens`` and the like say of how many. ``*_peak_by_ours`` divides by our peak.
 
     python benchmarks/train_step.py [--json] [--size tiny|0.6b|1.7b] [--tokens 4096 8192 16384 32768] [--turns 5]
+                                    [--recompute none|selective|full] [--plain]
 """
 
-import contextlib
+import functools
 import itertools
 import os
 import statistics
 import tempfile
 from pathlib import Path
 
-from harness import argument_parser, in_turn, progress, report, timed
+from harness import argument_parser, in_turn, progress, report, timed, unless_out_of_memory
 
 SHAPES = {
     "tiny": {
@@ -74,15 +78,34 @@ def model_flop(shape, parameters, lengths):
     return 6 * parameters * sum(lengths) + 12 * heads * sum(length**2 for length in lengths) / 2
 
 
-def write_model(directory, shape, dtype, device):
-    """Write a random model; return its number of parameters."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def configuration(folder, shape, dtype, recompute):
+    from anytron.config.schema import RunConfig
 
-    config = Qwen3Config(**shape, max_position_embeddings=LONGEST, tie_word_embeddings=True)
+    model = {"model_type": "qwen3", **shape, "max_position_embeddings": LONGEST, "tie_word_embeddings": True}
+    return RunConfig.model_validate(
+        {
+            "data": {"source": "unused"},
+            "rewards": [{"function": "unused"}],
+            "model": {"config": model, "tokenizer": "unused", "dtype": dtype},
+            "optimizer": {"name": "adam", "lr": 1e-6},
+            "engine": {"recompute": recompute},
+            "trainer": {"output_dir": str(folder / "run")},
+        }
+    )
+
+
+def write_model(config, device):
+    """Write the random model that the engine starts from; return its number of parameters."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from anytron.trainer.initial_model import model_directory
+
     with torch.device(device):
-        model = Qwen3ForCausalLM._from_config(config, dtype=dtype)
-    model.save_pretrained(directory)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**config.model.config), dtype=getattr(torch, config.model.dtype)
+        )
+    model.save_pretrained(model_directory(config))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -97,31 +120,17 @@ def matmul_flop_per_s(runtime, dtype, size, repeats=10):
         for _ in range(repeats):
             torch.mm(one, other, out=out)
 
-    products()
-    return 2 * size**3 * repeats / timed(products, runtime)[0]
+    times = in_turn({"products": lambda: timed(products, runtime)[0]}, 3)["products"]
+    return 2 * size**3 * repeats / statistics.median(times)
 
 
 class Ours:
     """The engine of this process: one rank."""
 
-    def __init__(self, layer, folder, dtype, recompute):
-        from anytron.config.schema import RunConfig
+    def __init__(self, layer, config, process, init_method):
         from anytron.engines.context import EngineContext
-        from anytron.hooks.types import ProcessInfo
         from anytron_megatron.engine import MegatronEngine
 
-        config = RunConfig.model_validate(
-            {
-                "data": {"source": "unused"},
-                "rewards": [{"function": "unused"}],
-                "model": {"path": str(folder / "model"), "dtype": dtype},
-                "optimizer": {"name": "adam", "lr": 1e-6},
-                "engine": {"recompute": recompute},
-                "trainer": {"output_dir": str(folder / "run")},
-            }
-        )
-        process = ProcessInfo("trainer", 0, 0, world_size=1)
-        init_method = f"file://{folder / 'store'}"
         self.engine = MegatronEngine(
             EngineContext(config, layer.hooks, layer.platform, layer.ledger, process, init_method)
         )
@@ -200,26 +209,39 @@ class Bare:
             self.output_layer.forward = ours
 
 
-def measure(ours, bare, batch, runtime, turns):
-    """Seconds and peak bytes of an update of both; None for one that does not fit."""
-    import torch
+class Plain:
+    """The engine, with the plain path in place of its kernel of log-probs and entropies."""
 
-    inputs = bare.inputs(batch, runtime.current_device())
+    def __init__(self, ours):
+        from log_probs import plain
 
-    def once(update, argument):
+        (chunk,) = ours.engine._trained.chunks
+        self.ours, self.head, self.kernel = ours, chunk.head, lambda *operands: plain(*operands[:4])
+
+    def update(self, batch):
+        ours, self.head._kernel = self.head._kernel, self.kernel
+        try:
+            return self.ours.update(batch)
+        finally:
+            self.head._kernel = ours
+
+
+def measure(ways, runtime, turns):
+    """Seconds and peak bytes of each way's updates, functions that return the norm; None for one that does not fit."""
+    lost = set()
+
+    def once(name):
         runtime.reset_peak_memory_stats()
-        seconds = None
-        with contextlib.suppress(torch.OutOfMemoryError):
-            seconds, norm = timed(lambda: update(argument), runtime)
-        if seconds is None:
-            runtime.empty_cache()
+        found = None if name in lost else unless_out_of_memory(lambda: timed(ways[name], runtime), runtime)
+        if found is None:
+            lost.add(name)
             return None
+        seconds, norm = found
         assert 0 < norm < float("inf")
         return seconds, runtime.memory_stats().peak_allocated
 
-    ways = {"ours": lambda: once(ours.update, batch), "bare": lambda: once(bare.update, inputs)}
-    found = in_turn(ways, turns)
-    return {name: None if None in results else list(zip(*results, strict=True)) for name, results in found.items()}
+    found = in_turn({name: functools.partial(once, name) for name in ways}, turns)
+    return {name: None if name in lost else list(zip(*results, strict=True)) for name, results in found.items()}
 
 
 def row(found, tokens, flop, peak, *, has_peak_bytes):
@@ -232,51 +254,82 @@ def row(found, tokens, flop, peak, *, has_peak_bytes):
         columns[f"{name}_mfu"] = flop / seconds / peak
         if has_peak_bytes:
             columns[f"{name}_peak_bytes"] = max(results[1])
-    if None not in found.values():
-        columns["ours_by_bare"] = columns["ours_tokens_per_s"] / columns["bare_tokens_per_s"]
+    for name in found:
+        if name == "ours" or None in (found[name], found["ours"]):
+            continue
+        columns[f"ours_by_{name}"] = columns["ours_tokens_per_s"] / columns[f"{name}_tokens_per_s"]
+        if has_peak_bytes:
+            columns[f"{name}_peak_by_ours"] = columns[f"{name}_peak_bytes"] / columns["ours_peak_bytes"]
     return columns
 
 
 def main():
+    from anytron.executor.environment import loopback_interface, loopback_variables
     from anytron.hooks.types import ProcessInfo
     from anytron.layer import open_layer
+    from anytron.plugins import open_session
 
     parser = argument_parser(__doc__)
     parser.add_argument("--size", choices=SHAPES, help="default: tiny on a processor, else 0.6b")
     parser.add_argument("--tokens", type=int, nargs="+", help="packed tokens of an update, from few to many")
     parser.add_argument("--turns", type=int, default=5, help="updates of each that count")
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument("--plain", action="store_true", help="measure ours with whole logits, too")
     arguments = parser.parse_args()
-    with open_layer(engine="megatron") as layer, tempfile.TemporaryDirectory() as name:
-        # What the executor gives a training rank, before torch is imported.
-        os.environ |= layer.hooks.runtime_env(ProcessInfo("trainer", 0, 0, world_size=1))
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        import torch
+    session = open_session(engine="megatron")
+    accelerated = session.platform.accelerator
+    size = arguments.size or ("0.6b" if accelerated else "tiny")
+    tokens = arguments.tokens or ([512, 1024] if size == "tiny" else [4096, 8192, 16384, 32768])
+    shape, dtype = SHAPES[size], "bfloat16" if accelerated else "float32"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # What the driver settles for a training rank, and starts it with; nothing has used the device so far.
+        config, *_ = session.hooks.configure(configuration(folder, shape, dtype, arguments.recompute))
+        process = ProcessInfo("trainer", 0, 0, world_size=1)
+        os.environ |= {
+            **loopback_variables(session.platform, loopback_interface()),
+            **os.environ,
+            **session.hooks.runtime_env(process),
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+        }
+        with open_layer(session.platform.name, config.platform.options, engine="megatron") as layer:
+            import torch
 
-        folder, runtime = Path(name), layer.platform.runtime()
-        runtime.set_device(0)
-        accelerated = layer.platform.accelerator
-        size = arguments.size or ("0.6b" if accelerated else "tiny")
-        tokens = arguments.tokens or ([512, 1024] if size == "tiny" else [4096, 8192, 16384, 32768])
-        dtype = "bfloat16" if accelerated else "float32"
-        shape = SHAPES[size]
-        progress(f"a model of size {size} in {dtype} on {runtime.device_name()}")
-        peak = matmul_flop_per_s(runtime, getattr(torch, dtype), 8192 if accelerated else 1024)
-        parameters = write_model(folder / "model", shape, getattr(torch, dtype), runtime.current_device())
-        runtime.empty_cache()
-        ours = Ours(layer, folder, dtype, arguments.recompute)
-        bare = Bare(ours.engine)
-        rows = {}
-        for total in tokens:
-            progress(f"{total} tokens")
-            lengths = lengths_of(total)
-            found = measure(ours, bare, ours.batch(lengths, shape["vocab_size"]), runtime, arguments.turns)
-            flop = model_flop(shape, parameters, lengths)
-            rows[str(total)] = row(found, total, flop, peak, has_peak_bytes=accelerated)
-        largest = {column: value for columns in rows.values() for column, value in columns.items()}
-        ours.engine.close()
-        figures = {"parameters": parameters, "matmul_flop_per_s": peak, **largest, "tokens": rows}
-        report(figures, as_json=arguments.json, runtime=runtime)
+            runtime = layer.platform.runtime()
+            runtime.set_device(0)
+            device = runtime.current_device()
+            progress(f"a model of size {size} in {dtype} on {runtime.device_name()}")
+            peak = matmul_flop_per_s(runtime, getattr(torch, dtype), 8192 if accelerated else 1024)
+            parameters = write_model(config, device)
+            runtime.empty_cache()
+            ours = Ours(layer, config, process, f"file://{folder / 'store'}")
+            bare, plain = Bare(ours.engine), Plain(ours)
+            rows = {}
+            for total in tokens:
+                progress(f"{total} tokens")
+                lengths = lengths_of(total)
+                batch = ours.batch(lengths, shape["vocab_size"])
+                ways = {
+                    "ours": functools.partial(ours.update, batch),
+                    "bare": functools.partial(bare.update, bare.inputs(batch, device)),
+                }
+                if arguments.plain:
+                    ways["plain"] = functools.partial(plain.update, batch)
+                found = measure(ways, runtime, arguments.turns)
+                flop = model_flop(shape, parameters, lengths)
+                rows[str(total)] = row(found, total, flop, peak, has_peak_bytes=accelerated)
+            ours.engine.close()
+            fit = {name: [total for total in tokens if f"{name}_mfu" in rows[str(total)]] for name in ways}
+            figures = {
+                "parameters": parameters,
+                "matmul_flop_per_s": peak,
+                **{f"{name}_most_tokens": max(totals, default=None) for name, totals in fit.items()},
+                **{column: value for columns in rows.values() for column, value in columns.items()},
+                "tokens": rows,
+            }
+            report(figures, as_json=arguments.json, runtime=runtime)
 
 
 if __name__ == "__main__":

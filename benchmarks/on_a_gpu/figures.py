@@ -12,20 +12,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def printed(folder: Path, output: str) -> Any:  # noqa: ARG001 - as all readers
-    """The JSON value with which the output ends. Libraries may print before it.
+def last_json(output: str) -> Any:
+    """The last JSON value that a program printed, from the beginning of a line to the end of one.
+
+    Libraries may print before it, and after it as the program ends.
 
     Raises:
         ValueError: There is none.
     """
-    lines = output.strip().splitlines()
-    for start in range(len(lines)):
+    decoder, lines = json.JSONDecoder(), output.splitlines()
+    for start in reversed(range(len(lines))):
         if lines[start][:1] in ("{", "["):
+            text = "\n".join(lines[start:])
             try:
-                return json.loads("\n".join(lines[start:]))
+                value, end = decoder.raw_decode(text)
             except ValueError:
                 continue
+            if not text[end:].partition("\n")[0].strip():
+                return value
     raise ValueError("no JSON value was printed")
+
+
+def printed(folder: Path, output: str) -> Any:  # noqa: ARG001 - as all readers
+    """The last JSON value of the output."""
+    return last_json(output)
 
 
 def checks(folder: Path, output: str) -> dict[str, Any]:

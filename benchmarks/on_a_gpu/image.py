@@ -33,6 +33,9 @@ CACHES = {
     "TRITON_CACHE_DIR": "cache/triton",
 }
 """Folders that libraries write into, which may be read-only in an image."""
+DROPPED = ("PYTHONPATH", "PYTHONHOME", "OUT", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
+"""Variables of an image. The last two, which NVIDIA's own set, round products in float32 to ten bits: tests and checks
+compare real ones."""
 
 
 def installed(name: str) -> Distribution | None:
@@ -106,7 +109,7 @@ class Environment:
 
     def variables(self, work: Path, platform: str) -> dict[str, str]:
         """The environment variables of what runs in it: no network, and caches where one can write."""
-        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "OUT")}
+        kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
         folders = {name: str(work / place) for name, place in CACHES.items()}
         for folder in folders.values():
             Path(folder).mkdir(parents=True, exist_ok=True)

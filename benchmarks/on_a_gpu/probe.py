@@ -1,4 +1,7 @@
-"""What the environment has: devices, versions, and which libraries can be imported. Prints one JSON object."""
+"""What the environment has: devices, versions, and which libraries can be imported.
+
+Prints JSON objects, each of which says more than the one before: a library may end the process that imports it.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,17 @@ def devices():
     ]
 
 
-def found(module, distribution):
-    """The version; or why it cannot be imported; None if it is not installed."""
+def installed(distribution):
+    """The version; None if it is not installed."""
     try:
-        number = version(distribution)
+        return version(distribution)
     except PackageNotFoundError:
         return None
-    if module in ("megatron.core", "mcore_bridge"):
+
+
+def usable(module, number):
+    """The version; or why it cannot be imported."""
+    if number is None or module in ("megatron.core", "mcore_bridge"):
         return number
     try:
         importlib.import_module(module)
@@ -61,21 +68,28 @@ def found(module, distribution):
     return number
 
 
+def tell(facts):
+    print(json.dumps(facts), flush=True)
+
+
 def main():
     import torch
 
+    versions = {module: installed(distribution) for module, distribution in MODULES.items()}
     facts = {
         "devices": devices(),
         "python": platform.python_version(),
-        "versions": {module: found(module, distribution) for module, distribution in MODULES.items()},
+        "versions": versions,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
         "processor": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
     }
-    print(json.dumps(facts, indent=2))
+    tell(facts)
+    if facts["devices"]:
+        facts |= {"cudnn": torch.backends.cudnn.version(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        tell(facts)
+    tell(facts | {"versions": {module: usable(module, number) for module, number in versions.items()}})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import figures
 import image
 import wheels
 from results import Results
@@ -38,6 +39,8 @@ BUILD = ROOT / "build" / "on_a_gpu"
 NEEDED = (*wheels.OWN, f"torch>={image.TORCH}", "pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")
 USED_IF_CARRIED = ("trl", "liger-kernel")
 PREPARATION = "prepare"
+PROBE_S = 120
+"""Seconds that the imports of all libraries may take, from a slow disk."""
 ORDER = [PREPARATION, *(step.name for step in STEPS)]
 
 
@@ -147,14 +150,17 @@ def prepared(arguments: argparse.Namespace, environment: image.Environment, resu
         outcome["error"] = f"neither the image nor a wheel has {'; '.join(results.facts['lacking'])}"
         return False
     variables = environment.variables(arguments.work, "cpu" if arguments.dry_run else "cuda")
-    probe = [environment.python, image.PROBE]
-    done = subprocess.run(probe, env=variables, capture_output=True, text=True, check=False, timeout=240)
-    for path, text in zip(results.logs(PREPARATION), (done.stdout, done.stderr), strict=True):
-        path.write_text(text, encoding="utf-8")
-    if done.returncode != 0:
-        outcome |= {"error": "torch cannot be used", "end_of_log": results.end_of_log(PREPARATION)}
+    ended = ask(environment, variables, results)
+    outcome["seconds"] = round(time.monotonic() - began, 1)
+    try:
+        machine = figures.last_json(results.logs(PREPARATION)[0].read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        outcome |= {"error": f"torch cannot be used{ended}", "end_of_log": results.end_of_log(PREPARATION)}
         return False
-    results.facts["machine"] = machine = json.loads(done.stdout)
+    if ended:
+        outcome["remark"] = f"not every library was looked at{ended}; logs.txt may say why"
+        say(outcome["remark"])
+    results.facts["machine"] = machine
     say(f"devices: {', '.join(one['name'] for one in machine['devices']) or 'none'}")
     say(f"versions: {', '.join(f'{name} {version}' for name, version in machine['versions'].items() if version)}")
     if not machine["devices"] and not arguments.dry_run:
@@ -162,6 +168,18 @@ def prepared(arguments: argparse.Namespace, environment: image.Environment, resu
         return False
     outcome["status"] = "passed"
     return True
+
+
+def ask(environment: image.Environment, variables: dict[str, str], results: Results) -> str:
+    """Run the probe, which writes into the logs; say how it ended, unless it came to its end."""
+    output, errors = results.logs(PREPARATION)
+    with output.open("wb") as out, errors.open("wb") as err:
+        probe = [environment.python, image.PROBE]
+        try:
+            done = subprocess.run(probe, env=variables, stdout=out, stderr=err, check=False, timeout=PROBE_S)
+        except subprocess.TimeoutExpired:
+            return f": the probe took more than {PROBE_S} s"
+    return f": the probe ended with status {done.returncode}" if done.returncode else ""
 
 
 def gpu_tests() -> list[str]:

@@ -86,19 +86,12 @@ STEPS = (
         on_cpu=("--tokens", "64", "--vocabulary", "512", "--hidden", "64"),
     ),
     Step(
-        "grpo_step",
-        "a whole GRPO step, in its parts",
-        120,
-        ("benchmarks/grpo_step.py", "--json", "--rounds", "1"),
-        on_cpu=("--size", "toy", "--steps", "3"),
-    ),
-    Step(
-        "train_step_large",
-        "the same update at 1.7B",
-        120,
-        ("benchmarks/train_step.py", "--json"),
-        on_gpu=("--size", "1.7b"),
-        on_cpu=("--size", "tiny", "--tokens", "64", "--turns", "1", "--recompute", "full"),
+        "train_step_memory",
+        "the memory of an update of 32768 tokens, with and without whole logits",
+        90,
+        ("benchmarks/train_step.py", "--json", "--plain", "--recompute", "full", "--turns", "1"),
+        on_gpu=("--size", "0.6b", "--tokens", "32768"),
+        on_cpu=("--size", "tiny", "--tokens", "64"),
     ),
     Step(
         "verify",
@@ -106,6 +99,22 @@ STEPS = (
         90,
         ("-m", "anytron", "verify", SORT, "--json", "trainer.output_dir={folder}/run"),
         read=figures.checks,
+    ),
+    Step(
+        "grpo_step",
+        "a whole GRPO step of 100 million parameters, in its parts",
+        120,
+        ("benchmarks/grpo_step.py", "--json", "--rounds", "1"),
+        on_gpu=("--size", "100m", "--steps", "20"),
+        on_cpu=("--size", "toy", "--steps", "3"),
+    ),
+    Step(
+        "train_step_large",
+        "the same update at 1.7B",
+        120,
+        ("benchmarks/train_step.py", "--json"),
+        on_gpu=("--size", "1.7b", "--tokens", "8192", "32768", "--turns", "3"),
+        on_cpu=("--size", "tiny", "--tokens", "64", "--turns", "1"),
     ),
 )
 """Benchmarks that this tree does not have are passed over."""

@@ -217,6 +217,10 @@ class TorchDeviceRuntime(DeviceRuntime):
             total=self.module.get_device_properties(self.module.current_device()).total_memory,
         )
 
+    def reset_peak_memory_stats(self) -> None:
+        """Let the allocator's peak begin anew."""
+        self.module.reset_peak_memory_stats()
+
     def manual_seed(self, seed: int) -> None:
         """Seed the current device's generator."""
         self.module.manual_seed(seed)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
+import torch
 
 from anytron.platform import MemoryStats
 from anytron_cpu.runtime import CpuRuntime
@@ -23,7 +25,7 @@ MINUTES = {
     "grpo_step.py": ["--size", "toy", "--steps", "2", "--rounds", "1"],
     "hooks.py": ["--steps", "2"],
     "log_probs.py": ["--tokens", "32", "--vocabulary", "1500", "--hidden", "16", "--chunk", "8", "--turns", "1"],
-    "train_step.py": ["--size", "tiny", "--tokens", "64", "128", "--turns", "1"],
+    "train_step.py": ["--size", "tiny", "--tokens", "64", "128", "--turns", "1", "--plain"],
 }
 
 
@@ -90,6 +92,41 @@ def test_memory_is_of_a_command_and_its_descendants():
     assert harness.run_measured([sys.executable, "-c", ""], memory=False) is None
     with pytest.raises(subprocess.CalledProcessError):
         harness.run_measured([sys.executable, "-c", "raise SystemExit(3)"], memory=True)
+
+
+def test_what_does_not_fit_leaves_nothing_behind(capsys):
+    held = []
+
+    class Full(Chip):
+        emptied = 0
+
+        def is_out_of_memory(self, error):
+            return "out of memory" in str(error)
+
+        def empty_cache(self):
+            self.emptied += held[-1]() is None
+
+    def fail(message):
+        tensor = torch.zeros(3)
+        held.append(weakref.ref(tensor))
+        refers_to_its_frame = RuntimeError(message)
+        raise refers_to_its_frame
+
+    chip = Full()
+    assert harness.unless_out_of_memory(lambda: 7, chip) == 7
+    assert harness.unless_out_of_memory(lambda: fail("CUDA out of memory: 2 GiB"), chip) is None
+    assert chip.emptied == 1, "the tensor is gone before the cache is emptied"
+    assert "2 GiB" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="illegal"):
+        harness.unless_out_of_memory(lambda: fail("an illegal memory access"), chip)
+
+
+def test_memory_that_may_not_be_read_is_not_counted_as_none(monkeypatch):
+    def refuse(pid):
+        raise PermissionError(pid)
+
+    monkeypatch.setattr(harness, "_proportional_set_size", refuse)
+    assert harness.run_measured([sys.executable, "-c", ""], memory=True) is None
 
 
 def test_an_accelerator_is_named():

@@ -114,4 +114,5 @@ def test_the_dry_run_passes(name, wheels, tmp_path):
         assert (found["machine"]["versions"][module] or "").startswith(broken)
     if not arguments:
         assert found["headlines"]["grpo_sort.steps"] == 3
-        assert found["headlines"]["train_step.ours_by_bare"] > 0
+        for headline in ("train_step.ours_by_bare", "attention.ours_by_direct", "grpo_step.toy_step_s"):
+            assert found["headlines"][headline] > 0

@@ -68,6 +68,69 @@ def test_what_a_step_prints_and_takes_is_kept(start):
     assert "noise" in (results._out / "logs.txt").read_text()
 
 
+@pytest.mark.parametrize("before", ["", "[rank0]: a warning\n{'no': JSON}\n[1] is no value of a whole line\n"])
+@pytest.mark.parametrize(
+    "after", ["", "\n[rank0]:[W1 ProcessGroupNCCL.cpp] destroy_process_group() was not called\n{\n"]
+)
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("value", [{"figures": {"ratio": 2.5, "rows": {"a": [1]}}}, [{"check": "a"}, {"check": "b"}]])
+def test_what_libraries_print_before_and_after_the_figures_is_no_matter(load, before, after, indent, value):
+    figures = load("figures")
+    output = f"{before}{json.dumps({'earlier': 1})}\n{json.dumps(value, indent=indent)}\n{after}"
+    assert figures.printed(None, output) == value
+    with pytest.raises(ValueError, match="no JSON value"):
+        figures.last_json(before + after)
+
+
+@pytest.fixture
+def prepared(load, monkeypatch, tmp_path):
+    """Prepare with another probe; say whether steps can run, and give the results."""
+    run, image, results = map(load, ("run", "image", "results"))
+
+    def go(probe, *, limit_s=60):
+        (tmp_path / "probe.py").write_text(probe)
+        monkeypatch.setattr(image, "PROBE", tmp_path / "probe.py")
+        monkeypatch.setattr(run, "PROBE_S", limit_s)
+        monkeypatch.setattr(run, "prepare", lambda *_: {"lacking": []})
+        environment = SimpleNamespace(python=sys.executable, variables=lambda work, platform: {})
+        found = results.Results(tmp_path / "work", tmp_path / "out", run.ORDER)
+        return run.prepared(SimpleNamespace(work=tmp_path, dry_run=False), environment, found), found
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("end", "limit_s", "how"),
+    [
+        ("print('goodbye')", 60, None),
+        ("import os; os.abort()", 60, "the probe ended with status -6"),
+        ("import time; time.sleep(60)", 5, "the probe took more than 5 s"),
+    ],
+)
+def test_a_library_that_ends_the_probe_does_not_end_the_run(prepared, end, limit_s, how):
+    facts = {"devices": [{"name": "H200"}], "versions": {"torch": "2.13"}}
+    passed, found = prepared(f"print('hello')\nprint({json.dumps(facts)!r}, flush=True)\n{end}", limit_s=limit_s)
+    assert passed
+    assert found.facts["machine"] == facts
+    remark = found.steps["prepare"].get("remark")
+    assert remark == (how and f"not every library was looked at: {how}; logs.txt may say why")
+
+
+def test_a_probe_that_says_nothing_ends_the_run(prepared):
+    passed, found = prepared("raise OSError('libcudart.so: cannot open shared object file')")
+    assert not passed
+    assert found.steps["prepare"]["error"] == "torch cannot be used: the probe ended with status 1"
+    assert "libcudart" in found.summary()
+
+
+def test_products_in_float32_are_not_rounded_where_an_image_wants_that(load, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    variables = load("image").Environment(tmp_path / "environment").variables(tmp_path, "cuda")
+    assert "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" not in variables
+    assert variables["NCCL_DEBUG"] == "WARN"
+
+
 def test_a_step_that_fails_says_how_its_log_ends(start):
     outcome, results = start("import sys; sys.exit('out of memory')")
     assert (outcome["status"], outcome["exit"]) == ("failed", 1)
