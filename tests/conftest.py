@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("anytron", deadline=None, max_examples=60, derandomize="CI" in os.environ)
 settings.load_profile("anytron")
 
-SKIPPED = {"gpu": 57, "triton": 5, "npu": 0, "compiler": 0, "verifiers": 17, "vllm": 39, "mcore": 0}
+SKIPPED = {"gpu": 56, "triton": 5, "npu": 0, "compiler": 0, "verifiers": 17, "vllm": 39, "mcore": 0}
 """How many tests of the whole suite skip on a machine without accelerator, by the marker that says what they need."""
 
 
@@ -51,13 +51,30 @@ COLD = (
 
 @pytest.fixture(autouse=True, scope="module")
 def warm_python(request):
-    """Start programs as :mod:`tests.warm_python` says, in the folders of which that is said above."""
-    if request.node.nodeid.startswith(WARM) and request.node.nodeid not in COLD:
+    """Start programs as :mod:`tests.warm_python` says, in the folders of which that is said above.
+
+    Not where there is a GPU: what is imported there may ask CUDA, and starts threads of torch's compiler. A fork has
+    neither.
+    """
+    if request.node.nodeid.startswith(WARM) and request.node.nodeid not in COLD and not has_gpu():
         with pytest.MonkeyPatch.context() as patches:
             patches.setattr(subprocess, "Popen", WarmPopen)
             yield
     else:
         yield
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.device_count() > 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let libraries warn on a GPU: in versions that met no test of ours, and once per process in any order."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 def pytest_unconfigure():

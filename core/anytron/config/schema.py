@@ -244,7 +244,8 @@ class EngineSection(Section):
     for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
     memory besides."""
     log_prob_chunk_tokens: int = Field(1024, ge=1)
-    """As many logits exist at one time on a rank as this many tokens have, in a few tiles of the vocabulary."""
+    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as this many tokens have, or 1024 of
+    each token if that is more."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True

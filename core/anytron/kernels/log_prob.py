@@ -71,7 +71,7 @@ def tile_width(tokens: int, entries: int, chunk_tokens: int) -> int:
     Args:
         tokens: Tokens whose logits a tile holds.
         entries: Of the vocabulary, on this rank.
-        chunk_tokens: The tokens whose logits are as many as may exist at one time.
+        chunk_tokens: The tokens whose logits are as many as a tile may have.
     """
     if tokens <= chunk_tokens or entries <= NARROWEST_TILE:
         return max(1, entries)

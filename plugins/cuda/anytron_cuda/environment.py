@@ -35,6 +35,10 @@ DETERMINISTIC = {
 }
 """Variables of deterministic runs, with the values that give them, our own first."""
 WITHOUT_COMPILER = "TORCHDYNAMO_DISABLE"
+CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+"""Read by torch 2.10 and later, where cuDNN's attention would come first on Hopper and Blackwell. It plans anew for
+each shape, hence for each token that Hugging Face's models generate; with masks its gradients can be NaN
+(pytorch #196678)."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def worker_environment(options: CudaOptions, needs: Needs, role: Role, user: Map
         user: The user's own environment, for settings that have two names.
     """
     # An index means the same GPU to CUDA, NVML, nvidia-smi and vLLM; by itself CUDA puts the fastest first.
-    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", CUDNN_LAST: "1"}
     if options.visible_devices is not None:
         environment[VISIBLE_DEVICES] = options.visible_devices
     if role != "trainer":

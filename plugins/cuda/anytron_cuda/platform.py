@@ -116,8 +116,7 @@ class CudaPlatform(Platform):
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
         """Settle the choice of modules for all ranks; check the environment, and FP8 against the GPU."""
-        generates = config.rollout.engine == MEGATRON
-        self._against = f"rollout.engine={MEGATRON} generates with the portable modules" if generates else ""
+        self._against = _against_transformer_engine(config)
         chosen, *_ = self.decisions()
         by_metadata = modules.choose_modules(self._options.modules, modules.transformer_engine(imported=False))
         if chosen.value != by_metadata.value:  # which is all that ranks look at
@@ -172,6 +171,16 @@ class CudaPlatform(Platform):
     def _modules(self) -> Decision:
         library = modules.transformer_engine(imported=self._imports)
         return modules.choose_modules(self._options.modules, library, against=self._against)
+
+
+def _against_transformer_engine(config: RunConfig) -> str:
+    """Why this run needs the portable modules; empty if it does not."""
+    if config.rollout.engine == MEGATRON:
+        return f"rollout.engine={MEGATRON} generates with the portable modules"
+    if config.model.dtype == "float32":
+        # cublaslt_gemm.cu; dot_product_attention/utils.py of 2.0 to 2.9: no backend for float32 and thd.
+        return "Transformer Engine multiplies float32 in TF32, and has no attention for packed sequences of it"
+    return ""
 
 
 @functools.cache

@@ -122,17 +122,23 @@ def test_a_library_that_was_built_for_another_torch_is_not_used_and_the_run_says
     assert libraries == ["flash-attn: not used (ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10)"]
 
 
+@pytest.mark.parametrize(
+    ("needing", "reason"),
+    [
+        ({"rollout": {"engine": "megatron"}}, "rollout.engine=megatron generates with the portable modules"),
+        ({"model": {"path": "x", "dtype": "float32"}}, "Transformer Engine multiplies float32 in TF32"),
+    ],
+)
 def test_a_run_that_needs_the_portable_modules_gets_them_unless_others_are_named(
-    platform, configured, transformer_engine
+    platform, configured, transformer_engine, needing, reason
 ):
     transformer_engine()
-    generating = {"rollout": {"engine": "megatron"}}
-    (edit,) = configured(**generating)
+    (edit,) = configured(**needing)
     assert (edit.key, edit.value) == ("platform.options.modules", "portable")
-    assert edit.reason == "rollout.engine=megatron generates with the portable modules"
+    assert reason in edit.reason
     assert platform.portable_modules
-    assert configured({"modules": "transformer_engine"}, **generating) == []
-    assert not platform.portable_modules, "the engine's own check refuses the run"
+    assert configured({"modules": "transformer_engine"}, **needing) == []
+    assert not platform.portable_modules, "which is for the engine's own checks to refuse"
 
 
 def test_fp8_is_checked_against_the_gpu_where_transformer_engine_computes(configured, transformer_engine, gpus):
@@ -153,10 +159,10 @@ def test_the_environment_follows_from_the_run_and_the_gpu(platform, configured, 
     environment = platform.runtime_env(trainer)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert platform.runtime_env(rollout) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert platform.runtime_env(rollout).keys() == {"CUDA_DEVICE_ORDER", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
     gpus((10, 0))
     configured(parallel={"tensor_model_parallel_size": 2})
-    assert platform.runtime_env(trainer).keys() == {"CUDA_DEVICE_ORDER", "PYTORCH_CUDA_ALLOC_CONF"}
+    assert platform.runtime_env(trainer).keys() == {*platform.runtime_env(rollout), "PYTORCH_CUDA_ALLOC_CONF"}
 
 
 def test_a_contradiction_of_the_users_environment_is_found(configured, monkeypatch):

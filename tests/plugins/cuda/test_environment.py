@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("plugin")
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+EVERYWHERE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
 
 
 def environment(role="trainer", user=None, needs=None, **options):
@@ -24,12 +25,12 @@ def found(user, needs=None, **options):
 
 
 def test_what_every_training_rank_gets():
-    assert environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", ALLOCATOR: "expandable_segments:True"}
+    assert environment() == {**EVERYWHERE, ALLOCATOR: "expandable_segments:True"}
 
 
 def test_engines_that_generate_keep_their_own_allocator_and_order():
     needs = {"deterministic": True, "in_order": True, "compiler": False}
-    assert environment("rollout", needs=needs) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert environment("rollout", needs=needs) == EVERYWHERE
     assert environment("rollout", visible_devices="1,2")["CUDA_VISIBLE_DEVICES"] == "1,2"
 
 

@@ -1,8 +1,9 @@
-"""Torch's ``scaled_dot_product_attention`` with the kernels that keep no scores: flash, cuDNN's, memory-efficient.
+"""Torch's ``scaled_dot_product_attention`` with two kernels that keep no scores: flash and memory-efficient.
 
 Computes what the functions for sequences of different lengths do not: masks, float32, older GPUs, dropout. Sequences
-of similar length share a call (:mod:`anytron.kernels.packed_sequences`). The fourth kernel, torch's ``math``, keeps the
-scores: it is never taken here.
+of similar length share a call (:mod:`anytron.kernels.packed_sequences`). Two more are never taken here: torch's
+``math`` keeps the scores; cuDNN's plans anew for each shape, which every micro-batch brings, and with masks its
+gradients are NaN for some lengths (pytorch #196678: H100 and H200, torch 2.11 to 2.13, where it would come first).
 
 Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from anytron.kernels.contract import AttentionKernel, AttentionSpec
     from anytron_cuda.capabilities import Capabilities
+
+LARGEST_FLASH_HEAD = 256
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
@@ -39,20 +42,21 @@ def attend(
     """Attend, ``[B, H, S, D]``, as ``scaled_dot_product_attention`` does.
 
     Raises:
-        PlatformError: None of the three kernels takes these operands.
+        PlatformError: Neither kernel takes these operands.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    if enable_gqa and (attn_mask is not None or query.dtype not in HALF):
-        # The memory-efficient kernel, alone with float32 and on older GPUs with masks, had no grouped queries for long.
+    larger = max(query.shape[-1], value.shape[-1]) > LARGEST_FLASH_HEAD
+    if enable_gqa and (attn_mask is not None or query.dtype not in HALF or larger):
+        # Where flash does not compute, memory-efficient does, which had no grouped queries for long.
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         enable_gqa = False
     size = value.shape[-1]
     query, key, value = padded_heads(query, key, value)
     try:
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
             output = scaled_dot_product_attention(
                 query, key, value, attn_mask=attn_mask, enable_gqa=enable_gqa, **settings
             )

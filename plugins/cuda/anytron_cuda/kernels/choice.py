@@ -57,11 +57,15 @@ def _rms_norm(capabilities: Capabilities, spec: KernelSpec) -> Choice:
         return Choice(NEUTRAL)
     return choose(
         [
-            (LIGER, capabilities.missing("liger_kernel", LIGER_MINIMUM)),
+            (LIGER, _obstacle_to_liger(capabilities)),
             (TORCH, _obstacle_to_torch_rms_norm(capabilities, spec)),
             (NEUTRAL, None),
         ]
     )
+
+
+def _obstacle_to_liger(capabilities: Capabilities) -> str | None:
+    return capabilities.missing("liger_kernel", LIGER_MINIMUM) or capabilities.missing("triton")
 
 
 def _obstacle_to_torch_rms_norm(capabilities: Capabilities, spec: KernelSpec) -> str | None:
@@ -74,7 +78,7 @@ def _obstacle_to_torch_rms_norm(capabilities: Capabilities, spec: KernelSpec) ->
 
 def _swiglu(capabilities: Capabilities, spec: KernelSpec) -> Choice:
     del spec
-    return choose([(LIGER, capabilities.missing("liger_kernel", LIGER_MINIMUM)), (NEUTRAL, None)])
+    return choose([(LIGER, _obstacle_to_liger(capabilities)), (NEUTRAL, None)])
 
 
 def _rope(capabilities: Capabilities, spec: KernelSpec) -> Choice:

@@ -24,11 +24,14 @@ _ALIGNMENT = 16
 class _GroupedProduct(torch.autograd.Function):
     """Products with stacked weights that are not kept: the backward pass stacks them once more.
 
-    torch's own gradient would keep the stack of every layer.
+    torch's own gradient would keep the stack of every layer. On Blackwell it would also give an expert without rows
+    what another one has left in the accumulator (pytorch #172439): no group of the weights' gradients is empty here.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ends: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, splits: Sequence[int], *weights: Tensor) -> Tensor:
+        ends = _ends(splits, x.device)
+        ctx.splits = splits
         ctx.save_for_backward(x, ends, *weights)
         return _product(x, torch.stack(weights).transpose(1, 2), ends)
 
@@ -40,8 +43,18 @@ class _GroupedProduct(torch.autograd.Function):
         for_x = _product(grad, torch.stack(weights), ends) if ctx.needs_input_grad[0] else None
         for_weights: Sequence[Tensor | None] = [None] * len(weights)
         if any(ctx.needs_input_grad[2:]):
-            for_weights = _product(grad.t(), x, ends).unbind()  # [G, N, K]
+            filled = [rows for rows in ctx.splits if rows]
+            ends = ends if len(filled) == len(weights) else _ends(filled, x.device)
+            products = iter(_product(grad.t(), x, ends))  # [filled groups, N, K]
+            for_weights = [
+                next(products) if rows else torch.zeros_like(weight)
+                for rows, weight in zip(ctx.splits, weights, strict=True)
+            ]
         return (for_x, None, *for_weights)
+
+
+def _ends(splits: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(accumulate(splits)), dtype=torch.int32, device=device)
 
 
 def _product(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
@@ -61,6 +74,5 @@ def torch_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]
     fits = all(size % elements == 0 for size in weights[0].shape)
     if not fits or not len(x) or len(weights) > MAX_GROUPS or any(weight.dtype != x.dtype for weight in weights):
         return neutral.grouped_mm(x, weights, splits)
-    ends = torch.tensor(list(accumulate(splits)), dtype=torch.int32, device=x.device)
-    product: Tensor = _GroupedProduct.apply(x.contiguous(), ends, *weights)
+    product: Tensor = _GroupedProduct.apply(x.contiguous(), splits, *weights)
     return product

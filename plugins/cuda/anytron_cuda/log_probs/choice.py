@@ -21,7 +21,7 @@ AMPERE = (8, 0)
 
 
 def choose_log_prob(capabilities: Capabilities, spec: LogProbSpec) -> Choice:
-    """Choose an implementation: :data:`TRITON` or the neutral one, chunked in plain torch.
+    """Choose an implementation: :data:`TRITON` or the neutral one, which makes tiles of logits in plain torch.
 
     Args:
         capabilities: The GPU and the libraries.

@@ -21,7 +21,7 @@ import triton
 from anytron_cuda.log_probs.kernels import differentiate, sum_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -75,10 +75,10 @@ class TritonTiles:
         statistics = shard.hidden.new_empty((parts, 4, tokens), dtype=torch.float32)
         if tokens:
             # Programs that run at the same time differ in their tokens: they read the same rows of the weight.
-            sum_up[(triton.cdiv(tokens, blocks.tokens), parts)](
+            self._start(
+                sum_up[(triton.cdiv(tokens, blocks.tokens), parts)],
                 *(hidden, weight, shard.labels, statistics),
                 *(tokens, entries, hidden_size, 1.0 / shard.temperature, each),
-                **self._launch(),
             )
         return statistics
 
@@ -93,14 +93,16 @@ class TritonTiles:
             weight = shard.weight[rows].contiguous()
             grad = memory[: tokens * len(weight)].view(tokens, len(weight))
             if tokens:
-                differentiate[(triton.cdiv(tokens, blocks.tokens), triton.cdiv(len(weight), blocks.entries))](
+                self._start(
+                    differentiate[(triton.cdiv(tokens, blocks.tokens), triton.cdiv(len(weight), blocks.entries))],
                     *(hidden, weight, shard.labels, *needed, grad),
                     *(tokens, len(weight), hidden_size, 1.0 / shard.temperature, rows.start),
-                    **self._launch(),
                 )
             yield rows, grad
 
-    def _launch(self) -> dict[str, Any]:
+    def _start(self, kernel: Callable[..., Any], hidden: Tensor, *others: Any) -> None:
+        """Start a kernel where its operands are: Triton takes the current device and its stream."""
         blocks = self._blocks
         sizes = {"block_n": blocks.tokens, "block_v": blocks.entries, "block_h": blocks.inner}
-        return {**sizes, "num_warps": blocks.warps, "num_stages": blocks.stages}
+        with torch.cuda.device_of(hidden):
+            kernel(hidden, *others, **sizes, num_warps=blocks.warps, num_stages=blocks.stages)

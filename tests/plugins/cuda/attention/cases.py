@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import accumulate
 
 import torch
 
-from anytron.kernels.contract import AttentionSpec
+from anytron.kernels.attention import make_attention
+from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.reference.attention import reference_attention
 from anytron.traits import ModelTraits
 
@@ -15,6 +17,14 @@ PACKED = {True: "padding_causal", False: "padding"}
 PADDED = {True: "causal", False: "no_mask"}
 # One rounding of results to float16; gradients are sums of products of numbers near 1.
 TOLERANCE = {"atol": 4e-3, "rtol": 4e-3}
+LAYERS = {
+    "grouped": {"heads": 8, "kv_heads": 2, "size": 128, "v_size": 128},
+    "latent": {"size": 192, "v_size": 128, "heads": 4, "kv_heads": 4},
+    "window": {"window": (5, 0), "size": 64, "v_size": 64},
+    "bidirectional": {"causal": False, "size": 40, "v_size": 36},
+    "sinks": {"sinks": True, "size": 64, "v_size": 64},
+}
+"""What the real libraries compute on a GPU."""
 
 
 def spec(causal=True, window=None, size=16, v_size=16, heads=4, kv_heads=2, **others):
@@ -65,3 +75,68 @@ def assert_same(kernel, reference, inputs, tolerance=None):
         torch.testing.assert_close(
             gradient.cpu().double(), want, msg=lambda text, name=name: f"{name}: {text}", **tolerance
         )
+
+
+def plain_operator(query, key, value, *, attn_mask=None, is_causal=False, dropout_p=0.0, scale, enable_gqa):
+    """Torch's ``scaled_dot_product_attention`` in plain operations, each rounded to the operands' type."""
+    if enable_gqa:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = query @ key.transpose(-1, -2) * scale
+    if is_causal:
+        attn_mask = torch.ones_like(scores, dtype=torch.bool).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def assert_computes(kernel, layer, device):
+    """A kernel computes packed sequences of a layer, in bfloat16, as well as plain operations do."""
+    # Two rows of padding at the end; sequences without queries; fewer queries than keys, and more.
+    queries, keys = [70, 0, 33, 6, 1], [70, 3, 50, 2, 9]
+    lengths = [cumulative(side, device) for side in (queries, keys)]
+    call = AttentionCall("thd", PACKED[layer.traits.causal], *lengths, None, None, max(queries), max(keys))
+    inputs = operands(sum(queries) + 2, sum(keys) + 2, layer, dtype=torch.bfloat16, device=device)
+    if layer.sinks:
+        inputs.append(torch.tensor([-1.0, 0.5, 2.0, 4.0], device=device))
+
+    def called(attend):
+        return lambda q, k, v, sinks=None: attend(q, k, v, dataclasses.replace(call, sinks=sinks))
+
+    plain = make_attention(layer, plain_operator)
+    assert_as_good_as_plain(called(kernel), called(plain), defined(layer, queries, key_lengths=keys), inputs)
+
+
+def assert_computes_masks(kernel, layer, device):
+    """The same of padded rows with a mask."""
+    mask = torch.rand(2, 1, 40, 40, generator=torch.Generator().manual_seed(1)) > 0.5
+    mask[0, 0, 1] = True  # a row that sees nothing
+    inputs = operands(40, 40, layer, leading=(2,), dtype=torch.bfloat16, device=device)
+
+    def called(attend):
+        return lambda q, k, v: attend(q, k, v, AttentionCall("bshd", "arbitrary", mask=mask.to(q.device)))
+
+    plain = make_attention(layer, plain_operator)
+    assert_as_good_as_plain(called(kernel), called(plain), called(make_attention(layer)), inputs)
+
+
+def assert_as_good_as_plain(kernel, plain, reference, inputs):
+    """Values and gradients are as near to the definition in float64 as those of plain operations in the same type.
+
+    Twice their largest error is allowed, as in FlashAttention's own tests, and the rounding of the result besides.
+    """
+    wide = [tensor.detach().cpu().double() for tensor in inputs]
+    generator = torch.Generator().manual_seed(1)
+    cotangent = torch.randn(reference(*wide).shape, generator=generator).to(inputs[0].dtype)
+
+    def evaluate(function, operands):
+        leaves = [operand.detach().clone().requires_grad_() for operand in operands]
+        value = function(*leaves)
+        return [value.detach(), *torch.autograd.grad(value, leaves, cotangent.to(value))]
+
+    found, usual, exact = evaluate(kernel, inputs), evaluate(plain, inputs), evaluate(reference, wide)
+    for name, one, other, precise in zip(("output", *"qkvs"), found, usual, exact, strict=False):
+        assert one.dtype == other.dtype
+        error, plain_error = (float((each.cpu().double() - precise).abs().max()) for each in (one, other))
+        allowed = 2 * plain_error + 2**-8 * float(precise.abs().max())
+        assert error <= allowed, f"{name} is off by {error:.3g}, plain operations by {plain_error:.3g}"

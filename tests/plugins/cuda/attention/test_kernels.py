@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from anytron.kernels.contract import AttentionCall
 from tests.plugins.cuda.attention.cases import (
+    LAYERS,
     PACKED,
     PADDED,
+    assert_computes,
+    assert_computes_masks,
     assert_same,
     cumulative,
     defined,
@@ -205,7 +208,7 @@ def test_a_micro_batch_of_generation_does_not_spoil_the_next_one_of_training():
     kernel(*(one.requires_grad_() for one in inputs), call).sum().backward()
 
 
-# ---- what these tests would notice -------------------------------------------------------------------
+# ---- what these tests, and those on a GPU, would notice ----------------------------------------------
 
 
 def sequences_of_two_lengths(name, layer):
@@ -262,3 +265,23 @@ def test_rows_that_nobody_wrote_are_noticed(name, monkeypatch):
     kernel, call = make(name, layer), packed_call(layer, [3, 6], [3, 6])
     with pytest.raises(AssertionError, match="not close"):
         assert_same(lambda q, k, v: kernel(q, k, v, call), defined(layer, [3, 6]), operands(11, 11, layer))
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_what_is_compared_on_a_gpu(case, monkeypatch):
+    layer, visible = spec(**LAYERS[case]), definition.visible
+    assert_computes(make("varlen", layer), layer, "cpu")
+    monkeypatch.setattr(definition, "visible", lambda *pairs: visible(*pairs).index_fill(1, torch.tensor(0), False))
+    with pytest.raises(AssertionError, match="is off by"):
+        assert_computes(make("varlen", layer), layer, "cpu")
+
+
+def test_what_is_compared_of_masks_on_a_gpu(monkeypatch):
+    from anytron_cuda.attention import fused_sdpa
+
+    layer, attend = spec(True, None, 64, 32, 8, 2), fused_sdpa.attend
+    assert_computes_masks(make("sdpa", layer), layer, "cpu")
+    repeated = lambda q, k, v, **rest: attend(q, k.repeat(1, 4, 1, 1), v.repeat(1, 4, 1, 1), **rest)  # noqa: E731
+    monkeypatch.setattr(fused_sdpa, "attend", repeated)
+    with pytest.raises(AssertionError, match="is off by"):
+        assert_computes_masks(make("sdpa", layer), layer, "cpu")

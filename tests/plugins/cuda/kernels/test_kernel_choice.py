@@ -12,7 +12,8 @@ from anytron.plugins import hooks_of
 HOPPER, AMPERE, BLACKWELL, GEFORCE = (9, 0), (8, 0), (10, 0), (12, 0)
 BFLOAT16 = {"dtype": torch.bfloat16}
 ZERO_CENTRED = {**BFLOAT16, "options": {"zero_centered": True}}
-LIGER, FLASH_ATTN = {"liger_kernel": "0.8.5"}, {"flash_attn": "2.8.3"}
+TRITON, FLASH_ATTN = {"triton": "3.5"}, {"flash_attn": "2.8.3"}
+LIGER = {"liger_kernel": "0.8.5", **TRITON}
 
 # Which kernel, what is asked, the GPU, torch, libraries; and what is used.
 TABLE = [
@@ -31,7 +32,8 @@ TABLE = [
     ("layer_norm", BFLOAT16, HOPPER, "2.13", LIGER, "neutral"),
     ("swiglu", {}, AMPERE, "2.6", LIGER, "liger"),
     ("swiglu", {}, AMPERE, "2.6", {}, "neutral (not liger: liger-kernel is not installed)"),
-    ("rope", BFLOAT16, HOPPER, "2.13", {**FLASH_ATTN, "triton": "3.5"}, "flash-attn"),
+    ("swiglu", {}, HOPPER, "2.13", {"liger_kernel": "0.8.5"}, "neutral (not liger: triton is not installed)"),
+    ("rope", BFLOAT16, HOPPER, "2.13", {**FLASH_ATTN, **TRITON}, "flash-attn"),
     ("rope", BFLOAT16, HOPPER, "2.13", FLASH_ATTN, "neutral (not flash-attn: triton is not installed)"),
     ("rope", BFLOAT16, HOPPER, "2.13", LIGER, "neutral (not flash-attn: flash-attn is not installed)"),
     ("grouped_mm", BFLOAT16, HOPPER, "2.8", {}, "torch"),

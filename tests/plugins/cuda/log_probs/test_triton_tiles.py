@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anytron.kernels.contract import LogProbSpec
 from tests.log_prob_oracle import LargestTensor, Problem, assert_close
 
 PLUGIN = Path(__file__).parents[4] / "plugins" / "cuda"
@@ -26,11 +27,26 @@ def tiles_of():
     """Make the arithmetic with other blocks: so small that operands have several, and are no multiples of them."""
     with pytest.MonkeyPatch.context() as patches:
         patches.syspath_prepend(PLUGIN)
-        from anytron_cuda.log_probs.triton_tiles import Blocks, TritonTiles
 
-        yield lambda **blocks: TritonTiles(Blocks(**blocks))
+        def make(**blocks):
+            from anytron_cuda.log_probs.triton_tiles import Blocks, TritonTiles
+
+            return TritonTiles(Blocks(**blocks))
+
+        yield make
     for name in [name for name in sys.modules if name.partition(".")[0] == "anytron_cuda"]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def chosen_here(tiles_of):
+    """There is what the kernels need on a GPU: Triton, and a compiler with Python's headers."""
+    from anytron_cuda.capabilities import capabilities
+    from anytron_cuda.log_probs.choice import TRITON, choose_log_prob
+
+    choice = choose_log_prob(capabilities(), LogProbSpec(16, 1, 4, "cuda", torch.bfloat16))
+    if choice.kernel != TRITON:
+        pytest.skip(str(choice))
 
 
 def interpreted(test):
@@ -84,7 +100,8 @@ def test_nothing_is_larger_than_a_tile(tiles_of):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(INTERPRETED or torch.cuda.device_count() == 0, reason="needs a GPU")
+@pytest.mark.usefixtures("chosen_here")
 @pytest.mark.parametrize(
     ("tokens", "entries", "size"),
     [(700, 5000, 520), (1024, 8192, 1024), (1, 4999, 1024)],
