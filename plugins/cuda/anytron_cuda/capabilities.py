@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
@@ -81,7 +82,9 @@ def broken_libraries() -> dict[str, str]:
     Transformer Engine is not among them: what follows for the modules, :mod:`anytron_cuda.modules` says.
     """
     tried = {name: module for module, name in DISTRIBUTIONS.items() if module != "transformer_engine"}
-    errors = {name: import_error(module) for name, module in tried.items() if _is_installed(name)}
+    installed = {name: module for name, module in tried.items() if _is_installed(name)}
+    with ThreadPoolExecutor() as pool:  # each waits for a process, which takes seconds
+        errors = dict(zip(installed, pool.map(import_error, installed.values()), strict=True))
     return {name: error for name, error in errors.items() if error}
 
 
