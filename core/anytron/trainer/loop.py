@@ -137,7 +137,7 @@ def _train(
     turns = turns_of(config, prepared, rollout, environments)
     trainer = trainer.beside(turns) if config.rollout.max_staleness else trainer
     updates = UpdatePlan.from_config(config, trainer.topology[0])
-    guarded = GuardedUpdates(trainer, updates, config, run.path)
+    guarded = GuardedUpdates(trainer, updates, config, run.path, after=start.step)
     facts = trainer.describe()
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     ahead = StepsAhead(config, prepared, rollout, turns)
