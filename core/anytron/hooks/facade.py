@@ -186,7 +186,7 @@ class Hooks:
         return kernel
 
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
-        """A fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels`."""
+        """A fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels.fused`."""
         kernel: Callable[..., Any] = self._kernel(f"fused_kernel {name.value}", "fused_kernel", name, spec)
         return kernel
 

@@ -171,9 +171,9 @@ def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | Non
 
     Called: once per name and module when the model or the optimizer is built.
 
-    Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels``, or
-    None. This and other kernels may say in an attribute ``description`` which implementation they are and
-    why not a faster one: it is logged once, and recorded in ``patches.json``.
+    Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels.fused``
+    (listed below), or None. This and other kernels may say in an attribute ``description`` which
+    implementation they are and why not a faster one: it is logged once, and recorded in ``patches.json``.
     """
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 ScopeFactory = Callable[[], AbstractContextManager[None]]
+"""A function without arguments that makes a fresh context manager each time it is called, for example one that
+``contextlib.contextmanager`` decorates. Leaving it puts back the state that was there before, also after an error."""
 
 Result = TypeVar("Result")
 
