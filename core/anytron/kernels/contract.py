@@ -94,7 +94,7 @@ class AttentionKernel(Protocol):
       may be NaN. Padding rows and rows that see no key give zeros and no gradient, never NaN.
     - Where queries and keys differ in number, as in context parallelism, a sequence's last query stands at its last
       key: causality is aligned bottom right. (``is_causal`` of torch's ``scaled_dot_product_attention`` is top left.)
-      A sequence may have keys and no queries.
+      A sequence may be empty.
     - One kernel is called for many micro-batches, again in recomputation, and on other threads: what a call needs
       is in the call.
     """
