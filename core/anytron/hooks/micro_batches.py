@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron.hooks.dispatch import broken, check_class
 
 if TYPE_CHECKING:
     from anytron.errors import HookContractError
     from anytron.sequences import ModelInputs
-    from anytron.sequences.scopes import ScopeFactory
 
 _HOOK = "preprocess_sequences"
 _FRESH = "a scope is a function without arguments that makes a fresh context manager each time it is called"
@@ -73,7 +72,7 @@ def _check_positions(plugin: str, before: ModelInputs, after: ModelInputs) -> No
         raise broken(_HOOK, plugin, "real tokens keep their positions", why)
 
 
-def _check_scope(plugin: str, scope: ScopeFactory) -> None:
+def _check_scope(plugin: str, scope: Any) -> None:
     if not callable(scope) or isinstance(scope, AbstractContextManager):
         raise _no_factory(plugin, f"it is a {type(scope).__name__}; return the function that makes it, not its result")
     try:
