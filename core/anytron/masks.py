@@ -72,7 +72,7 @@ class MaskRequest:
         format: ``thd`` or ``bshd``.
         traits: What about the model matters.
         parallel: The parallel sizes.
-        accepted: The kinds that can reach the model's attention, as its weight bridge declares them.
+        accepted: The kinds that can reach the model's attention, as the engine says (docs/reference/families.md).
         layout: The micro-batch's layout; None at build. The kind and kernel mode of the answer must
             depend on the other fields only.
     """

@@ -67,7 +67,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Device memory of this process, in bytes. ``total`` is the device's size."""
+    """Device memory of this process, in bytes.
+
+    Attributes:
+        allocated: Memory of tensors now.
+        peak_allocated: The most of it since the start, or since ``reset_peak_memory_stats``.
+        reserved: Memory that the allocator holds, cached blocks included.
+        total: The device's size.
+    """
 
     allocated: int
     peak_allocated: int

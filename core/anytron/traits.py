@@ -30,8 +30,15 @@ class ModelTraits:
 class ParallelSizes:
     """How many ranks share each dimension of the work. Names as in Megatron-Core.
 
-    ``sequence_parallel`` splits activations between the tensor-parallel ranks outside of attention
-    and the MLP.
+    Attributes:
+        tensor: Ranks that share each layer.
+        pipeline: Ranks that hold consecutive layers.
+        context: Ranks that share each sequence.
+        data: Copies of the model.
+        expert: Ranks that share the experts of a mixture-of-experts layer.
+        expert_tensor: Ranks that share each expert.
+        virtual_pipeline: Pieces of the model on each pipeline rank.
+        sequence_parallel: Activations are split between the tensor-parallel ranks outside of attention and the MLP.
     """
 
     tensor: int = 1

@@ -31,6 +31,9 @@ def permuting(original):
             yield name, tensor.flip(0) if name.endswith("layers.0.mlp.down_proj.weight") else tensor
     return export
 
+def cut_off(kernel):
+    return lambda *given: tuple(values.detach() + 0.0 * values for values in kernel(*given))
+
 class Sabotage:
     name = "sabotage"
 
@@ -41,7 +44,8 @@ class Sabotage:
 
     @hookimpl
     def log_prob_kernel(self, spec):
-        return make_log_prob(spec)
+        kernel = make_log_prob(spec)
+        return cut_off(kernel) if {gradient} else kernel
 
     @hookimpl
     def build_attn_mask(self, request):
@@ -64,13 +68,14 @@ def install(tmp_path):
     """Write an extension that breaks what is named; give the environment in which it is installed."""
 
     def write(**broken: bool) -> dict[str, str]:
-        settings = {"mask": False, "reduce": False, "export": False, "packed_only": False, **broken}
-        (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
+        settings = dict.fromkeys(("mask", "reduce", "export", "packed_only", "gradient"), False)
+        (tmp_path / "sabotage.py").write_text(PLUGIN.format(**{**settings, **broken}))
         metadata = tmp_path / "sabotage-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text("[anytron.plugins]\nsabotage = sabotage:Sabotage\n")
-        return {**os.environ, "PYTHONPATH": str(tmp_path)}
+        path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+        return {**os.environ, "PYTHONPATH": path}
 
     return write
 
@@ -130,6 +135,13 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
     # Who supplied the kernels stands beside every result.
     kernels = results["mask-conformance"]["kernels"]
     assert (kernels["log_prob_kernel"], kernels["attention_kernel"]) == ("sabotage", "neutral-default")
+
+
+def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
+    code, results = verify_json(environment=install(gradient=True))
+    assert code == 1
+    assert with_status(results, "failed") == {"packed-equals-padded"}, results
+    assert "gradient is 0" in results["packed-equals-padded"]["detail"]
 
 
 def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):

@@ -13,8 +13,8 @@ import torch
 
 from anytron.data.pretrained import read_hf_config
 from anytron.errors import EngineError
-from anytron.masks import MaskKind
 from anytron.traits import AttentionHeads, ModelTraits
+from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
 from anytron_megatron.models.precision import refuse_missing_quantisation
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from anytron.config.schema import ModelPart
+    from anytron.masks import MaskKind
     from anytron.traits import ParallelSizes
 
 _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
@@ -180,18 +181,9 @@ class BridgeSource:
         }
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
-        """Name the kinds of mask that can reach the model's attention.
-
-        Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
-        go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the
-        micro-batch's scope, whatever the model's forward passes on. A vendor's modules get it through the forward
-        (``mcore_bridge/model/gpt_model.py``), which vision-language models do not support (verl #5904).
-        """
-        if sequence_format == "thd" or self.config.context_parallel_size > 1:
-            return frozenset({MaskKind.NONE})
-        if self.traits.vision and not portable:
-            return frozenset({MaskKind.NONE})
-        return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
+        """Name the kinds of mask that can reach the model's attention."""
+        ranks = self.config.context_parallel_size
+        return accepted_masks(sequence_format, context_parallel=ranks, vision=self.traits.vision, portable=portable)
 
     def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
         """Build this rank's model chunks and load their weights. A collective.

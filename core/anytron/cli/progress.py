@@ -1,4 +1,4 @@
-"""How a run is shown: a bar on a terminal, one line per step elsewhere, or nothing."""
+"""How a run is shown: a bar on a terminal, one line per step elsewhere, or its warnings alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -19,11 +20,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class PlainProgress(Progress):
-    """One line per step, for logs."""
+class WarningsOnly(Progress):
+    """Nothing but warnings, for those who want no progress shown."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+
+    def warn(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(f"warning: {text}", markup=False)
+
+
+class PlainProgress(WarningsOnly):
+    """One line per step, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._total = 0
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
@@ -79,6 +91,10 @@ class BarProgress(Progress):
         """Print it above the bar."""
         self._bar.console.print(text, markup=False)
 
+    def warn(self, text: str) -> None:
+        """Print it above the bar, where it stays."""
+        self._bar.console.print(f"[bold yellow]warning:[/] {escape(text)}")
+
     def finish(self) -> None:
         """Leave the bar as it is and give the terminal back."""
         self._bar.stop()
@@ -92,9 +108,9 @@ def _started(devices: Sequence[str], kernels: Mapping[str, str], done: int) -> s
 
 
 def make_progress(console: Console, *, shown: bool) -> Progress:
-    """Choose how to show a run; not at all without ``tracking.progress``."""
+    """Choose how to show a run; of one without ``tracking.progress``, only warnings are shown."""
     if not shown:
-        return Progress()
+        return WarningsOnly(console)
     return BarProgress(console) if console.is_terminal else PlainProgress(console)
 
 

@@ -59,7 +59,8 @@ class TrainerSection(Section):
     """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
     there is one, as ``critic/``."""
     rollout_log_prob_tolerance: float | None = Field(None, gt=0.0)
-    """Stop if the mean absolute difference between rollout and training log-probs exceeds this."""
+    """Stop if the mean absolute difference between rollout and training log-probs exceeds this. Without it the run
+    goes on, and warns of a difference above 0.1."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """What becomes of an update whose loss or gradients are NaN or infinite; weights and optimizer are left as they
     were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` goes on with the next."""
@@ -89,6 +90,6 @@ class TrackingSection(Section):
     """Where metrics go, besides ``metrics.jsonl``."""
 
     progress: bool = True
-    """Show a progress bar (plain lines where the output is not a terminal)."""
+    """Show a progress bar (plain lines where the output is not a terminal); without it, warnings alone."""
     plot: bool = True
     """Draw ``plots/reward.png`` at the end."""

@@ -113,3 +113,9 @@ def broken(hook: str, plugin: str, rule: str, why: str) -> HookContractError:
     return HookContractError(
         f"{hook} of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
     )
+
+
+def check_class(hook: str, plugin: str, answer: object, kind: type) -> None:
+    """Refuse an answer of another class."""
+    if not isinstance(answer, kind):
+        raise broken(hook, plugin, f"the answer is a {kind.__name__}", f"it is {type(answer).__name__}")

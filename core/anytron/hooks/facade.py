@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.errors import PluginError
-from anytron.hooks.dispatch import WAYS, Implementation, broken, in_order
+from anytron.hooks.dispatch import WAYS, Implementation, broken, check_class, in_order
 from anytron.hooks.edits import apply_edits
+from anytron.hooks.micro_batches import InputChecks
 from anytron.hooks.registry import Call, HookSpec, Member, Standing, specifications
 from anytron.hooks.trace import traced, tracing
 from anytron.hooks.types import ConfigEdit, Requirement
@@ -64,6 +65,7 @@ class Hooks:
         if len(set(names)) < len(names) or len(platforms) > 1:
             raise PluginError("Plugin names must be unique and at most one platform active.", why=", ".join(names))
         self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}
+        self._check_inputs = InputChecks()
         self._suppliers: dict[str, set[str]] = {}
         self._descriptions: dict[str, set[str]] = {}
 
@@ -175,7 +177,7 @@ class Hooks:
 
         answers = self._ask["layout_constraints"](request)
         for plugin, answer in answers:
-            _check_class("layout_constraints", plugin, answer, LayoutConstraints)
+            check_class("layout_constraints", plugin, answer, LayoutConstraints)
         return reduce(LayoutConstraints.merge, (answer for _, answer in answers), LayoutConstraints())
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
@@ -184,7 +186,7 @@ class Hooks:
         return kernel
 
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
-        """A fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels`."""
+        """A fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels.fused`."""
         kernel: Callable[..., Any] = self._kernel(f"fused_kernel {name.value}", "fused_kernel", name, spec)
         return kernel
 
@@ -199,10 +201,10 @@ class Hooks:
         """Send a finished micro-batch through the chain: extensions in order of name, then the platform.
 
         Raises:
-            HookContractError: A plugin returned another layout, or ids or labels of another shape or dtype.
+            HookContractError: A plugin breaks a rule of :class:`anytron.hooks.micro_batches.InputChecks`.
         """
         for plugin, changed in self._ask["preprocess_sequences"](inputs):
-            _check_inputs(plugin, inputs, changed)
+            self._check_inputs(plugin, inputs, changed)
             inputs = changed
         return inputs
 
@@ -263,22 +265,3 @@ class Hooks:
             self._descriptions[label].add(description)
             logger.info("%s: %s", label, description)
         return kernel
-
-
-def _check_class(hook: str, plugin: str, answer: object, kind: type) -> None:
-    if not isinstance(answer, kind):
-        raise broken(hook, plugin, f"the answer is a {kind.__name__}", f"it is {type(answer).__name__}")
-
-
-def _check_inputs(plugin: str, before: ModelInputs, after: ModelInputs) -> None:
-    from anytron.sequences import ModelInputs
-
-    hook = "preprocess_sequences"
-    _check_class(hook, plugin, after, ModelInputs)
-    if after.layout is not before.layout:
-        raise broken(hook, plugin, "the layout stays the same object", "it returned another layout")
-    for name in ("input_ids", "labels"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old.shape != new.shape or old.dtype != new.dtype:
-            why = f"{name} was {old.dtype} {tuple(old.shape)} and became {new.dtype} {tuple(new.shape)}"
-            raise broken(hook, plugin, "ids and labels keep shape and dtype", why)

@@ -118,8 +118,11 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
     Arguments: ``inputs``, immutable; ``input_ids`` int64 ``[R, C]``, ``position_ids`` the same or,
     for vision-language models, ``[3, R, C]``.
 
-    Returns: a changed copy, or None for "as it is". The layout must stay the same object. State
-    that the device keeps globally goes into ``inputs.scope`` and nowhere else.
+    Returns: a changed copy, or None for "as it is". The layout stays the same object; ids, labels and
+    positions keep shape and dtype, and real tokens their positions. State that the device keeps globally
+    goes into ``inputs.scope`` and nowhere else: ``scopes.combine(inputs.scope, mine)``
+    (``anytron.sequences.scopes``), where ``mine`` is a function without arguments that makes a fresh
+    context manager each time it is called.
     """
 
 
@@ -168,9 +171,9 @@ def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | Non
 
     Called: once per name and module when the model or the optimizer is built.
 
-    Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels``, or
-    None. This and other kernels may say in an attribute ``description`` which implementation they are and
-    why not a faster one: it is logged once, and recorded in ``patches.json``.
+    Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels.fused``
+    (listed below), or None. This and other kernels may say in an attribute ``description`` which
+    implementation they are and why not a faster one: it is logged once, and recorded in ``patches.json``.
     """
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -31,6 +31,8 @@ def traced(hook: str, plugin: str, call: Callable[..., Any]) -> Callable[..., An
         asked = f"anytron hook {hook} <- {plugin}: ({', '.join(brief(value) for value in arguments)})"
         try:
             result = call(*arguments)
+            if isinstance(result, Iterator):  # a hook written with yield
+                result = list(result)
         except BaseException as error:
             print(f"{asked} raised {type(error).__name__}: {error}", file=sys.stderr)
             raise

@@ -37,7 +37,13 @@ class Requirement:
 
 @dataclass(frozen=True)
 class ConfigEdit:
-    """A change of the run's configuration: dotted ``key``, new ``value``, and why."""
+    """A change of the run's configuration.
+
+    Attributes:
+        key: The dotted key that is set, for example ``engine.sequence_format``.
+        value: Its new value.
+        reason: Why, for the user, who sees it in the first lines of the run. No full stop.
+    """
 
     key: str
     value: Any
@@ -46,7 +52,14 @@ class ConfigEdit:
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """The process about to start: its role, its rank among the ``world_size`` of that role."""
+    """The process about to start.
+
+    Attributes:
+        role: What it does.
+        rank: Its number among the processes of that role.
+        local_rank: Its number among those of them on its machine.
+        world_size: Processes of that role.
+    """
 
     role: Role
     rank: int = 0
@@ -74,7 +87,13 @@ class PatchContext:
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """The properties of a run from which a platform decides on layout constraints."""
+    """The properties of a run from which a platform decides on layout constraints.
+
+    Attributes:
+        format: ``thd`` (packed) or ``bshd`` (padded rows).
+        traits: What about the model matters.
+        parallel: The parallel sizes.
+    """
 
     format: Literal["thd", "bshd"]
     traits: ModelTraits

@@ -27,7 +27,8 @@ class AttentionSpec:
         qk_dim: Query and key head size.
         v_dim: Value head size.
         scale: Factor of the scores before softmax.
-        traits: Causal, window, and the other properties of the model.
+        traits: Causal, and the other properties of the model. ``traits.window`` is the layer's sliding window, which no
+            call repeats: a kernel hides what lies outside of it, whatever the mode and the mask say.
         dropout: Attention dropout while training.
         sinks: A learnt logit per head joins the softmax's denominator.
         device_type: ``torch.device`` type of the operands.
@@ -57,11 +58,13 @@ class AttentionCall:
         mode_from: The plugin that answered ``mode``, for messages; empty where no plugin did.
         cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
         cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
-        cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer.
+        cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer; None = there is no padding
+            between them, they start where ``cu_seqlens_q`` says.
         cu_seqlens_kv_padded: thd: the same for keys.
-        max_seqlen_q: thd: longest query sequence.
-        max_seqlen_kv: thd: longest key sequence.
-        mask: The mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one.
+        max_seqlen_q: thd: no query sequence is longer; None = not known.
+        max_seqlen_kv: thd: no key sequence is longer; None = not known.
+        mask: bshd: the mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one. It
+            hides pairs besides those that ``mode`` hides: with a causal mode, both count.
         sinks: float ``[H]`` logits, if the layer has them.
         dropout: Probability in force now (0 in evaluation).
     """
@@ -84,9 +87,16 @@ class AttentionKernel(Protocol):
     """Compute scaled dot-product attention.
 
     ``query`` is ``[T, H, D]`` in thd and ``[B, S, H, D]`` in bshd, ``key`` and ``value`` alike with
-    ``num_kv_heads`` heads; the answer has the query's leading shape and ``[H, Dv]``. Padding rows
-    (thd) and fully masked rows give zeros and no gradient, never NaN. Where queries and keys differ in
-    number, as in context parallelism, a sequence's last query stands at its last key.
+    ``num_kv_heads`` heads; query head ``h`` reads key head ``h // (H / num_kv_heads)``. The answer has the query's
+    leading shape and ``[H, Dv]``, and its element type.
+
+    - In thd the buffer may end in padding and have padding between sequences, whose numbers mean nothing and
+      may be NaN. Padding rows and rows that see no key give zeros and no gradient, never NaN.
+    - Where queries and keys differ in number, as in context parallelism, a sequence's last query stands at its last
+      key: causality is aligned bottom right. (``is_causal`` of torch's ``scaled_dot_product_attention`` is top left.)
+      A sequence may be empty.
+    - One kernel is called for many micro-batches, again in recomputation, and on other threads: what a call needs
+      is in the call.
     """
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
@@ -96,7 +106,7 @@ class AttentionKernel(Protocol):
 class KernelName(str, Enum):
     """The fused kernels that a platform may supply.
 
-    Each has the signature of its neutral default in :mod:`anytron.kernels`.
+    Each has the signature of its neutral default in :mod:`anytron.kernels.fused`.
     """
 
     RMS_NORM = "rms_norm"
@@ -111,7 +121,15 @@ class KernelName(str, Enum):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a fused kernel's choice may depend on: device, element type, and named extras."""
+    """What a fused kernel's choice may depend on.
+
+    Attributes:
+        device_type: ``torch.device`` type of the operands.
+        dtype: Element type of the weights or of the operands (``adam``: float32, that of the master weights); None =
+            not known.
+        options: What the kernel will be called with each time, as far as it is known. ``rms_norm`` and ``layer_norm``
+            have ``eps`` (float) and ``zero_centered`` (bool); the others have none.
+    """
 
     device_type: str
     dtype: torch.dtype | None = None
@@ -141,11 +159,13 @@ class LogProbKernel(Protocol):
     """Compute token log-probabilities and entropies from hidden states.
 
     Args:
-        hidden: ``[N, H]``, the same on all tensor-parallel ranks.
-        weight: ``[V / tp, H]``, this rank's rows of the output layer.
-        labels: int64 ``[N]`` global token ids; negative = ignored (result 0, no gradient).
-        temperature: Logits are divided by it.
-        group: Tensor-parallel group; None = not parallel.
+        hidden: ``[N, H]``, the same on all tensor-parallel ranks; N may be 0.
+        weight: ``[V / tp, H]``, this rank's rows of the output layer: rank r of the group has those from
+            ``r * V / tp`` on. V may be larger than ``LogProbSpec.vocab_size``: the rows from there on, at the end of
+            the last ranks, are padding, which has no probability and gets a gradient of 0.
+        labels: int64 ``[N]`` global token ids; negative = ignored (log-prob and entropy 0, no gradient of either).
+        temperature: Logits are divided by it; the entropy is that of the divided logits, too.
+        group: Tensor-parallel group; one of a single rank, or None, = not parallel.
 
     Returns:
         log-probs float32 ``[N]`` and entropies float32 ``[N]``, both differentiable, both complete
@@ -166,7 +186,7 @@ class KernelSource(Protocol):
         """Supply the attention kernel of a layer."""
 
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
-        """Supply a fused kernel; its signature is that of the reference kernel in :mod:`anytron.kernels.fused`."""
+        """Supply a fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels.fused`."""
 
     def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel:
         """Supply the kernel that computes token log-probs and entropies."""

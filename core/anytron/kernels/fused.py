@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tens
     in float32, then the cast (``modeling_qwen3_next.Qwen3NextRMSNorm``).
 
     Args:
-        x: ``[..., N]``.
+        x: ``[..., N]``: hidden states, or heads of queries and keys, where N is the size of a head.
         weight: ``[N]``.
         eps: Added to the mean square.
         zero_centered: The factor is ``1 + weight``.
@@ -88,7 +88,7 @@ def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first ``R`` entries of the last dimension; the others pass.
 
     Args:
-        x: ``[..., D]``.
+        x: ``[..., D]``: queries, or keys, with their heads in the dimension before the last.
         freqs: Angles in radians, broadcastable to ``[..., R]``, R <= D; each angle stands in it
             twice: halves one after the other, or neighbours if ``interleaved``.
         interleaved: Pairs are neighbours (GPT-J) instead of i and i + R/2 (GPT-NeoX, Hugging Face).

@@ -27,7 +27,8 @@ class ModelInputs:
             padding holds 0.
         position_ids: int64 ``[R, C]`` of ``layout`` (of ``layout.taken`` where the model packs rows itself), or
             ``[3, R, C]`` for a model with mrope: temporal, vertical, horizontal.
-        labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, ``IGNORED_LABEL`` elsewhere.
+        labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, -100
+            (``anytron.sequences.layout.IGNORED_LABEL``) elsewhere.
         scope: Makes a context manager that is entered around this micro-batch's forward pass and around
             each recomputation of it; None if no plugin needs one. A plugin adds its own with
             ``scopes.combine(inputs.scope, mine)``.

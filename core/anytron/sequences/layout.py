@@ -48,8 +48,11 @@ class ContextShard:
     Each padded sequence is cut into ``2 * size`` chunks, and rank ``r`` holds the chunks ``r`` and
     ``2 * size - 1 - r`` (zigzag), so that causal attention costs every rank the same.
 
-    ``group`` holds the context-parallel ranks, over which outputs are gathered. It is None where a
-    layout is only planned, as in tests that simulate all ranks in one process.
+    Attributes:
+        size: Context-parallel ranks.
+        rank: Which of them this is.
+        group: They, over which outputs are gathered; None where a layout is only planned, as in tests that simulate
+            all ranks in one process.
     """
 
     size: int = 1

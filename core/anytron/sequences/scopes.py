@@ -14,29 +14,45 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeVar
 
 ScopeFactory = Callable[[], AbstractContextManager[None]]
+"""A function without arguments that makes a fresh context manager each time it is called, for example one that
+``contextlib.contextmanager`` decorates. Leaving it puts back the state that was there before, also after an error."""
 
 Result = TypeVar("Result")
 
 _current: contextvars.ContextVar[ScopeFactory | None] = contextvars.ContextVar("anytron_scope", default=None)
 
 
-def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
-    """Enter several scopes as one, first to last; leave them in reverse. ``None`` is skipped."""
-    present = [factory for factory in factories if factory is not None]
-    if len(present) <= 1:
-        return present[0] if present else None
+@dataclass(frozen=True)
+class _Combined:
+    """Several scopes, entered as one."""
+
+    factories: tuple[ScopeFactory, ...]
 
     @contextlib.contextmanager
-    def combined() -> Iterator[None]:
+    def __call__(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for factory in present:
+            for factory in self.factories:
                 stack.enter_context(factory())
             yield
 
-    return combined
+
+def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
+    """Enter several scopes as one, first to last; leave them in reverse. ``None`` is skipped."""
+    present = tuple(factory for factory in factories if factory is not None)
+    if len(present) <= 1:
+        return present[0] if present else None
+    return _Combined(present)
+
+
+def parts(factory: ScopeFactory | None) -> tuple[ScopeFactory, ...]:
+    """Give the scopes that were combined, first to last; of one that was not, itself."""
+    if isinstance(factory, _Combined):
+        return tuple(part for combined in factory.factories for part in parts(combined))
+    return () if factory is None else (factory,)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,9 @@ class Progress:
     def note(self, text: str) -> None:
         """Something that a person should know: a checkpoint was saved, or what was found on resuming."""
 
+    def warn(self, text: str) -> None:
+        """Something is suspicious, and the run goes on."""
+
     def finish(self) -> None:
         """The last step is done; the model is about to be saved."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from anytron.config.dump import to_yaml
-from anytron.files import PRIVATE, write_durably
+from anytron.files import PRIVATE, open_to_append, write_durably
 from anytron.tracking.album import Album, remove_pictures
 from anytron.tracking.record import Resume, RunRecord
 from anytron.tracking.sinks import JsonlSink, read_jsonl
@@ -50,7 +52,7 @@ class RunDirectory:
     ``bad_batches/``    mini-batches whose update gave NaN or infinity, for ``anytron replay``
     ``initial_model/``  the random model that the run started from (``model.config`` only)
     ``losses.jsonl``    processes that were lost, and what followed
-    ``logs/``           what each worker process wrote, in all processes of the run
+    ``logs/``           what each worker process wrote, in all processes of the run; the driver's warnings
     ==================  ====================================================================
 
     Args:
@@ -147,6 +149,13 @@ class RunDirectory:
                     **({"environment_error": broken[index]} if index in broken else {}),
                 }
             )
+
+    def log(self, text: str) -> None:
+        """Append a line to the driver's log, with the time."""
+        path = self.path / "logs" / "driver.log"
+        path.parent.mkdir(exist_ok=True)
+        with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} {text}\n")
 
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the last step that was recorded; empty if none was."""

@@ -24,6 +24,7 @@ from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
+from anytron.trainer.suspicions import Suspicions
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
@@ -136,7 +137,7 @@ def _train(
     turns = turns_of(config, prepared, rollout, environments)
     trainer = trainer.beside(turns) if config.rollout.max_staleness else trainer
     updates = UpdatePlan.from_config(config, trainer.topology[0])
-    guarded = GuardedUpdates(trainer, updates, config, run.path)
+    guarded = GuardedUpdates(trainer, updates, config, run.path, after=start.step)
     facts = trainer.describe()
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     ahead = StepsAhead(config, prepared, rollout, turns)
@@ -145,7 +146,7 @@ def _train(
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
-    with checkpoints:
+    with checkpoints, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
             with clock.measure("checkpoint"):
@@ -187,6 +188,7 @@ def _train(
                     outcome = {} if value_loss is None else guarded.update_critic(mini_batch, value_loss, step, place)
                     if step > warm_up:
                         outcome |= guarded.update(mini_batch, loss, step, place)
+                    suspicions.updated(mini_batch, outcome)
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
@@ -195,6 +197,7 @@ def _train(
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)
+            suspicions.stepped(metrics)
             if step > warm_up and metrics["update/skipped"] < len(outcomes):  # otherwise there are no log-probs
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from anytron.rewards.scoring import RewardScores
     from anytron.tracking.clock import Clock
 
+AGREEMENT = "rollout/log_prob_abs_diff"
+"""How far rollout and training log-probs of a token are apart, on average, in nats."""
+
 
 def step_metrics(
     step: int,
@@ -101,10 +104,19 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
     """Stop if rollout and training compute different log-probs with the same weights.
 
     Raises:
-        EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
+        EngineError: Their log-probs differ by more than ``tolerance`` nats on average, or nobody has compared them.
     """
-    difference = metrics["rollout/log_prob_abs_diff"]
-    if tolerance is not None and not difference <= tolerance:
+    if tolerance is None:
+        return
+    if AGREEMENT not in metrics:
+        raise EngineError(
+            "Rollout and training log-probs cannot be compared.",
+            where=f"step {metrics['step']:.0f}",
+            why=f"the loss gives no metric {AGREEMENT}",
+            fix="let the function of algorithm.loss give it, or leave out trainer.rollout_log_prob_tolerance",
+        )
+    difference = metrics[AGREEMENT]
+    if not difference <= tolerance:
         raise EngineError(
             "Rollout and training log-probs differ.",
             where=f"step {metrics['step']:.0f}",

@@ -28,14 +28,18 @@ class GuardedUpdates:
         plan: How mini-batches are divided.
         config: The run's.
         directory: The run's.
+        after: Training steps behind the weights that it begins with.
     """
 
-    def __init__(self, trainer: TrainingWorkers, plan: UpdatePlan, config: RunConfig, directory: Path) -> None:
+    def __init__(
+        self, trainer: TrainingWorkers, plan: UpdatePlan, config: RunConfig, directory: Path, *, after: int = 0
+    ) -> None:
         self._trainer = trainer
         self._plan = plan
         self._config = config
-        self._directory = directory / BAD_BATCHES
+        self._directory = directory
         self._in_a_row = {"policy": 0, "critic": 0}
+        self._trained = {"policy": after > 0, "critic": after > 0}
 
     def update(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
         """Update the policy and return the metrics.
@@ -65,6 +69,7 @@ class GuardedUpdates:
         prefix = "critic/" if model == "critic" else ""
         if not metrics[f"{prefix}update/skipped"]:
             self._in_a_row[model] = 0
+            self._trained[model] = True
             return
         self._in_a_row[model] += 1
         bad = BadUpdate(
@@ -76,7 +81,7 @@ class GuardedUpdates:
             temperature=mini_batch.temperature,
             metrics=metrics,
         )
-        directory = self._directory / bad.name
+        directory = self._directory / BAD_BATCHES / bad.name
         write_bad_batch(directory, bad, mini_batch, self._config)
         settings = self._config.trainer
         stops = settings.on_non_finite == "stop"
@@ -87,16 +92,23 @@ class GuardedUpdates:
         numbers = ("" if loss is None else f"the loss is {loss:.4g}, ") + (
             f"the norm of the gradient is {metrics[f'{prefix}grad_norm']:.4g}"
         )
-        section = "critic.optimizer" if model == "critic" else "optimizer"
         raise EngineError(
             "The loss or a gradient is not finite."
             if stops
             else f"{self._in_a_row[model]} updates in a row gave numbers that are not finite.",
             where=f"step {step}, update {place} of the {model}",
             why=f"{numbers}; the weights are as before the update",
-            fix=f"see where it arises: anytron replay {directory}; lower {section}.lr, set {section}.warmup_steps, try "
-            "model.dtype=float32" + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
+            fix=f"see where it arises: anytron replay {directory}; {self._advice(model)}try model.dtype=float32"
+            + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
         )
+
+    def _advice(self, model: UpdatedModel) -> str:
+        """Say what to try: of weights that no update has changed, something else computes NaN."""
+        if not self._trained[model]:
+            command = f"anytron verify {self._directory / 'config.yaml'}"
+            return f"no update has changed the weights yet, so compare kernels and masks with others: {command}; "
+        section = "critic.optimizer" if model == "critic" else "optimizer"
+        return f"lower {section}.lr, set {section}.warmup_steps, "
 
     def _save_weights(self, model: UpdatedModel, directory: Path) -> None:
         """Save what the update started from. For an update that is skipped this would cost too much."""

@@ -1,6 +1,7 @@
 """A run is shown as a bar on a terminal, as lines elsewhere, and not at all if so wished."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -54,3 +55,12 @@ def test_an_error_gives_the_terminal_back():
         raise RuntimeError
 
     assert output.getvalue().rindex(show_cursor) > output.getvalue().rindex(hide_cursor)
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, True), (False, True), (True, False)])
+def test_a_warning_is_shown_in_any_case(terminal, shown):
+    output = io.StringIO()
+    with make_progress(Console(file=output, force_terminal=terminal, width=120), shown=shown) as progress:
+        progress.warn("grad_norm is 0 [really]")
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", output.getvalue())
+    assert "warning: grad_norm is 0 [really]" in text

@@ -7,7 +7,7 @@ import torch
 
 from anytron import hookimpl
 from anytron.hooks.trace import brief
-from anytron.hooks.types import ProcessInfo
+from anytron.hooks.types import ProcessInfo, Requirement
 from anytron.kernels.contract import LogProbSpec
 from anytron.masks import MaskKind
 from anytron.plugins import hooks_of
@@ -48,6 +48,27 @@ def test_an_implementation_that_raises_is_a_line_too(monkeypatch, capsys):
     with pytest.raises(OSError, match="no disk"):
         hooks_of(extensions={"chatty": Chatty()}).rollout_options("x")
     assert "rollout_options <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
+
+
+class Yielding:
+    @hookimpl
+    def requirements(self):
+        yield Requirement("torch", ">=2")
+
+    @hookimpl
+    def layout_constraints(self, request):
+        yield from [0] if request is None else []
+        raise OSError("no disk")
+
+
+def test_a_hook_written_with_yield_is_shown_by_what_it_yields(monkeypatch, capsys):
+    monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
+    hooks = hooks_of(extensions={"acme": Yielding()})
+    assert hooks.requirements() == [("acme", Requirement("torch", ">=2"))]
+    assert "requirements <- acme: (None) = [Requirement(...)]" in capsys.readouterr().err
+    with pytest.raises(OSError, match="no disk"):
+        hooks.layout_constraints(None)
+    assert "layout_constraints <- acme: (None) raised OSError: no disk" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [None, "0", ""])

@@ -29,6 +29,13 @@ def test_nothing_to_combine_is_no_scope():
     assert scopes.combine(None, None) is None
 
 
+def test_the_parts_of_a_combined_scope_are_known():
+    first, second, third = (recording([], name) for name in "abc")
+    assert scopes.parts(scopes.combine(scopes.combine(first, second), third)) == (first, second, third)
+    assert scopes.parts(first) == (first,)
+    assert scopes.parts(None) == ()
+
+
 def test_a_captured_factory_opens_again_on_another_thread():
     log = []
     captured = []

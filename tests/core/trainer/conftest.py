@@ -247,6 +247,7 @@ class RecordedProgress:
     finished: bool = False
 
     notes: list = field(default_factory=list)
+    warnings: list = field(default_factory=list)
 
     def start(self, total_steps, devices, kernels, done=0):
         self.total, self.devices, self.kernels = total_steps, devices, kernels
@@ -256,6 +257,9 @@ class RecordedProgress:
 
     def note(self, text):
         self.notes.append(text)
+
+    def warn(self, text):
+        self.warnings.append(text)
 
     def step(self, metrics):
         self.steps.append(dict(metrics))

@@ -50,6 +50,7 @@ def test_a_run_stops_and_has_saved_mini_batch_and_weights(moody):
         run.train()
     directory = Path(run.config.trainer.output_dir) / "bad_batches" / "step-000002-update-1"
     assert str(directory) in error.value.fix
+    assert "lower optimizer.lr" in error.value.fix
     assert {path.name for path in directory.iterdir()} == {"batch.safetensors", "batch.json", "config.yaml", "model"}
     assert (directory / "config.yaml").stat().st_mode & 0o077 == 0, "it may hold secrets"
     update, batch = read_bad_batch(directory)
@@ -106,10 +107,30 @@ def test_the_critic_s_updates_are_counted_by_themselves(new_run, monkeypatch):
         trainer={"total_steps": 2, "overwrite": True, "output_dir": run.config.trainer.output_dir}, **sections
     )
     stopping.executor.break_critic_at = 1
-    with pytest.raises(EngineError, match=r"(?s)update 1 of the critic.*critic\.optimizer\.lr"):
+    with pytest.raises(EngineError, match=r"(?s)update 1 of the critic.*no update has changed the weights yet"):
         stopping.train()
     assert (saved.parent / "step-000001-update-1-critic" / "critic").is_dir()
     assert not saved.exists()  # trainer.overwrite
+
+
+def test_before_the_first_update_the_learning_rate_is_not_to_blame(moody):
+    run = moody({1, 2}, trainer={"on_non_finite": "skip", "max_skipped_updates": 1})
+    with pytest.raises(EngineError, match="step 1, update 2 of the policy") as error:
+        run.train()
+    configuration = Path(run.config.trainer.output_dir) / "config.yaml"
+    assert f"so compare kernels and masks with others: anytron verify {configuration};" in error.value.fix
+    assert ".lr" not in error.value.fix
+
+
+def test_after_it_the_learning_rate_may_be_to_blame_in_a_resumed_run_as_well(moody, new_run):
+    moody({3}, trainer={"total_steps": 1}).train()
+    run = moody({3}, trainer={"total_steps": 2}, resume="auto")  # the file is read once, and goes on counting
+    with pytest.raises(EngineError, match=r"(?s)step 2, update 1 of the policy.*; lower optimizer\.lr"):
+        run.train()
+    critical = new_run(algorithm={"advantage": "gae"}, critic={}, trainer={"total_steps": 2, "overwrite": True})
+    critical.executor.break_critic_at = 2
+    with pytest.raises(EngineError, match=r"(?s)step 2, update 1 of the critic.*; lower critic\.optimizer\.lr"):
+        critical.train()
 
 
 def test_what_is_read_is_what_was_written(new_run, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.masks import MaskKind
+from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import COLUMNS, FAMILIES
 from tests.backends.megatron.families.layouts import MODELS
 
@@ -13,8 +15,10 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[4] / "docs/reference/families.md"
 SUPPORT_BEGIN, SUPPORT_END = "<!-- begin of what is supported -->", "<!-- end of what is supported -->"
+MASKS_BEGIN, MASKS_END = "<!-- begin of masks -->", "<!-- end of masks -->"
 BEGIN, END = "<!-- begin of the figures -->", "<!-- end of the figures -->"
 
+_FORMATS = ("thd", "bshd")
 HEADING = (
     "| family | layout | logits, fp32 | logits, bf16 (HF's own) | log-probs | gradients | norms | weights | export |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -62,9 +66,37 @@ def support_rows() -> list[str]:
     return lines
 
 
-def write_page(page: Path, figures: list[str]) -> None:
-    """Put both tables between their marks."""
+def mask_rows() -> list[str]:
+    """The table of the masks that each family accepts."""
+    lines = ["| family | thd | bshd | bshd, a vendor's modules | bshd, CP |", "|---|---|---|---|---|"]
+    for family in FAMILIES.values():
+        if not set(_FORMATS) <= set(family.proof):
+            continue
+        context = 1 if "CP" in family.refused else 2
+        cells = [
+            _kinds(accepted_masks(name, context_parallel=ranks, vision=family.takes_images, portable=portable))
+            for name, ranks, portable in (("thd", context, True), ("bshd", 1, True), ("bshd", 1, False))
+        ]
+        with_context = accepted_masks("bshd", context_parallel=2, vision=family.takes_images, portable=True)
+        cells.append("refused" if context == 1 else _kinds(with_context))
+        lines.append(f"| {' | '.join([family.title, *cells])} |")
+    return lines
+
+
+def _kinds(accepted: frozenset[MaskKind]) -> str:
+    return ", ".join(f"`{kind.value}`" for kind in MaskKind if kind in accepted)
+
+
+def write_generated(page: Path) -> None:
+    """Put the tables that need no measurement between their marks."""
     text = _between(page.read_text(encoding="utf-8"), SUPPORT_BEGIN, support_rows(), SUPPORT_END)
+    page.write_text(_between(text, MASKS_BEGIN, mask_rows(), MASKS_END), encoding="utf-8")
+
+
+def write_page(page: Path, figures: list[str]) -> None:
+    """Put all tables between their marks."""
+    write_generated(page)
+    text = page.read_text(encoding="utf-8")
     page.write_text(_between(text, BEGIN, [*HEADING, *figures], END), encoding="utf-8")
 
 
@@ -83,6 +115,4 @@ def rows_of(page: Path) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(
-        _between(PAGE.read_text(encoding="utf-8"), SUPPORT_BEGIN, support_rows(), SUPPORT_END), encoding="utf-8"
-    )
+    write_generated(PAGE)

@@ -14,7 +14,7 @@ from anytron.plugins import open_session
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe
-from tests.backends.megatron.families.table import PAGE, rows_of, support_rows
+from tests.backends.megatron.families.table import PAGE, mask_rows, rows_of, support_rows
 from tests.backends.megatron.ranks import engine_config
 from tests.tiny_models import CONFIGS
 
@@ -124,6 +124,7 @@ def test_a_row_says_what_is_refused():
 def test_the_page_has_the_rows_of_these_tests_and_families():
     expected = [(model.title, layout.name) for model in MODELS for layout in model.layouts]
     assert rows_of(PAGE) == expected, "run pytest with --families-table, see the top of this file"
-    assert "\n".join(support_rows()) in PAGE.read_text(encoding="utf-8"), (
-        "run python -m tests.backends.megatron.families.table"
-    )
+    for rows in (support_rows(), mask_rows()):
+        assert "\n".join(rows) in PAGE.read_text(encoding="utf-8"), (
+            "run python -m tests.backends.megatron.families.table"
+        )

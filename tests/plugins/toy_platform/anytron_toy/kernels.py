@@ -33,21 +33,31 @@ class LoopedAttention:
         assert call.mask is None
         if call.format == "bshd":
             return torch.stack([self._attend(q, k, v, causal) for q, k, v in zip(query, key, value, strict=True)])
-        lengths, starts = call.cu_seqlens_q.diff().tolist(), call.cu_seqlens_q_padded.tolist()
+        queries = _parts(call.cu_seqlens_q, call.cu_seqlens_q_padded)
+        keys = _parts(call.cu_seqlens_kv, call.cu_seqlens_kv_padded)
+        lengths = [part.stop - part.start for part in queries]
         if call.mode == LENGTHS and lengths != vendor.ACTUAL_LENGTHS:
             raise RuntimeError(f"toy: the library was told {vendor.ACTUAL_LENGTHS}, sequences are {lengths}")
         out = query.new_zeros(*query.shape[:-1], self.spec.v_dim)
-        for length, start in zip(lengths, starts, strict=False):
-            part = slice(start, start + length)
-            out[part] = self._attend(query[part], key[part], value[part], causal)
+        for of_queries, of_keys in zip(queries, keys, strict=True):
+            out[of_queries] = self._attend(query[of_queries], key[of_keys], value[of_keys], causal)
         return out
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        # torch's is_causal is aligned to the first query and the first key, ours to the last ones.
+        seen = torch.ones(len(query), len(key), dtype=torch.bool, device=query.device)
+        seen = seen.tril(len(key) - len(query)) if causal else seen
         out = functional.scaled_dot_product_attention(
-            *heads_first, is_causal=causal, scale=self.spec.scale, enable_gqa=True
+            *heads_first, attn_mask=seen, scale=self.spec.scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
+
+
+def _parts(lengths: Tensor, starts: Tensor | None) -> list[slice]:
+    """Where each sequence lies in the buffer."""
+    begins = (lengths if starts is None else starts)[:-1]
+    return [slice(*ends) for ends in torch.stack([begins, begins + lengths.diff()], dim=1).tolist()]
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
@@ -57,11 +67,11 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
 
 
 def log_probs(
-    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
+    entries: int, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Give log-probs and entropies ``[N]`` from all logits at once, for a vocabulary on one rank."""
+    """Give log-probs and entropies ``[N]`` from all logits at once, for a vocabulary of so many entries on one rank."""
     assert group is None or group.size() == 1
-    logits = (hidden @ weight.T).float() / temperature
+    logits = (hidden @ weight[:entries].T).float() / temperature
     every = logits.log_softmax(-1)
     chosen = every.gather(-1, labels.clamp(min=0)[:, None])[:, 0]
     entropy = -(every.exp() * every).sum(-1)

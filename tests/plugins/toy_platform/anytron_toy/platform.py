@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -172,7 +173,7 @@ class ToyPlatform(Platform):
         """All logits at once, where the vocabulary is on one rank."""
         from anytron_toy.kernels import log_probs
 
-        return log_probs if spec.tensor_parallel == 1 else None
+        return partial(log_probs, spec.vocab_size) if spec.tensor_parallel == 1 else None
 
     @hookimpl
     def rollout_options(self, engine: str) -> dict[str, Any]:

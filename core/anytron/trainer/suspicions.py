@@ -1,0 +1,131 @@
+"""Warn of numbers that say that a run learns nothing, or the wrong thing, although nothing fails.
+
+Two are looked at: how far rollout and training disagree about tokens, and the norm of each model's gradient. That an
+update gives NaN is another matter (:mod:`anytron.trainer.non_finite`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.trainer.metrics import AGREEMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anytron.batch import RaggedBatch
+    from anytron.config.schema import RunConfig
+    from anytron.tracking.progress import Progress
+    from anytron.tracking.run_directory import RunDirectory
+
+DISAGREEMENT = 0.1
+"""Nats from which they disagree: rounding stays far below it, in bfloat16 as well."""
+STEPS_BETWEEN = 100
+"""A warning is repeated after so many steps at the earliest."""
+
+_ROUNDING = 1e-4
+"""Relative error of metrics that are sums of many tokens, at most."""
+
+
+@dataclass
+class _Sightings:
+    """One kind of suspicious number: how many steps had it, and how many of them were told of at which step."""
+
+    steps: int = 0
+    told: int = 0
+    told_at: int = 0
+
+
+class Suspicions:
+    """Looks at the numbers of a run. A context manager: leaving tells how many steps had suspicious ones.
+
+    Args:
+        config: The run.
+        run: Its directory, whose log has every warning.
+        progress: Shows them: each kind when it is first seen, and again after ``STEPS_BETWEEN`` steps.
+    """
+
+    def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
+        self._config, self._run, self._progress = config, run, progress
+        self._command = f"anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
+        self._found: dict[str, str] = {}
+        self._sightings: dict[str, _Sightings] = {}
+        self._steps = 0
+
+    def updated(self, mini_batch: RaggedBatch, metrics: Mapping[str, float]) -> None:
+        """Look at an update: a gradient of exactly 0 where there was something to learn.
+
+        Args:
+            mini_batch: What was learnt from.
+            metrics: Those of the update, the critic's and the policy's, or of one of them.
+        """
+        if metrics.get("critic/grad_norm") == 0.0 and critic_has_to_learn(metrics):
+            self._found["critic/grad_norm was 0"] = (
+                "critic/grad_norm is 0, although values differ from returns: the critic learns nothing; "
+                "some kernel or hook gives no gradient"
+            )
+        if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch, metrics, self._config):
+            self._found["grad_norm was 0"] = (
+                "grad_norm is 0, although there are tokens to learn from: the policy learns nothing; "
+                "some kernel or hook gives no gradient"
+            )
+
+    def stepped(self, metrics: Mapping[str, float]) -> None:
+        """Look at a finished step, and warn of what was found in it.
+
+        With ``rollout.max_staleness`` log-probs are compared only in steps whose tokens all come from the newest
+        weights. Those of older weights differ because the policy has changed. Every run has such a step: its first.
+        """
+        step, difference = int(metrics["step"]), metrics.get(AGREEMENT, 0.0)
+        fresh = metrics.get("rollout/age_max", 0.0) == 0.0
+        if fresh and difference > DISAGREEMENT and self._config.trainer.rollout_log_prob_tolerance is None:
+            self._found[f"{AGREEMENT} was above {DISAGREEMENT}"] = (
+                f"{AGREEMENT} is {difference:.3g}: above {DISAGREEMENT} generation and training disagree about the "
+                "model, and the policy learns from responses that are not its own"
+            )
+        self._steps += 1
+        found, self._found = self._found, {}
+        for kind, text in found.items():
+            seen = self._sightings.setdefault(kind, _Sightings())
+            seen.steps += 1
+            if seen.told and step < seen.told_at + STEPS_BETWEEN:
+                continue
+            counted = f" ({seen.steps} steps so far)" if seen.told else ""
+            self._warn(f"step {step}: {text}{counted}. Find out where it comes from: {self._command}")
+            seen.told, seen.told_at = seen.steps, step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for kind, seen in self._sightings.items():
+            if seen.steps > seen.told:
+                self._warn(f"{kind} in {seen.steps} of {self._steps} steps. Find out why: {self._command}")
+
+    def _warn(self, text: str) -> None:
+        self._progress.warn(text)
+        self._run.log(f"warning: {text}")
+
+
+def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config: RunConfig) -> bool:
+    """Say whether the policy's loss has a gradient, as far as its parts tell.
+
+    It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
+    is clipped; and without an entropy bonus and a KL penalty. The penalty has no gradient as long as the policy
+    is the reference.
+    """
+    assert batch.token_shares is not None, "mini-batches have them"
+    assert batch.advantages is not None, "they come before mini-batches"
+    advantaged = float(batch.token_shares[batch.advantages != 0].sum())
+    clipped = metrics.get("policy/clip_fraction", 0.0)
+    entropic = config.algorithm.entropy_coefficient != 0.0 and metrics.get("policy/entropy", 0.0) != 0.0
+    return advantaged > clipped * (1.0 + _ROUNDING) or entropic or metrics.get("loss/kl", 0.0) != 0.0
+
+
+def critic_has_to_learn(metrics: Mapping[str, float]) -> bool:
+    """Say whether the critic's loss has a gradient: some value is neither its return nor at its limit."""
+    return metrics["critic/loss"] != 0.0 and metrics["critic/clip_fraction"] < 1.0 - _ROUNDING
