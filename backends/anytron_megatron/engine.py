@@ -27,6 +27,7 @@ from anytron_megatron.names import ENGINE
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import kernel_conformance, mask_conformance, possible_formats
+from anytron_megatron.training.gradients import named_gradients
 from anytron_megatron.training.logits import whole_logits
 from anytron_megatron.training.memory import release_memory
 from anytron_megatron.training.mtp import MultiTokenPrediction
@@ -248,6 +249,17 @@ class MegatronEngine:
     def export_adapter(self, destination: WeightDestination[Sent]) -> Sent | None:
         """Send the adapters by themselves, in the same way."""
         return self._send(self._the_adapters("export_adapter").export(), destination)
+
+    def export_gradients(
+        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, destination: WeightDestination[Sent]
+    ) -> Sent | None:
+        """Send the gradients of a loss, of adapters if the run trains these; nothing is updated."""
+        self._offload.end()
+        loss_fn = partial(self._prediction.add_loss, loss, coefficient=0.0)
+        self._trained.compute_gradients(micro_batches, loss_fn, self._experts.unbalanced(), self._prediction.scope)
+        modules = self._modules()
+        export = partial(self._source.export, modules) if self._adapters is None else self._adapters.export
+        return self._send(named_gradients(modules, export), destination)
 
     def offload(self) -> MemoryUse:
         """Move what generation does not need to the host; the next call that needs any of it brings all of it back."""

@@ -109,7 +109,9 @@ def _place_of(name: str) -> str | None:
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
-    capabilities=frozenset({"critic", "adapters", "checkpoints", "observation", "inspection", "offload", "routing"}),
+    capabilities=frozenset(
+        {"critic", "adapters", "checkpoints", "observation", "gradients", "inspection", "offload", "routing"}
+    ),
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     place_of=_place_of,
 )

@@ -22,7 +22,16 @@ TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout
 EXECUTORS = "anytron.executors"
 
 Capability = Literal[
-    "critic", "adapters", "checkpoints", "observation", "inspection", "comparison", "offload", "sleep", "routing"
+    "critic",
+    "adapters",
+    "checkpoints",
+    "observation",
+    "gradients",
+    "inspection",
+    "comparison",
+    "offload",
+    "sleep",
+    "routing",
 ]
 """What not every engine can do. Each is a protocol of :mod:`anytron.engines.training_engine` or
 :mod:`anytron.engines.rollout_engine`, but for ``routing``: responses carry their routing (rollout), passes repeat it

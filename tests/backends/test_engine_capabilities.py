@@ -17,6 +17,7 @@ TRAINING = {
     "adapters": training_engine.AdapterEngine,
     "checkpoints": training_engine.CheckpointEngine,
     "observation": training_engine.ObservableEngine,
+    "gradients": training_engine.DifferentiableEngine,
     "inspection": training_engine.InspectableEngine,
     "offload": training_engine.OffloadingEngine,
 }

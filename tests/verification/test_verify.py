@@ -16,8 +16,10 @@ from anytron.verification import CHECKS
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
 PLUGIN = """
+import torch
 from anytron import hookimpl
 from anytron.hooks.types import ConfigEdit
+from anytron.kernels.attention import make_attention
 from anytron.kernels.log_prob import make_log_prob
 from anytron.masks import AttnMask, MaskKind
 from anytron.patches import Patch, Phase
@@ -34,6 +36,16 @@ def permuting(original):
 def cut_off(kernel):
     return lambda *given: tuple(values.detach() + 0.0 * values for values in kernel(*given))
 
+
+class Unfinished(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError("acme: no gradient yet")
+
 class Sabotage:
     name = "sabotage"
 
@@ -45,7 +57,24 @@ class Sabotage:
     @hookimpl
     def log_prob_kernel(self, spec):
         kernel = make_log_prob(spec)
-        return cut_off(kernel) if {gradient} else kernel
+
+        def log_prob(hidden, weight, labels, temperature, group):
+            log_probs, entropy = kernel(hidden, weight, labels, 1.0 if {temperature} else temperature, group)
+            return log_probs, entropy * 1.04 if {entropy} else entropy
+
+        return cut_off(log_prob) if {gradient} else log_prob
+
+    @hookimpl
+    def attention_kernel(self, spec):
+        attention = make_attention(spec)
+
+        def raising(*arguments):
+            raise RuntimeError("acme: the queue is not set\\nit was never set")
+
+        def raising_later(*arguments):
+            return Unfinished.apply(attention(*arguments))
+
+        return {{"raises": raising, "raises backwards": raising_later}}.get({attention!r})
 
     @hookimpl
     def build_attn_mask(self, request):
@@ -67,9 +96,10 @@ class Sabotage:
 def install(tmp_path):
     """Write an extension that breaks what is named; give the environment in which it is installed."""
 
-    def write(**broken: bool) -> dict[str, str]:
-        settings = dict.fromkeys(("mask", "reduce", "export", "packed_only", "gradient"), False)
-        (tmp_path / "sabotage.py").write_text(PLUGIN.format(**{**settings, **broken}))
+    def write(**broken: bool | str) -> dict[str, str]:
+        off = ("mask", "reduce", "export", "packed_only", "gradient", "temperature", "entropy", "attention")
+        settings: dict[str, bool | str] = {**dict.fromkeys(off, False), **broken}
+        (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
         metadata = tmp_path / "sabotage-1.0.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sabotage\nVersion: 1.0\n")
@@ -115,7 +145,7 @@ def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
     code, results = verify_json(*arguments, environment=install(reduce=True))
     assert code == 1
     # One rank alone needs no sum, so that the comparison with it shows the fault, as Hugging Face does.
-    failing = {"hf-logits", "rollout-equals-training", "parallel-equals-single"}
+    failing = {"hf-logits", "hf-log-probs", "hf-gradients", "rollout-equals-training", "parallel-equals-single"}
     assert with_status(results, "failed") == failing, results
 
 
@@ -124,8 +154,9 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
     assert code == 1
     assert results["mask-conformance"]["max_abs_diff"] > 1
     assert "down_proj" in results["export-equals-import"]["detail"]
-    # The rollout engine has the permuted weight.
-    failing = {"mask-conformance", "export-equals-import", "hf-logits", "rollout-equals-training"}
+    # The rollout engine has the permuted weight, and gradients are exported in the same way.
+    hugging_face = {"hf-logits", "hf-log-probs", "hf-gradients"}
+    failing = {"mask-conformance", "export-equals-import", "rollout-equals-training", *hugging_face}
     assert with_status(results, "failed") == failing, results
     assert {name: results[name]["detail"] for name in with_status(results, "skipped")} == {
         "packed-equals-padded": "there is no bshd here: "
@@ -140,8 +171,52 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
 def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     code, results = verify_json(environment=install(gradient=True))
     assert code == 1
-    assert with_status(results, "failed") == {"packed-equals-padded"}, results
+    assert with_status(results, "failed") == {"hf-gradients", "packed-equals-padded"}, results
     assert "gradient is 0" in results["packed-equals-padded"]["detail"]
+
+
+def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install):
+    code, results = verify_json(environment=install(temperature=True))
+    assert code == 1
+    assert with_status(results, "failed") == {"hf-log-probs", "hf-gradients"}, results
+    assert results["hf-log-probs"]["max_abs_diff"] > 0.1
+    assert "at temperature 0.7" in results["hf-log-probs"]["detail"]
+    assert results["hf-gradients"]["detail"].startswith("begin with hf-log-probs: gradients of wrong values are wrong")
+
+
+def test_entropies_are_compared_and_so_are_their_gradients(install):
+    code, results = verify_json(environment=install(entropy=True))
+    assert code == 1
+    assert with_status(results, "failed") == {"hf-log-probs", "hf-gradients"}, results
+    assert results["hf-log-probs"]["max_abs_diff"] == pytest.approx(0.04 * 2.77, rel=0.1)
+
+
+def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
+    """What needs no gradient is computed, in new processes."""
+    code, results = verify_json(environment=install(attention="raises backwards"))
+    assert code == 1
+    assert with_status(results, "failed") == {"mask-conformance", "hf-gradients", "packed-equals-padded"}, results
+    assert with_status(results, "skipped") == {"parallel-equals-single"}, results
+    for name, method in (
+        ("mask-conformance", "attention_conformance"),
+        ("hf-gradients", "export_gradients"),
+        ("packed-equals-padded", "update"),
+    ):
+        said, _, log = results[name]["detail"].partition(" (log: ")
+        assert said == f"Trainer rank 0 failed in {method}(). NotImplementedError: acme: no gradient yet"
+        assert "acme: no gradient yet" in Path(log.removesuffix(")")).read_text()
+
+
+def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
+    code, results = verify_json(environment=install(attention="raises"))
+    assert code == 1
+    assert with_status(results, "passed") == {"export-equals-import"}, results
+    assert with_status(results, "failed") == {"mask-conformance", "hf-logits"}, results
+    why = "not made, because hf-logits ended the process, and it needs the configured engine's log-probs"
+    for name in with_status(results, "skipped") - {"parallel-equals-single"}:
+        assert results[name]["detail"] == why
+    for name in with_status(results, "failed"):
+        assert "RuntimeError: acme: the queue is not set (log: " in results[name]["detail"]
 
 
 def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):

@@ -73,6 +73,17 @@ class Experts:
             self._replays.start()
         return self._replaying
 
+    def unbalanced(self) -> Feature:
+        """Begin passes whose gradients are those of the loss alone: routing is replayed, auxiliary losses are left out.
+
+        They leave nothing in :meth:`metrics`.
+        """
+        if self._balancing is not None:
+            self._balancing.start()
+        if self._replays is not None:
+            self._replays.start()
+        return self._replaying_alone
+
     def metrics(self) -> dict[str, float]:
         """Report the update's auxiliary losses, and how much of its routing was replayed against the routers' choice.
 
@@ -92,4 +103,10 @@ class Experts:
         return scopes.combine(
             None if self._replays is None else self._replays.replaying(chunk, prepared),
             None if self._balancing is None else self._balancing.weighting(prepared),
+        )
+
+    def _replaying_alone(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
+        return scopes.combine(
+            None if self._replays is None else self._replays.replaying(chunk, prepared),
+            None if self._balancing is None else self._balancing.without(prepared),
         )

@@ -74,6 +74,10 @@ class LoadBalancing:
         share = float(prepared.batch.token_shares.sum())
         return partial(self._weighted, share, self._part(prepared), prepared.loss_scale)
 
+    def without(self, prepared: PreparedBatch) -> ScopeFactory | None:
+        """Make the scope in which a micro-batch has no auxiliary losses."""
+        return partial(self._weighted, 0.0, self._part(prepared), 0) if self._names else None
+
     def metrics(self) -> dict[str, float]:
         """Report this replica's part of each loss, averaged over layers. A collective over the ranks of a replica.
 

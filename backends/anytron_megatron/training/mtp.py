@@ -68,10 +68,13 @@ class MultiTokenPrediction:
         del chunk, prepared
         return self._computing if self._coefficient > 0.0 else None
 
-    def add_loss(self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
+    def add_loss(
+        self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch, coefficient: float | None = None
+    ) -> LossOutputs:
         """Compute the policy's loss and the modules' together, from log-probs and a prediction for each depth.
 
-        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss.
+        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss. With a ``coefficient`` of 0 the modules
+        compute as in any update, and get gradients of 0; None = the run's.
         """
         policy = loss_fn(outputs, batch)
         if not outputs.predicted:
@@ -79,7 +82,8 @@ class MultiTokenPrediction:
         assert batch.loss_weights is not None
         loss = -torch.stack([torch.sum(batch.loss_weights * log_probs) for log_probs in outputs.predicted]).mean()
         metrics = {**policy.metrics, "mtp/loss": loss.detach()}
-        return LossOutputs(policy.loss + self._coefficient * loss, metrics)
+        weight = self._coefficient if coefficient is None else coefficient
+        return LossOutputs(policy.loss + weight * loss, metrics)
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

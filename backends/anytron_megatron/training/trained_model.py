@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron_megatron.training import parallel
+from anytron_megatron.training.gradients import gather_gradients
 from anytron_megatron.training.inspection import inspect_update
 from anytron_megatron.training.optimizer import build_optimizer, step_if_finite, wrap_for_training
 from anytron_megatron.training.schedule import ModelChunk, forward_backward
@@ -92,16 +93,14 @@ class TrainedModel:
             On reporting ranks: the parts' metrics, added up, ``grad_norm``, ``lr`` and ``update/skipped``. None
             elsewhere.
         """
-        # Some change in the passes themselves: the expert biases of a mixture of experts.
-        buffers = [(buffer, buffer.clone()) for module in self._modules for buffer in module.buffers()]
+        buffers = self._saved_buffers()
         self.zero_grad()
         parts = forward_backward(self.chunks, micro_batches, self._preparer, loss_fn, *features)
         grad_norm = step_if_finite(self.optimizer)
         skipped = not math.isfinite(grad_norm)
         lr = self._scheduler.get_lr(self.optimizer.param_groups[0])
         if skipped:
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            _restore(buffers)
         else:
             self._scheduler.step(increment=1)
             self.updates += 1
@@ -111,6 +110,16 @@ class TrainedModel:
         sums = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts]).sum(0)
         same = {"grad_norm": grad_norm, "lr": float(lr), "update/skipped": float(skipped)}
         return {**dict(zip(names, sums.tolist(), strict=True)), **same}
+
+    def compute_gradients(
+        self, micro_batches: Sequence[RaggedBatch], loss_fn: LossFunction, *features: Feature
+    ) -> None:
+        """Leave a loss's gradients in ``main_grad``, whole on every replica; nothing is updated. A collective."""
+        buffers = self._saved_buffers()
+        self.zero_grad()
+        forward_backward(self.chunks, micro_batches, self._preparer, loss_fn, *features)
+        _restore(buffers)
+        gather_gradients([chunk.module for chunk in self.chunks])
 
     def inspect(self, micro_batches: Sequence[RaggedBatch], loss_fn: LossFunction, *features: Feature) -> Inspection:
         """Do the passes of an update and look at every number; nothing is updated."""
@@ -143,3 +152,12 @@ class TrainedModel:
         for chunk in self.chunks:
             chunk.module.zero_grad_buffer()
         self.optimizer.zero_grad()
+
+    def _saved_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Copy what changes in the passes themselves: the expert biases of a mixture of experts."""
+        return [(buffer, buffer.clone()) for module in self._modules for buffer in module.buffers()]
+
+
+def _restore(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for buffer, before in buffers:
+        buffer.copy_(before)

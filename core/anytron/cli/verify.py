@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rich.status import Status
+
     from anytron.verification import CheckResult
 
 _COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
@@ -50,7 +52,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         trainer = config.trainer.model_copy(update={"output_dir": str(scratch.path)})
         config = config.model_copy(update={"trainer": trainer})
         with notes.status("") as status:
-            report = verify(config, session, executor_class, lambda what: status.update(f"{what} ..."))
+            report = verify(config, session, executor_class, _Watcher(notes, status))
         if as_json:
             print(json.dumps(report.as_json(), indent=2))
         else:
@@ -59,6 +61,21 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         if not report.passed:
             scratch.keep_logs()
     return report.passed
+
+
+class _Watcher:
+    """Shows on a terminal what is being done, and prints a line for each check that is over."""
+
+    def __init__(self, notes: Console, status: Status) -> None:
+        self._notes = notes
+        self._status = status
+
+    def begins(self, what: str) -> None:
+        self._status.update(f"{what} ...")
+
+    def made(self, result: CheckResult, seconds: float) -> None:
+        color = _COLORS[result.status.value]
+        self._notes.print(f"{result.check}: [{color}]{result.status.value}[/], {seconds:.1f} s")
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:

@@ -247,6 +247,29 @@ class ObservableEngine(TrainingEngine, Protocol):
         """
 
 
+class DifferentiableEngine(TrainingEngine, Protocol):
+    """A training engine whose gradients can be compared with others: capability ``gradients``.
+
+    ``anytron verify`` compares them with Hugging Face's; training does not need it.
+    """
+
+    def export_gradients(
+        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, destination: WeightDestination[Sent]
+    ) -> Sent | None:
+        """Do the passes of an update, and send the gradient of each of the policy's parameters. Nothing is updated.
+
+        Args:
+            micro_batches: As in :meth:`TrainingEngine.update`.
+            loss: The whole of the loss: what engines add to it, as routers' balance, is left out.
+            destination: Gets float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
+                ``model.lora`` the adapters', under those of :meth:`AdapterEngine.export_adapter`. What the run does not
+                train is left out.
+
+        Returns:
+            What the destination does, from rank 0.
+        """
+
+
 class InspectableEngine(TrainingEngine, Protocol):
     """A training engine that can say where a number stops being finite: capability ``inspection``.
 

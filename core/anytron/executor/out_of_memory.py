@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BUILDING = "start"
 """What stands for a method while the engine is built."""
-WITH_GRADIENTS = ("update", "update_critic", "inspect_update")
+WITH_GRADIENTS = ("update", "update_critic", "inspect_update", "export_gradients")
 """Methods of a training engine that keep activations."""
 WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
 """Methods of a training engine that compute a micro-batch."""

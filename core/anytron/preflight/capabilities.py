@@ -110,6 +110,12 @@ def compares_weights(config: RunConfig) -> bool:
     return info is not None and "comparison" in info.capabilities
 
 
+def shows_gradients(config: RunConfig) -> bool:
+    """Whether the training engine gives the gradient of each parameter."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+    return info is not None and "gradients" in info.capabilities
+
+
 def saves_checkpoints(config: RunConfig) -> bool:
     """Whether a run writes checkpoints: it is not asked to keep none, and its training engine can."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")

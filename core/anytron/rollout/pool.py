@@ -231,6 +231,11 @@ class RolloutPool:
         assert version is not None, "that was waited for"
         return version
 
+    @property
+    def failed(self) -> bool:
+        """Whether a call failed, so that the replicas are of no more use."""
+        return self._failure is not None or any(replica.group.ended for replica in self._replicas)
+
     def withdraw_weights(self) -> None:
         """Say that training goes on, so that these weights cannot be had again; return when all replicas are at work.
 

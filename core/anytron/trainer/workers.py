@@ -120,6 +120,16 @@ class TrainingWorkers:
         manifest: WeightManifest = self.group.call(f"export_{part}", WeightFile(path))[0]
         return manifest
 
+    def export_gradients(
+        self, path: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction
+    ) -> WeightManifest:
+        """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated."""
+        per_rank = updates.micro_batches(mini_batch, self.dp_size)
+        shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
+        arguments = [(shares[place.dp_rank], loss, WeightFile(path)) for place in self.topology]
+        manifest: WeightManifest = self.group.scatter("export_gradients", arguments)[0]
+        return manifest
+
     def offload(self) -> dict[str, float]:
         """Move what generation does not need to the host; return the ranks' memory as metrics."""
         found: list[MemoryUse] = self.group.call("offload")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -11,14 +13,22 @@ from anytron.components import TRAINING_ENGINES
 from anytron.config.schema import ParallelSection
 from anytron.errors import AnytronError, ConfigError
 from anytron.executor.protocol import GroupSpec
-from anytron.preflight.capabilities import compares_weights
+from anytron.preflight.capabilities import compares_weights, shows_gradients
 from anytron.preflight.prepare import prepare
-from anytron.temporary import WEIGHTS, PrivateDirectory
 from anytron.trainer.initial_model import model_directory, write_random_model
-from anytron.trainer.weight_transfer import WeightTransfer
-from anytron.trainer.workers import TrainingWorkers, kernel_suppliers, start_workers
-from anytron.verification.observation import WHOLE_LOGITS, Observation, observe
-from anytron.verification.report import CheckResult, Report, failed, measured, skipped
+from anytron.trainer.workers import TrainingWorkers
+from anytron.verification.engines import Engines
+from anytron.verification.gradients import check_gradients
+from anytron.verification.observation import (
+    WHOLE_LOGITS,
+    Forward,
+    Observation,
+    first_sequences,
+    observe,
+    observe_forward,
+)
+from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
+from anytron.verification.tied import tied_output
 from anytron.verification.tolerances import FACTORS, tolerance
 from anytron.verification.trajectories import Trajectories, sample_trajectories
 
@@ -30,13 +40,18 @@ if TYPE_CHECKING:
     from anytron.hooks.types import ConfigEdit
     from anytron.plugins import Session
     from anytron.preflight.prepare import PreparedRun
+    from anytron.verification.report import Watcher
 
     ExecutorMaker = Callable[[RunConfig, Session], Executor]
+
+Value = TypeVar("Value")
 
 CHECKS = (
     "mask-conformance",
     "export-equals-import",
     "hf-logits",
+    "hf-log-probs",
+    "hf-gradients",
     "rollout-equals-training",
     "packed-equals-padded",
     "parallel-equals-single",
@@ -46,160 +61,195 @@ CHECKS = (
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
-def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, tell: Callable[[str], None]) -> Report:
+def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, watcher: Watcher) -> Report:
     """Make all checks.
 
     Args:
         config: The run, complete and checked; the checks write into its ``trainer.output_dir``.
         session: The driver's plugins.
         make_executor: The executor's class: a layout of another size needs other processes.
-        tell: Called with the name of the next step, for people.
+        watcher: Is told what is being done, and each result.
 
     Returns:
         One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. If an engine refuses
-        something, or a process dies, the check that met it fails, and so do those that needed it.
+        something, or a process dies, the check that met it fails. Those that need what it was to compute are skipped,
+        all others are made, if need be in new processes.
 
     Raises:
-        ConfigError: The configuration names something impossible or missing.
-        DataError: The prompts are not usable.
+        AnytronError: The prompts are not usable, or the engines do not start.
     """
-    tell("preparing prompts and weights")
+    watcher.begins("preparing prompts and weights")
+    config = _without_dropout(config)
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
-    tell("starting the engines")
+    watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
-        run = _Run(config, session, make_executor, executor)
-        return Report(_check(run, prepared, tell), run.kernels)
+        run = _Run(config, session, make_executor, executor, prepared)
+        results = []
+        for check in CHECKS:
+            watcher.begins(check)
+            began = time.monotonic()
+            results.append(run.make(check))
+            watcher.made(results[-1], time.monotonic() - began)
+        return Report(results, run.kernels)
 
 
-def _check(run: _Run, prepared: PreparedRun, tell: Callable[[str], None]) -> list[CheckResult]:
-    results: dict[str, CheckResult] = {}
+def _without_dropout(config: RunConfig) -> RunConfig:
+    """Leave out the dropout of adapters: what is drawn at random is not the same twice."""
+    if config.model.lora is None:
+        return config
+    lora = config.model.lora.model_copy(update={"dropout": 0.0})
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
 
-    def attempt(check: str, make: Callable[[], CheckResult]) -> None:
-        tell(check)
-        try:
-            results[check] = make()
-        except AnytronError as error:
-            results[check] = failed(check, _in_words(error))
 
-    attempt("mask-conformance", run.mask_conformance)
-    attempt("export-equals-import", run.export_equals_import)
-    tell("sampling responses")
-    try:
-        run.sample(prepared)
-    except AnytronError as error:
-        return [results.get(check) or failed(check, _in_words(error)) for check in CHECKS]
-    attempt("hf-logits", run.hf_logits)
-    attempt("rollout-equals-training", run.rollout_equals_training)
-    attempt("packed-equals-padded", run.packed_equals_padded)
-    attempt("parallel-equals-single", run.parallel_equals_single)
-    return [results[check] for check in CHECKS]
+class _NotMade(Exception):  # noqa: N818 - what happened
+    """Something that a check needs was lost with an earlier one, which its message names."""
 
 
 class _Run:
-    """The state that the checks share: the engines, the trajectories, and the configured engine's values.
+    """The checks and what they share: the engines, the trajectories, and values of the configured engine.
 
     Attributes:
         kernels: The plugins that supplied each kernel of the configured training engine.
-        trajectories: The data of the checks.
-        own: The configured training engine's values.
     """
 
-    kernels: dict[str, str]
-    trajectories: Trajectories
-    own: Observation
-
-    def __init__(self, config: RunConfig, session: Session, make_executor: ExecutorMaker, executor: Executor) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        session: Session,
+        make_executor: ExecutorMaker,
+        executor: Executor,
+        prepared: PreparedRun,
+    ) -> None:
         self._config = config
         self._session = session
         self._make_executor = make_executor
-        self._executor = executor
-        self._trainer, self._rollout = start_workers(executor, config)
-        self.kernels = kernel_suppliers(self._trainer.describe())
+        self._prepared = prepared
+        self._engines = Engines(config, executor)
+        self._check = ""
+        self._failed: list[str] = []
+        self._shared: dict[str, Any] = {}
+        self._lost: dict[str, str] = {}
+        self.kernels = self._engines.kernels
 
-    def sample(self, prepared: PreparedRun) -> None:
-        """Sample responses, and let the configured engine compute everything on them."""
-        self.trajectories = sample_trajectories(self._config, prepared, self._rollout)
-        self.own = observe(self._trainer, self._config, self.trajectories.batch)
+    def make(self, check: str) -> CheckResult:
+        """Make a check: its method has its name."""
+        self._check = check
+        try:
+            result: CheckResult = getattr(self, check.replace("-", "_"))(check)
+        except _NotMade as lost:
+            return skipped(check, str(lost))
+        except AnytronError as error:
+            result = failed(check, in_one_line(error))
+        if result.status is Status.FAILED:
+            self._failed.append(check)
+        return result
 
-    def mask_conformance(self) -> CheckResult:
+    def mask_conformance(self, check: str) -> CheckResult:
         """Compare the platform's masks and attention kernels with their definition."""
-        conformance = self._trainer.attention_conformance()
+        conformance = self._engines.trainer().attention_conformance()
         if conformance is None:
-            return skipped("mask-conformance", "the training engine does not offer this check")
-        return measured("mask-conformance", conformance.difference, conformance.tolerance, conformance.detail)
+            return skipped(check, "the training engine does not offer this check")
+        return measured(check, conformance.difference, conformance.tolerance, conformance.detail)
 
-    def export_equals_import(self) -> CheckResult:
+    def export_equals_import(self, check: str) -> CheckResult:
         """Compare exported weights with the checkpoint, bit for bit, and give them to the rollout engine.
 
         What the rollout engine holds then is compared with them too, if it can be.
         """
         from safetensors.torch import load_file
 
-        file = Path(self._config.trainer.output_dir) / "verified.safetensors"
-        self._trainer.export_weights(str(file))
-        with PrivateDirectory(WEIGHTS) as exchange:
-            transfer = WeightTransfer.from_config(self._config, self._executor, exchange.path, lambda _: None)
-            compared = compares_weights(self._config)
-            self._rollout.load_weights(transfer.of(self._trainer, compared=compared))
+        file = self._file("verified")
+        self._engines.trainer().export_weights(str(file))
+        self._engines.give_weights()
         exported = load_file(file)
         file.unlink()
         checkpoint: dict[str, torch.Tensor] = {}
         for part in sorted(model_directory(self._config).glob("*.safetensors")):
             checkpoint |= load_file(part)
-        missing = sorted(checkpoint.keys() - exported.keys() - self._not_exported(checkpoint, exported))
+        missing = sorted(checkpoint.keys() - exported.keys() - tied_output(checkpoint, exported))
         unknown = sorted(exported.keys() - checkpoint.keys())
         if missing or unknown:
             name = (missing or unknown)[0]
             where = "the checkpoint only" if missing else "the export only"
             detail = f"{len(missing) + len(unknown)} tensors are in one of the two; the first, {name}, is in {where}"
-            return failed("export-equals-import", detail)
+            return failed(check, detail)
         worst, unequal = 0.0, []
         for name, tensor in exported.items():
             original = checkpoint[name].to(tensor.dtype)
             if not torch.equal(tensor, original):
                 unequal.append(name)
                 worst = max(worst, float((tensor.double() - original.double()).abs().max()))
-        detail = f"{len(exported)} tensors, {'which' if compared else 'not known if'} the rollout engine holds"
+        held = "which" if compares_weights(self._config) else "not known if"
+        detail = f"{len(exported)} tensors, {held} the rollout engine holds"
         if unequal:
             detail = f"{len(unequal)} differ, the first is {unequal[0]}"
         # torch.equal compares values: zeros of different signs are equal.
-        return measured("export-equals-import", worst, 0.0, detail)
+        return measured(check, worst, 0.0, detail)
 
-    @staticmethod
-    def _not_exported(checkpoint: dict[str, torch.Tensor], exported: dict[str, torch.Tensor]) -> set[str]:
-        """Names of a tied weight that the checkpoint holds twice and the export once."""
-        tied = {"lm_head.weight"} & checkpoint.keys() - exported.keys()
-        same = [name for name in exported if name.endswith("embed_tokens.weight")]
-        return {name for name in tied if any(torch.equal(checkpoint[name], checkpoint[other]) for other in same)}
-
-    def hf_logits(self) -> CheckResult:
+    def hf_logits(self, check: str) -> CheckResult:
         """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine.
 
         Their log-softmax, because not every engine gives the constant of each row, which means nothing.
         """
-        theirs, own = torch.cat(self._rollout.logits(self.trajectories.sequences[:WHOLE_LOGITS])), self.own.logits
+        theirs, own = self._their_logits(), self._forward().logits
         width = min(theirs.shape[1], own.shape[1])
         expected, found = theirs[:, :width].log_softmax(-1), own[:, :width].log_softmax(-1)
         limit = tolerance(self._config.model.dtype, expected)
         detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}"
-        return measured("hf-logits", _largest(found - expected), limit, detail)
+        return measured(check, _largest(found - expected), limit, detail)
 
-    def rollout_equals_training(self) -> CheckResult:
+    def hf_log_probs(self, check: str) -> CheckResult:
+        """Compare what the log-prob kernel gives with what the same logits give, at the run's temperature and another.
+
+        Each has a tolerance of its own; the result shows the one that is used up most.
+        """
+        dtype, first = self._config.model.dtype, first_sequences(self._trajectories().batch)
+        places = first.response_mask.nonzero()[:, 0]
+        logits = self._their_logits()[places - 1]
+        worst, limit, parts = 0.0, FACTORS[dtype], []
+        for temperature, outputs in self._forward().by_temperature.items():
+            scores = (logits / temperature).log_softmax(-1)
+            log_probs = scores.gather(1, first.tokens[places][:, None])[:, 0]
+            entropy = -(scores.exp() * scores).sum(-1)
+            assert outputs.log_probs is not None
+            assert outputs.entropy is not None
+            differences = []
+            for expected, found in ((log_probs, outputs.log_probs), (entropy, outputs.entropy)):
+                difference, allowed = _largest(found[places] - expected), tolerance(dtype, expected)
+                differences.append(difference)
+                if not difference / allowed <= worst / limit:
+                    worst, limit = difference, allowed
+            parts.append(f"at temperature {temperature:g} {differences[0]:.2g} and {differences[1]:.2g}")
+        return measured(check, worst, limit, f"log-probs and entropies of {len(places)} tokens: {'; '.join(parts)}")
+
+    def hf_gradients(self, check: str) -> CheckResult:
+        """Compare the gradient of each parameter with that of transformers, which computes in this process."""
+        config = self._config
+        if not shows_gradients(config):
+            return skipped(check, f"the engine {config.engine.name} cannot show them: it does not declare gradients")
+        self._forward()  # without a forward pass there is none back
+        result = check_gradients(check, config, self._engines.trainer(), self._trajectories().batch)
+        cause = next((one for one in ("hf-logits", "hf-log-probs") if one in self._failed), None)
+        if result.status is Status.FAILED and cause is not None:
+            why = f"begin with {cause}: gradients of wrong values are wrong too"
+            return replace(result, detail=f"{why}; {result.detail}")
+        return result
+
+    def rollout_equals_training(self, check: str) -> CheckResult:
         """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
-        batch = self.trajectories.batch
+        batch = self._trajectories().batch
         assert batch.rollout_log_probs is not None
         drawn = batch.response_mask
-        seen, computed = batch.rollout_log_probs[drawn], self.own.log_probs[drawn]
+        own = self._forward().by_temperature[self._config.rollout.temperature].log_probs
+        assert own is not None
+        seen, computed = batch.rollout_log_probs[drawn], own[drawn]
         limit = tolerance(self._config.model.dtype, seen)
         detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
-        return measured("rollout-equals-training", _largest(seen - computed), limit, detail)
+        return measured(check, _largest(seen - computed), limit, detail)
 
-    def packed_equals_padded(self) -> CheckResult:
+    def packed_equals_padded(self, check: str) -> CheckResult:
         """Compare with the other sequence format, in the same processes."""
-        check = "packed-equals-padded"
-        if self.own.grad_norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
-            return failed(check, "the gradient is 0, although every response has an advantage: something cuts it off")
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
         wanted = self._config.model_copy(
             update={"engine": self._config.engine.model_copy(update={"sequence_format": other})}
@@ -210,13 +260,12 @@ class _Run:
             return skipped(check, f"{other} is refused for this model and layout: {error.why or error.what}")
         if config.engine.sequence_format != other:
             return skipped(check, f"there is no {other} here: {_reasons(edits, 'engine.sequence_format')}")
-        self._trainer.group.rebuild(config)
-        found = observe(TrainingWorkers.of(self._trainer.group), config, self.trajectories.batch)
-        return self._compare(check, found, f"{self._config.engine.sequence_format} and {other}")
+        own, batch = self._own(), self._trajectories().batch
+        found = observe(self._engines.trainer_to_update(config), config, batch)
+        return self._compare(check, own, found, f"{self._config.engine.sequence_format} and {other}")
 
-    def parallel_equals_single(self) -> CheckResult:
+    def parallel_equals_single(self, check: str) -> CheckResult:
         """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""
-        check = "parallel-equals-single"
         ranks = self._config.parallel.world_size
         if ranks == 1:
             return skipped(check, "the configured layout has one rank")
@@ -227,29 +276,71 @@ class _Run:
             return skipped(check, f"one rank is refused for this model: {error.why or error.what}")
         if config.parallel.world_size != 1:
             return skipped(check, f"one rank is not possible here: {_reasons(edits, 'parallel')}")
-        self._executor.close()
+        own, batch = self._own(), self._trajectories().batch
+        self._engines.close()
         try:
             with self._make_executor(config, self._session) as executor:
                 group = executor.start(GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, 1))
-                found = observe(TrainingWorkers.of(group), config, self.trajectories.batch)
+                found = observe(TrainingWorkers.of(group), config, batch)
         except AnytronError as error:
             if any(words in str(error) for words in _OUT_OF_MEMORY):
                 return skipped(check, "the model does not fit on one rank")
             raise
-        return self._compare(check, found, f"{ranks} ranks and one")
+        return self._compare(check, own, found, f"{ranks} ranks and one")
 
-    def _compare(self, check: str, found: Observation, what: str) -> CheckResult:
+    def _compare(self, check: str, own: Observation, found: Observation, what: str) -> CheckResult:
         """Compare log-probs absolutely and the norm of the gradient relatively."""
+        if own.grad_norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
+            return failed(check, "the gradient is 0, although every response has an advantage: something cuts it off")
         dtype = self._config.model.dtype
-        log_probs = _largest(found.log_probs - self.own.log_probs)
-        limit = tolerance(dtype, self.own.log_probs)
-        relative = abs(found.grad_norm - self.own.grad_norm) / max(self.own.grad_norm, 1e-12)
+        log_probs = _largest(found.log_probs - own.log_probs)
+        limit = tolerance(dtype, own.log_probs)
+        relative = abs(found.grad_norm - own.grad_norm) / max(own.grad_norm, 1e-12)
         detail = f"{what}: log-probs {log_probs:.2g}, gradient norm {relative:.2g} relative"
         result = measured(check, log_probs, limit, detail)
         # Gradients add up the differences of the forward passes: we allow ten times their factor.
         if relative > 10 * FACTORS[dtype]:
             return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
         return result
+
+    def _trajectories(self) -> Trajectories:
+        return self._once(
+            "responses", lambda: sample_trajectories(self._config, self._prepared, self._engines.rollout())
+        )
+
+    def _their_logits(self) -> torch.Tensor:
+        sequences = self._trajectories().sequences[:WHOLE_LOGITS]
+        return self._once("the rollout engine's logits", lambda: torch.cat(self._engines.rollout().logits(sequences)))
+
+    def _forward(self) -> Forward:
+        batch = self._trajectories().batch
+        return self._once(
+            "the configured engine's log-probs", lambda: observe_forward(self._engines.trainer(), self._config, batch)
+        )
+
+    def _own(self) -> Observation:
+        self._forward()
+        batch = self._trajectories().batch
+        return self._once(
+            "the configured engine's update",
+            lambda: observe(self._engines.trainer_to_update(), self._config, batch),
+        )
+
+    def _once(self, what: str, compute: Callable[[], Value]) -> Value:
+        """Compute what several checks need when the first asks; if that fails, the others are not made."""
+        if what in self._lost:
+            raise _NotMade(f"not made, because {self._lost[what]} ended the process, and it needs {what}")
+        if what not in self._shared:
+            try:
+                self._shared[what] = compute()
+            except AnytronError:
+                self._lost[what] = self._check
+                raise
+        value: Value = self._shared[what]
+        return value
+
+    def _file(self, name: str) -> Path:
+        return Path(self._config.trainer.output_dir) / f"{name}.safetensors"
 
 
 def _reasons(edits: list[tuple[str, ConfigEdit]], key: str) -> str:
@@ -260,7 +351,3 @@ def _reasons(edits: list[tuple[str, ConfigEdit]], key: str) -> str:
 
 def _largest(values: torch.Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
-
-
-def _in_words(error: AnytronError) -> str:
-    return " ".join(part for part in (error.what, error.why) if part)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anytron.errors import ProcessLost, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from anytron.errors import AnytronError
 
 
 class Status(str, Enum):
@@ -64,6 +68,16 @@ class Report:
         return [{**result.as_json(), "kernels": dict(self.kernels)} for result in self.results]
 
 
+class Watcher(Protocol):
+    """Is told how the checks go on, for people."""
+
+    def begins(self, what: str) -> None:
+        """Something begins: a check, by its name, or what comes before them."""
+
+    def made(self, result: CheckResult, seconds: float) -> None:
+        """A check is over; it took so long."""
+
+
 def measured(check: str, difference: float, tolerance: float, detail: str) -> CheckResult:
     """Make the result of a check that measured a difference; NaN fails."""
     status = Status.PASSED if difference <= tolerance else Status.FAILED
@@ -78,3 +92,23 @@ def skipped(check: str, why: str) -> CheckResult:
 def failed(check: str, why: str) -> CheckResult:
     """Make the result of a check that ended in an error."""
     return CheckResult(check, None, None, Status.FAILED, why)
+
+
+def in_one_line(error: AnytronError) -> str:
+    """Say what an error says, without the traceback or the log's end that it may hold: those are in a file it names."""
+    cause = error if isinstance(error, WorkerError) else error.__cause__
+    if isinstance(error, ProcessLost):
+        parts = [error.what]
+    elif isinstance(error, WorkerError):
+        parts = [error.what, _raised(error.why)]
+    else:
+        parts = [error.what, error.why]
+    if isinstance(cause, WorkerError) and cause.where:
+        parts.append(f"(log: {cause.where})")
+    return " ".join(" ".join(parts).split())
+
+
+def _raised(traceback: str) -> str:
+    """Give what was raised, the first line of it, from the text of a traceback."""
+    after = traceback.rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line for line in after if line and not line[0].isspace()), "")

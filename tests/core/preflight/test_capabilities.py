@@ -15,6 +15,7 @@ from anytron.preflight.capabilities import (
     platform_diagnostics,
     rollout_diagnostics,
     saves_checkpoints,
+    shows_gradients,
     training_diagnostics,
     verification_diagnostics,
     weight_diagnostics,
@@ -155,6 +156,11 @@ def test_verification_needs_engines_that_can_be_observed(testchip):
     (found,) = verification_diagnostics(run_of())
     assert (found.key, "cannot show its logits" in found.message) == ("engine.name", True)
     assert list(verification_diagnostics(run_of("megatron"))) == []
+
+
+def test_an_engine_says_whether_it_shows_gradients(testchip):
+    assert shows_gradients(run_of("megatron"))
+    assert not shows_gradients(run_of())
 
 
 def test_it_is_found_with_all_other_mistakes_and_its_place(testchip, tmp_path):

@@ -1,0 +1,89 @@
+"""Compare the gradient of each parameter with that of Hugging Face's model, which computes in the driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.errors import ResourceError
+from anytron.trainer.initial_model import model_directory
+from anytron.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
+from anytron.verification.hugging_face import LOSS, expected_gradients
+from anytron.verification.observation import first_sequences, gradient_temperature, plan_of
+from anytron.verification.report import in_one_line, skipped
+from anytron.verification.tied import tied_output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from anytron.batch import RaggedBatch
+    from anytron.config.schema import RunConfig
+    from anytron.trainer.workers import TrainingWorkers
+    from anytron.verification.report import CheckResult
+
+
+def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+    """Make the check.
+
+    Args:
+        check: Its name.
+        config: The run.
+        trainer: The training ranks, whose engine declares ``gradients``.
+        batch: Sampled responses with advantages; the first of them are computed, as the run's micro-batches.
+
+    Raises:
+        EngineError: One of the two cannot compute them.
+    """
+    from safetensors.torch import load_file
+
+    directory, lora = Path(config.trainer.output_dir), config.model.lora
+    plan = plan_of(trainer, config, group_size=1)
+    batch = replace(first_sequences(batch, trainer.dp_size), temperature=gradient_temperature(config))
+    batch = next(plan.mini_batches(batch, config.trainer.seed))
+    weights: Path | None = None
+    adapters: dict[str, Tensor] = {}
+    if lora is not None:
+        weights, alone = directory / "merged.safetensors", directory / "adapter.safetensors"
+        trainer.export_weights(str(weights))
+        trainer.export_weights(str(alone), "adapter")
+        adapters = load_file(alone)
+    try:
+        expected = expected_gradients(model_directory(config), weights, getattr(torch, config.model.dtype), batch)
+    except ResourceError as error:
+        return skipped(check, in_one_line(error))
+    batch = expected.batch
+    if plan.replays_scoring:
+        batch = replace(batch, routing=trainer.token_outputs(batch, plan, "policy").routing)
+    file = directory / "gradients.safetensors"
+    manifest = trainer.export_gradients(str(file), batch, plan, LOSS)
+    found, wanted = load_file(file), expected.gradients
+    if lora is not None:
+        what, reasons = "adapters", {"the run trains adapters only (model.lora)": len(wanted)}
+        wanted = adapter_gradients(adapters, wanted, lora.scaling)
+        unknown = found.keys() - wanted.keys()
+    else:
+        what, frozen = "parameters", _frozen(found, expected.gradients, config)
+        reasons = {"frozen (model.freeze)": len(frozen)}
+        wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
+        unknown = found.keys() - wanted.keys() - tied_output(found, wanted)
+    reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
+    reasons["unknown to Hugging Face's model"] = len(unknown - manifest.optional)
+    result = compare_gradients(
+        check,
+        found,
+        wanted,
+        dtype=config.model.dtype,
+        skipped=reasons,
+        what=f"{what} at temperature {batch.temperature:g}",
+    )
+    file.unlink()
+    return result
+
+
+def _frozen(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
+    return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}
