@@ -29,6 +29,10 @@ ALLOWED = {
         "core/anytron/data/pretrained.py",
         "from_pretrained",
     ): "with trust_remote_code=False and local_files_only=True",
+    (
+        "core/anytron/verification/hugging_face.py",
+        "from_pretrained",
+    ): "of a class of transformers itself, with local_files_only=True",
 }
 
 

@@ -182,14 +182,16 @@ def test_an_engine_that_cannot_be_built_again_ends_its_group(make_executor):
 
 def test_too_few_descriptors_are_an_error_that_says_how_to_get_more(start):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 2, hard))
+    filled = [os.dup(0) for _ in range(64)]  # none is left between others
+    os.closerange(filled[-2], filled[-1] + 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (filled[-1] + 1, hard))
     try:
         with pytest.raises(ResourceError, match=r"no file descriptors left") as caught:
             start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in filled[:-2]:
+            os.close(descriptor)
 
     assert caught.value.where == "start of trainer rank 0"
     assert "ulimit -n" in caught.value.fix
