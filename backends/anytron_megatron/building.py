@@ -10,6 +10,7 @@ from anytron.kernels.contract import LogProbSpec
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
+from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.schedule import ModelChunk
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from anytron.platform import DeviceRuntime
     from anytron.sequences import LayoutConstraints
     from anytron.sequences.layout import Format
-    from anytron.traits import ParallelSizes
+    from anytron.traits import ModelTraits, ParallelSizes
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource
 
@@ -73,7 +74,21 @@ class ModelBuilder:
             vision=source.vision,
             fp8=source.fp8,
             constraints=constraints,
+            share_prompts=self._shares_prompts(source.traits, sequence_format),
         )
+
+    def _shares_prompts(self, traits: ModelTraits, sequence_format: Format) -> bool:
+        """Whether a prompt may be computed once for several samples.
+
+        Recurrent layers and experts see how often a token is there: the one in their state, the others in their loads.
+        Multi-token prediction looks further ahead than a piece reaches.
+        """
+        options = MegatronOptions.of(self._config)
+        by_attention_alone = traits.causal and not (
+            traits.vision or traits.linear_attention or traits.mixture_of_experts or options.mtp_loss_coefficient
+        )
+        packed_whole = sequence_format == "thd" and self._sizes.context == 1
+        return options.share_prompts and by_attention_alone and packed_whole and self._portable
 
     def language_model(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
         """Build a model whose output layer gives the log-prob and the entropy of each token.

@@ -64,5 +64,6 @@ class ValueHead(nn.Module):
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
         """Bring values, float32 ``[T, 1]``, each of the state after its token, to token coordinates."""
-        starts = prepared.inputs.layout.cu_seqlens[:-1].long()
+        lengths = prepared.batch.lengths
+        starts = (torch.cumsum(lengths, 0) - lengths).to(answers.device, non_blocking=True)
         return TokenOutputs(values=torch.roll(answers.squeeze(-1), 1).index_fill(0, starts, 0.0))

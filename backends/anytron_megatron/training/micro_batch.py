@@ -10,7 +10,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from anytron.hooks.types import LayoutRequest
 from anytron.masks import AttnMask, MaskKind, MaskRequest, scope_of
-from anytron.sequences import ModelInputs, plan_layout, scopes
+from anytron.sequences import ModelInputs, plan_layout, scopes, shared_prompts
+from anytron.sequences.shared_prompts import Pieces, SharedPrompts, common_prompts
 from anytron_megatron.training.vision import refuse_images
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ class PreparedBatch:
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
-        tokens: int64 ``[T]``, its tokens on the device.
+        tokens: int64 ``[T']``, the tokens that the layout arranges, on the device: those of the batch, or of its pieces.
         scored: int64 ``[K]``, on the device: the positions whose labels count, in the order in which the output layer
             has them, ``[C, R]`` flattened.
+        prompts: What the layout arranges if prompts are computed once for several samples; None = whole sequences.
         loss_scale: Micro-batches of an update times data-parallel replicas. Megatron divides gradients by it;
             our losses are normalised over the whole mini-batch (``RaggedBatch.loss_weights``) and are
             multiplied by it first.
@@ -53,6 +55,7 @@ class PreparedBatch:
     tokens: Tensor
     scored: Tensor
     loss_scale: int
+    prompts: SharedPrompts | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Give the arguments of the model's forward."""
@@ -65,8 +68,9 @@ class PreparedBatch:
         }
 
     def scope(self) -> ScopeFactory | None:
-        """Make the scope of the forward pass: the platform's, and the mask that kernels ask for."""
-        return scopes.combine(self.inputs.scope, scope_of(self.mask))
+        """Make the scope of the forward pass: the platform's, and the mask and the keys that attention asks for."""
+        prompts = None if self.prompts is None else shared_prompts.scope_of(self.prompts)
+        return scopes.combine(self.inputs.scope, scope_of(self.mask), prompts)
 
     def following(self, ahead: int) -> Tensor:
         """Give the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
@@ -86,6 +90,8 @@ class BatchPreparer:
         vision: How the model takes images; None if it takes none.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
         constraints: Must hold beside those of the plugins.
+        share_prompts: Compute a prompt once for all of its samples in a micro-batch. Only for packed sequences on one
+            context-parallel shard, in portable modules whose layers look back by attention alone.
 
     Attributes:
         mask_kind: The platform's answer at engine build: the kind of mask and the mode of its kernels.
@@ -106,11 +112,13 @@ class BatchPreparer:
         vision: VisionInputs | None = None,
         fp8: bool = False,
         constraints: LayoutConstraints | None = None,
+        share_prompts: bool = False,
     ) -> None:
         self._hooks = hooks
         self._portable = portable
         self._vision = vision
         self._fp8 = fp8
+        self._share_prompts = share_prompts
         self._format = sequence_format
         self._sizes = sizes
         self._shard = shard
@@ -126,16 +134,21 @@ class BatchPreparer:
     def prepare(self, batch: RaggedBatch, micro_batches: int = 1) -> PreparedBatch:
         """Turn one of a replica's micro-batches into model inputs. Called once for each forward pass."""
         # Planned on the host, where the sizes of everything are known without waiting for the device.
-        planned = self._plan(batch.lengths, self._shard)
-        labels = planned.next_tokens(batch.tokens, ignored=~batch.response_mask)
+        pieces = common_prompts(batch.lengths, batch.tokens, batch.response_mask) if self._share_prompts else None
+        lengths, host_tokens, written = batch.lengths, batch.tokens, batch.response_mask
+        if pieces is not None:
+            lengths, host_tokens, written = pieces.lengths, batch.tokens[pieces.tokens], written[pieces.tokens]
+        planned = self._plan(lengths, self._shard)
+        prompts = None if pieces is None else SharedPrompts.of(pieces, planned).to(self.device)
+        labels = planned.next_tokens(host_tokens, ignored=~written)
         scored = (labels.t().flatten() >= 0).nonzero()[:, 0]
         layout = planned.to(self.device)
-        tokens = batch.tokens.to(self.device, non_blocking=True)
+        tokens = host_tokens.to(self.device, non_blocking=True)
         inputs = self._hooks.preprocess_sequences(
             ModelInputs(
                 layout=layout,
                 input_ids=layout.taken.pack(tokens),
-                position_ids=self._position_ids(batch, layout),
+                position_ids=self._position_ids(batch, layout, pieces),
                 labels=labels.to(self.device, non_blocking=True),
                 extra=self._vision.arguments(batch, layout, self.device) if self._vision else {},
             )
@@ -144,7 +157,8 @@ class BatchPreparer:
         if mask.padding_mask is not None and batch.is_filler:
             mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
         attention_mask = None if self._portable else mask.for_model()
-        packed = self._packed(layout) if self._format == "thd" else None
+        longest = layout.max_seqlen if pieces is None else max(layout.max_seqlen, pieces.longest)
+        packed = self._packed(layout, longest) if self._format == "thd" else None
         loss_scale = micro_batches * self._sizes.data
         return PreparedBatch(
             inputs=inputs,
@@ -155,6 +169,7 @@ class BatchPreparer:
             tokens=tokens,
             scored=scored.to(self.device, non_blocking=True),
             loss_scale=loss_scale,
+            prompts=prompts,
         )
 
     @property
@@ -184,9 +199,10 @@ class BatchPreparer:
 
     def postprocess(self, output: Tensor, prepared: PreparedBatch) -> Tensor:
         """Bring a model's output, ``[R, C, ...]``, back to the micro-batch's tokens, ``[T, ...]``."""
-        return self._hooks.postprocess_output(output, prepared.inputs.layout)
+        answers = self._hooks.postprocess_output(output, prepared.inputs.layout)
+        return answers if prepared.prompts is None else prepared.prompts.answers.take(answers)
 
-    def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout) -> Tensor:
+    def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout, pieces: Pieces | None) -> Tensor:
         """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
 
         mcore-bridge's vision models shard ids and images themselves and take positions sharded
@@ -195,10 +211,12 @@ class BatchPreparer:
         if self._vision is not None:
             return layout.pack_axes(self._vision.position_ids(batch).to(self.device, non_blocking=True))
         refuse_images(batch)
+        if pieces is not None:
+            return pieces.position_ids(layout, self._context_length)
         return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
 
     @staticmethod
-    def _packed(layout: SequenceLayout) -> PackedSeqParams:
+    def _packed(layout: SequenceLayout, longest: int) -> PackedSeqParams:
         # A model that shards inside cuts at cu_seqlens_q, which must be where the padded sequences
         # lie. Its attention then sees the padding, behind all real tokens of each sequence: for them
         # nothing changes.
@@ -209,8 +227,8 @@ class BatchPreparer:
             cu_seqlens_kv=real,
             cu_seqlens_q_padded=layout.cu_seqlens_padded,
             cu_seqlens_kv_padded=layout.cu_seqlens_padded,
-            max_seqlen_q=layout.max_seqlen,
-            max_seqlen_kv=layout.max_seqlen,
+            max_seqlen_q=longest,  # also the length of Megatron's table of rotary angles
+            max_seqlen_kv=longest,
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from anytron.errors import EngineError
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.masks import current_mask
+from anytron.sequences.shared_prompts import current_prompts
 from anytron.traits import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
@@ -195,6 +196,10 @@ class DotProductAttention(torch.nn.Module):
         layout = qkv_format or self.qkv_format
         mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
         operands = (query_layer, key_layer, value_layer)
+        prompts = current_prompts() if self._is_language_model(mask_type, layout == "thd") else None
+        if prompts is not None:
+            operands = (query_layer, prompts.keys.take(key_layer), prompts.keys.take(value_layer))
+            cu_seqlens_kv = cu_seqlens_kv_padded = prompts.cu_seqlens_keys
         if layout == "sbhd":
             operands = (query_layer.transpose(0, 1), key_layer.transpose(0, 1), value_layer.transpose(0, 1))
         elif layout not in ("bshd", "thd"):

@@ -1,0 +1,179 @@
+"""Compute a prompt once for all of its samples.
+
+A group of samples repeats its prompt: sixteen answers to a question read it sixteen times, and only the answers are
+trained. In a causal model what stands before a prompt's last token does not depend on what follows, so a micro-batch
+of packed sequences is taken apart into *pieces*: each shared prefix (a prompt without its last token) once, and of each
+sequence what comes after it. The model computes the pieces. Attention alone looks back further than a piece begins: the
+queries of a piece attend to the keys of their whole sequence, which :attr:`SharedPrompts.keys` puts together.
+
+The last token of a prompt stays with each sample. The label at its position is the first token that this sample wrote;
+so no position has two labels.
+
+::
+
+    sequences   [p0 p1 p2 a0 a1] [p0 p1 p2 b0]      T = 9
+    pieces      [p0 p1] [p2 a0 a1] [p2 b0]          T' = 7, lengths 2 3 2, starts 0 2 2
+    keys        [p0 p1] [p0 p1 p2 a0 a1] [p0 p1 p2 b0]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.sequences.repeats import Repeats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
+
+WORTHWHILE = 0.9
+"""Prompts are shared if no more than this part of the tokens is left: keys and values are copied for each sample."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a model computes of ``B`` sequences with common prompts: ``P`` pieces of ``T'`` tokens. All on the host.
+
+    Attributes:
+        lengths: int64 ``[P]``, tokens of each piece; shared prefixes first, then one piece of each sequence.
+        starts: int64 ``[P]``, position of a piece's first token in its sequence.
+        tokens: int64 ``[T']``, a flat token ``[T]`` that each token of the pieces is.
+        places: int64 ``[T]``, the token of the pieces that each flat token is.
+        prefixes: How many of the pieces are shared prefixes.
+        longest: Tokens of the longest whole sequence.
+    """
+
+    lengths: Tensor
+    starts: Tensor
+    tokens: Tensor
+    places: Tensor
+    prefixes: int
+    longest: int
+
+    def position_ids(self, layout: SequenceLayout, context_length: int) -> Tensor:
+        """Positions in the whole sequences, int64 ``[R, C]``, of a layout of the pieces; padding counts on."""
+        padded = torch.diff(layout.cu_seqlens_padded.long())
+        starts = torch.repeat_interleave(self.starts.to(padded.device), padded, output_size=layout.position_ids.numel())
+        return (layout.position_ids + starts).clamp_(max=context_length - 1)
+
+
+def common_prompts(lengths: Tensor, tokens: Tensor, response_mask: Tensor) -> Pieces | None:
+    """Find the prompts that several sequences of a micro-batch begin with.
+
+    Args:
+        lengths: int64 ``[B]`` (host).
+        tokens: int64 ``[T]`` (host).
+        response_mask: bool ``[T]``, True = written by the model; what stands before the first such token is the prompt.
+
+    Returns:
+        None if sharing them would leave more than :data:`WORTHWHILE` of the tokens.
+    """
+    ends = torch.cumsum(lengths, 0)
+    begins = ends - lengths
+    shared = _prefix_lengths(begins, lengths, response_mask)
+    first = _first_with_the_same(begins, shared, tokens)
+    times = torch.bincount(first, minlength=len(lengths))
+    shared = torch.where(times[first] > 1, shared, 0)
+    chosen = ((times > 1) & (shared > 0)).nonzero()[:, 0]
+    prefix_lengths = shared[chosen]
+    own = lengths - shared
+    count = int(prefix_lengths.sum())
+    if count + int(own.sum()) > WORTHWHILE * int(lengths.sum()):
+        return None
+    position = torch.arange(len(tokens)) - torch.repeat_interleave(begins, lengths)
+    in_prefix = position < torch.repeat_interleave(shared, lengths)
+    is_first = torch.repeat_interleave(first == torch.arange(len(lengths)), lengths)
+    flat = torch.cat([(in_prefix & is_first).nonzero()[:, 0], (~in_prefix).nonzero()[:, 0]])
+    prefix_begins = torch.zeros_like(lengths).index_copy_(0, chosen, torch.cumsum(prefix_lengths, 0) - prefix_lengths)
+    places = torch.repeat_interleave(prefix_begins[first], lengths) + position
+    places[flat[count:]] = torch.arange(count, len(flat))
+    return Pieces(
+        lengths=torch.cat([prefix_lengths, own]),
+        starts=torch.cat([torch.zeros_like(prefix_lengths), shared]),
+        tokens=flat,
+        places=places,
+        prefixes=len(chosen),
+        longest=int(lengths.max()),
+    )
+
+
+def _prefix_lengths(begins: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
+    """Tokens of each prompt without its last one, int64 ``[B]``; a sequence without a response is all prompt."""
+    written = torch.cumsum(response_mask, 0) - response_mask.long()  # before each token, by the model
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    before = written == written[begins][sequence]
+    prompt = torch.zeros_like(lengths).index_add_(0, sequence, (before & ~response_mask).long())
+    return (prompt - 1).clamp_(min=0)
+
+
+def _first_with_the_same(begins: Tensor, counts: Tensor, tokens: Tensor) -> Tensor:
+    """For each sequence the first one that begins with the same tokens, as many as ``counts`` says: int64 ``[B]``."""
+    values, known = tokens.numpy(), dict[bytes, int]()
+    spans = zip(begins.tolist(), counts.tolist(), strict=True)
+    found = [known.setdefault(values[begin : begin + count].tobytes(), at) for at, (begin, count) in enumerate(spans)]
+    return torch.tensor(found)
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """How a micro-batch's attention and its answers get from pieces to whole sequences.
+
+    Attributes:
+        pieces: Those that the layout arranges (host).
+        cu_seqlens_keys: int32 ``[P + 1]``, leading 0: cumulative numbers of the keys of each piece (device).
+        keys: From the layout's ``N`` slots to the keys of all pieces, which are those of whole sequences.
+        answers: From the pieces' ``T'`` tokens to the ``T`` flat tokens of the sequences.
+    """
+
+    pieces: Pieces
+    cu_seqlens_keys: Tensor
+    keys: Repeats
+    answers: Repeats
+
+    @classmethod
+    def of(cls, pieces: Pieces, layout: SequenceLayout) -> SharedPrompts:
+        """Find them in a layout of the pieces: packed, whole, and on the host."""
+        own = torch.arange(int(pieces.lengths[: pieces.prefixes].sum()))
+        ends = torch.cumsum(pieces.starts + pieces.lengths, 0)
+        return cls(
+            pieces,
+            torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
+            Repeats.of(layout.slot_index[torch.cat([own, pieces.places])], layout.token_index.numel()),
+            Repeats.of(pieces.places, len(pieces.tokens)),
+        )
+
+    def to(self, device: torch.device) -> SharedPrompts:
+        """Copy what belongs there to the layout's device."""
+        lengths = self.cu_seqlens_keys.to(device, non_blocking=True)
+        return SharedPrompts(self.pieces, lengths, self.keys.to(device), self.answers.to(device))
+
+
+_current: contextvars.ContextVar[SharedPrompts | None] = contextvars.ContextVar("anytron_prompts", default=None)
+
+
+def scope_of(prompts: SharedPrompts) -> ScopeFactory:
+    """Make scopes within which :func:`current_prompts` answers ``prompts``, which belong to one micro-batch."""
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        token = _current.set(prompts)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    return scope
+
+
+def current_prompts() -> SharedPrompts | None:
+    """The shared prompts of the micro-batch whose forward pass, or recomputation, is running here; None without."""
+    return _current.get()
