@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.errors import DataError
 from anytron.files import exhausted, open_to_append
+from anytron.isolation.progress import Progress
 from anytron.isolation.worker import STACK_SIGNAL
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ProcessSettings:
         worker: Module whose ``main`` it runs.
         start: What the worker is told first; plain values.
         timeout_s: Seconds that a call may take, from when it is sent or, if others were sent before it, from when the
-            answer to the last of them is taken; if the worker says how far it has come, from there on.
+            answer to the last of them is taken; if the worker notes how far it has come, from there on.
         memory_gib: Memory that it may allocate; None = no limit.
         start_timeout_s: Seconds until it must be ready.
     """
@@ -71,11 +72,13 @@ class Gone:
         late: It took too long, and was killed.
         why: Where it stood, or how it ended, with the last lines that it wrote.
         killed: It was ended by SIGKILL, and not by us.
+        at: How far the call had come; None if the worker noted nothing.
     """
 
     late: bool
     why: str
     killed: bool = False
+    at: int | None = None
 
 
 class IsolatedProcess:
@@ -94,6 +97,7 @@ class IsolatedProcess:
     Attributes:
         connection: Ready to be read when :meth:`receive` has something to do.
         deadline: When :meth:`receive` has something to do in any case, on the clock of :func:`time.monotonic`.
+        progress: Where the worker notes how far a call has come, if it does.
         settings, log: As given.
     """
 
@@ -115,19 +119,25 @@ class IsolatedProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.connection = Connection(ours.detach())
         lifeline, self._lifeline = os.pipe()
-        with theirs, os.fdopen(open_to_append(self.log), "ab") as output:
-            self._log_start = output.tell()
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-c", PROGRAM, self.settings.worker, str(theirs.fileno()), str(lifeline)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                pass_fds=(theirs.fileno(), lifeline),
-                start_new_session=True,
-            )
-        os.close(lifeline)
-        start = {**self.settings.start, "memory_gib": self.settings.memory_gib, "sys_path": sys.path}
+        progress = Progress.made()
+        self.progress = Progress(progress)
+        try:
+            with theirs, os.fdopen(open_to_append(self.log), "ab") as output:
+                self._log_start = output.tell()
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-c", PROGRAM, self.settings.worker, str(theirs.fileno()), str(lifeline)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    pass_fds=(theirs.fileno(), lifeline, progress),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(lifeline)
+            os.close(progress)
+        ours_to_say = {"memory_gib": self.settings.memory_gib, "sys_path": sys.path, "progress": progress}
+        start = {**self.settings.start, **ours_to_say}
         self._write(json.dumps(start).encode())
         self.deadline = monotonic() + self.settings.start_timeout_s
 
@@ -156,7 +166,7 @@ class IsolatedProcess:
         except (EOFError, OSError, ValueError):
             return self._lost()
         if message is None:
-            return self._overdue() if monotonic() >= self.deadline else None
+            return self._overdue() if self._late() else None
         if "unreadable" in message:
             raise DataError(
                 f"{self.settings.title} cannot read a prompt's data.",
@@ -185,6 +195,7 @@ class IsolatedProcess:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+            self.progress.close()
         self.connection.close()
 
     def _call(self) -> None:
@@ -202,7 +213,14 @@ class IsolatedProcess:
         self._begin_time()
 
     def _begin_time(self) -> None:
-        self.deadline = monotonic() + self.settings.timeout_s
+        self.progress.begin()
+        self.deadline = self.progress.since + self.settings.timeout_s
+
+    def _late(self) -> bool:
+        """Whether the time is over. It begins anew where the worker notes that it has come further."""
+        if self._ready and monotonic() >= self.deadline:
+            self.deadline = self.progress.since + self.settings.timeout_s
+        return not monotonic() < self.deadline  # a time that is no number is over
 
     def _write(self, frame: bytes) -> None:
         # What became of a process that does not read is found by receive().
@@ -212,12 +230,12 @@ class IsolatedProcess:
     def _overdue(self) -> Gone:
         os.kill(self._process.pid, STACK_SIGNAL)
         sleep(STACKS_S)
-        stacks = self._tail()
+        stacks, at = self._tail(), self.progress.position
         self.end()
         if not self._ready:
             seconds = self.settings.start_timeout_s
             raise self._never_started(f"it was not ready within {seconds:g} s\n{stacks}")
-        return Gone(True, f"where it stood, at the end of {self.log}:\n{stacks}")
+        return Gone(True, f"where it stood, at the end of {self.log}:\n{stacks}", at=at)
 
     def _lost(self) -> Gone:
         with suppress(subprocess.TimeoutExpired):
@@ -229,12 +247,12 @@ class IsolatedProcess:
             fate = f"it was killed by {signal.Signals(-status).name}"
         else:
             fate = f"it exited with status {status}"
-        tail = self._tail()
+        tail, at = self._tail(), self.progress.position
         self.end()
         if not self._ready:
             raise self._never_started(f"{fate}\n{tail}".rstrip())
         why = f"{fate}; the last lines of {self.log}:\n{tail}" if tail else f"{fate}; it wrote nothing"
-        return Gone(False, why, killed=status == -signal.SIGKILL)
+        return Gone(False, why, killed=status == -signal.SIGKILL, at=at)
 
     def _never_started(self, why: str) -> DataError:
         return DataError(

@@ -44,6 +44,7 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     connection = Connection(channel)
     start: dict[str, Any] = json.loads(connection.recv_bytes())
+    os.set_inheritable(start["progress"], False)
     sys.path[:] = start["sys_path"]
     _limit_memory(start["memory_gib"])
     return connection, start

@@ -13,7 +13,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
 from anytron.kernels.neutral_modes import is_causal
-from anytron.kernels.packed_sequences import Window, forbidden_pairs, plan_for
+from anytron.kernels.packed_sequences import Restriction, Window, forbidden_pairs, plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,8 @@ def _padded(
         by_position = forbidden_pairs(rows, columns, causal, window, query.device)
         assert by_position is not None
         forbidden = by_position if forbidden is None else forbidden | by_position
-    return _dense(operator, query, key, value, forbidden, call, causal, scale)
+    restriction = None if forbidden is None else Restriction.of(forbidden)
+    return _dense(operator, query, key, value, restriction, call, causal, scale)
 
 
 def _packed(
@@ -91,7 +92,7 @@ def _packed(
     queries = plan.split(query, plan.queries, rows)
     keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))
     outputs = [
-        _dense(operator, q, k, v, group.forbidden(causal, window), call, causal, scale)
+        _dense(operator, q, k, v, group.restriction(causal, window), call, causal, scale)
         for q, k, v, group in zip(queries, keys, values, plan.groups, strict=True)
     ]
     return plan.join(outputs, query.shape[0])
@@ -102,49 +103,56 @@ def _dense(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    forbidden: Tensor | None,
+    restriction: Restriction | None,
     call: AttentionCall,
     causal: bool,
     scale: float,
 ) -> Tensor:
     """Attend in a dense batch ``[B, Sq, H, D]`` -> ``[B, Sq, H, Dv]``.
 
-    ``forbidden`` (True = MASKED) holds every restriction; if it is None, ``causal`` does, and there are as
-    many queries as keys.
+    ``restriction`` holds every restriction; if it is None, ``causal`` does, and there are as many queries as keys.
     """
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     grouped = query.shape[1] != key.shape[1]
     if call.sinks is not None:
-        output = _with_sinks(query, key, value, forbidden, call, causal, scale)
-    elif forbidden is None:
+        output = _with_sinks(query, key, value, restriction, call, causal, scale)
+    elif restriction is None:
         output = operator(query, key, value, is_causal=causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped)
     else:
-        # A row without keys has no softmax (0/0, and NaN on some backends): let it see everything, drop the result.
-        blind = forbidden.all(dim=-1, keepdim=True)
-        output = operator(
-            query, key, value, attn_mask=~forbidden | blind, dropout_p=call.dropout, scale=scale, enable_gqa=grouped
-        ).masked_fill(blind, 0.0)
+        visible, blind = restriction
+        output = operator(query, key, value, attn_mask=visible, dropout_p=call.dropout, scale=scale, enable_gqa=grouped)
+        output = output if blind is None else output.masked_fill(blind, 0.0)
     return output.transpose(1, 2)
 
 
 def _with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, forbidden: Tensor | None, call: AttentionCall, causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    restriction: Restriction | None,
+    call: AttentionCall,
+    causal: bool,
+    scale: float,
 ) -> Tensor:
     """Attend with one more logit per head in the softmax's denominator, which carries no value.
 
     As in gpt-oss (transformers ``modeling_gpt_oss.eager_attention_forward``), the softmax in float32
-    or the operands' wider type. A row without keys gives everything to the sink, hence zero.
+    or the operands' wider type. A row without keys gives zero.
     """
     assert call.sinks is not None
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    if forbidden is None:
-        forbidden = forbidden_pairs(query.shape[2], key.shape[2], causal, None, query.device)
+    if (
+        restriction is None
+        and (forbidden := forbidden_pairs(query.shape[2], key.shape[2], causal, None, query.device)) is not None
+    ):
+        restriction = Restriction(~forbidden, None)
     precision = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-1, -2)).to(precision) * scale
-    if forbidden is not None:
-        scores = scores.masked_fill(forbidden, -torch.inf)
+    if restriction is not None:
+        scores = scores.masked_fill(~restriction.visible, -torch.inf)
     sinks = call.sinks.to(precision).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
-    return drop(weights, call.dropout).to(value.dtype) @ value
+    output = drop(weights, call.dropout).to(value.dtype) @ value
+    return output if restriction is None or restriction.blind is None else output.masked_fill(restriction.blind, 0.0)

@@ -13,6 +13,8 @@ from torch.nn import functional
 from anytron.kernels.causal_convolution import causal_conv1d
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.gated_delta_rule import gated_delta_rule
+from anytron.kernels.rms_norm import rms_norm
+from anytron.kernels.rope import rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,27 +24,6 @@ def default_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
     """Return the pure torch kernel for ``name``; it depends on nothing in ``spec``."""
     del spec
     return _KERNELS[name]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """Normalise by the root mean square over the last dimension, in float32.
-
-    The order of operations is Hugging Face's, so that logits are equal: cast to the input's type,
-    then the weight (``modeling_llama.LlamaRMSNorm``); with a zero-centred weight first ``1 + weight``
-    in float32, then the cast (``modeling_qwen3_next.Qwen3NextRMSNorm``).
-
-    Args:
-        x: ``[..., N]``: hidden states, or heads of queries and keys, where N is the size of a head.
-        weight: ``[N]``.
-        eps: Added to the mean square.
-        zero_centered: The factor is ``1 + weight``.
-    """
-    size = (x.shape[-1],)
-    if zero_centered:
-        return functional.rms_norm(x.float(), size, 1.0 + weight.float(), eps).to(x.dtype)
-    if x.dtype == weight.dtype == torch.float32:
-        return functional.rms_norm(x, size, weight, eps)
-    return weight * functional.rms_norm(x.float(), size, None, eps).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
@@ -82,28 +63,6 @@ class _SwiGLU(torch.autograd.Function):
         torch.mul(grad, functional.silu(gate), out=of_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
         return grad_x
-
-
-def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first ``R`` entries of the last dimension; the others pass.
-
-    Args:
-        x: ``[..., D]``: queries, or keys, with their heads in the dimension before the last.
-        freqs: Angles in radians, broadcastable to ``[..., R]``, R <= D; each angle stands in it
-            twice: halves one after the other, or neighbours if ``interleaved``.
-        interleaved: Pairs are neighbours (GPT-J) instead of i and i + R/2 (GPT-NeoX, Hugging Face).
-    """
-    size = freqs.shape[-1]
-    turned, passed = x[..., :size], x[..., size:]
-    # Cast before multiplying, as Hugging Face and Megatron do.
-    cos, sin = freqs.cos().to(x.dtype), freqs.sin().to(x.dtype)
-    if interleaved:
-        rotated = torch.stack((-turned[..., 1::2], turned[..., 0::2]), dim=-1).flatten(-2)
-    else:
-        first, second = turned.chunk(2, dim=-1)
-        rotated = torch.cat((-second, first), dim=-1)
-    turned = turned * cos + rotated * sin
-    return torch.cat((turned, passed), dim=-1) if passed.shape[-1] else turned
 
 
 def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:

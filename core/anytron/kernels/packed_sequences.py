@@ -79,6 +79,27 @@ class Side(NamedTuple):
     stride: int | None
 
 
+class Restriction(NamedTuple):
+    """Which pairs of a dense batch may attend.
+
+    Attributes:
+        visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row without keys sees all of them: it
+            has no softmax (0/0, and NaN on some backends), and its result is dropped.
+        blind: bool ``[n or 1, 1, rows, 1]``, True = this row has no key; None if every row has one.
+    """
+
+    visible: Tensor
+    blind: Tensor | None
+
+    @classmethod
+    def of(cls, forbidden: Tensor, *, sighted: bool = False) -> Restriction:
+        """Make it of the pairs that may not attend, True = MASKED; ``sighted``: every row is known to have a key."""
+        if sighted:
+            return cls(~forbidden, None)
+        blind = forbidden.all(dim=-1, keepdim=True)
+        return cls(~forbidden | blind, blind)
+
+
 @dataclass(frozen=True)
 class Group:
     """Sequences that share one dense batch.
@@ -90,6 +111,7 @@ class Group:
         columns: Keys per sequence, with padding.
         same: Every sequence has as many keys as queries.
         full: Every sequence has ``columns`` keys.
+        sighted: Every query sees a key, those of padding too, unless a window hides all of them.
     """
 
     query_lengths: Tensor
@@ -98,25 +120,29 @@ class Group:
     columns: int
     same: bool
     full: bool
-    _forbidden: dict[tuple[bool, Window | None], Tensor | None] = field(default_factory=dict)
+    sighted: bool
+    _restrictions: dict[tuple[bool, Window | None], Restriction | None] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         """Number of sequences."""
         return self.query_lengths.numel()
 
-    def forbidden(self, causal: bool, window: Window | None) -> Tensor | None:
-        """Pairs that may not attend, bool ``[n or 1, 1, rows, columns]``, True = MASKED.
+    def restriction(self, causal: bool, window: Window | None) -> Restriction | None:
+        """Which pairs may attend; None where the causal flag says all.
 
-        None where the causal flag says all: padded keys come after every real query of a causal
-        sequence, and what padded queries see does not matter.
+        It does where padded keys come after every real query of a causal sequence: what padded queries see does not
+        matter.
         """
         asked = (causal, window)
-        if asked not in self._forbidden:
-            self._forbidden[asked] = self._build(causal, window)
-        return self._forbidden[asked]
+        if asked not in self._restrictions:
+            forbidden = self._build(causal, window)
+            sighted = self.sighted and window is None
+            self._restrictions[asked] = None if forbidden is None else Restriction.of(forbidden, sighted=sighted)
+        return self._restrictions[asked]
 
     def _build(self, causal: bool, window: Window | None) -> Tensor | None:
+        """Pairs that may not attend, bool ``[n or 1, 1, rows, columns]``, True = MASKED."""
         if causal and self.same:
             return forbidden_pairs(self.rows, self.columns, causal, window, self.key_lengths.device) if window else None
         if not causal and window is None and self.full:
@@ -257,6 +283,7 @@ def _group(lengths_q: Tensor, lengths_kv: Tensor, device: torch.device) -> Group
         columns=columns,
         same=bool((lengths_q == lengths_kv).all()),
         full=bool((lengths_kv == columns).all()),
+        sighted=bool((lengths_kv >= lengths_q.clamp(min=1)).all()),
     )
 
 

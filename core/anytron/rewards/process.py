@@ -30,7 +30,6 @@ class RewardProcess(IsolatedProcess):
 
     def __init__(self, name: str, section: RewardSection, key: str, log: Path, start_timeout_s: float) -> None:
         self._key = key
-        self._at: int | None = None
         options = section.model_dump(mode="json")["options"]
         settings = ProcessSettings(
             title="A reward process",
@@ -45,7 +44,6 @@ class RewardProcess(IsolatedProcess):
 
     def give(self, samples: Sequence[Sample]) -> None:
         """Let the function be called with these samples, as soon as the process is up."""
-        self._at = None
         self.send([samples])
 
     def take(self) -> Answer | None:
@@ -61,9 +59,6 @@ class RewardProcess(IsolatedProcess):
             return None
         if isinstance(message, Gone):
             return Answer.failed(self._failure(message))
-        if "at" in message:
-            self._at = message["at"]
-            return None
         found = Answer.from_json(dict(message))
         if any(failure.ends for failure in found.failures):
             self.end()
@@ -75,7 +70,7 @@ class RewardProcess(IsolatedProcess):
                 "A reward function took too long.",
                 f"more than {self.settings.timeout_s:g} s for a sample; {gone.why}",
                 f"if it is only slow, raise {self._key}.timeout_s",
-                sample=self._at,
+                sample=gone.at,
             )
         return Failure(
             "A reward process died.",
@@ -83,5 +78,5 @@ class RewardProcess(IsolatedProcess):
             "SIGKILL is mostly the kernel's answer to a lack of memory: set rewards[].memory_gib"
             if gone.killed
             else "a program that the function tries out belongs into a process of its own",
-            sample=self._at,
+            sample=gone.at,
         )

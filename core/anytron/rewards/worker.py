@@ -6,12 +6,12 @@ Importing this module imports no torch; the function may.
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
 from typing_extensions import Self
 
+from anytron.isolation.progress import Progress
 from anytron.isolation.worker import calls, enter, send
 from anytron.rewards.answer import answer
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from anytron.rewards.sample import Sample
-
-REPORT_S = 1.0
-"""A function that goes through its samples again and again is reported this often."""
 
 
 def main(channel: int, lifeline: int) -> None:
@@ -35,8 +32,9 @@ def main(channel: int, lifeline: int) -> None:
     from anytron.rewards.registered import REWARDS
 
     function = partial(resolve(start["function"], key=start["key"], registered=REWARDS), **start["options"])
+    progress = Progress(start["progress"])
     for samples in calls(connection):
-        with WatchedSamples(samples, lambda position: send(connection, {"at": position})) as watched:
+        with WatchedSamples(samples, progress.at) as watched:
             found = answer(function, watched)
         send(connection, found.as_json())
         if any(failure.ends for failure in found.failures):
@@ -50,14 +48,12 @@ class WatchedSamples(list["Sample"]):
 
     Args:
         samples: What the list holds.
-        took: Is told a position when it is taken for the first time, and about once a second after that.
+        took: Is told the position of each sample that is taken.
     """
 
     def __init__(self, samples: Iterable[Sample], took: Callable[[int], object]) -> None:
         super().__init__(samples)
         self._took = took
-        self._furthest = -1
-        self._reported = 0.0
         self._open = False
         self._lock = threading.Lock()  # the function may have threads
 
@@ -85,8 +81,5 @@ class WatchedSamples(list["Sample"]):
 
     def _report(self, position: int) -> None:
         with self._lock:
-            now = time.monotonic()
-            if self._open and (position > self._furthest or now - self._reported > REPORT_S):
-                self._furthest = max(position, self._furthest)
-                self._reported = now
+            if self._open:
                 self._took(position)

@@ -64,12 +64,12 @@ class Repeats:
         return Repeats(**{name: index.to(device, non_blocking=True) for name, index in vars(self).items()})
 
     def take(self, rows: Tensor) -> Tensor:
-        """Copy rows: ``[N, ...]`` -> ``[K, ...]``. A row's gradient is the sum of those of its copies, in their order."""
+        """Copy rows: ``[N, ...]`` -> ``[K, ...]``. A row's gradient is the sum of its copies', in their order."""
         taken: Tensor = _Take.apply(rows, self)  # type: ignore[no-untyped-call]
         return taken
 
     def collect(self, copies: Tensor) -> Tensor:
-        """Add up the copies of each row: ``[K, ...]`` -> ``[N, ...]``, 0 where there is none. The transpose of taking."""
+        """Add up each row's copies: ``[K, ...]`` -> ``[N, ...]``, 0 where there is none. The transpose of taking."""
         collected = copies.index_select(0, self._single).index_fill_(0, self._other, 0)
         if not len(self._repeated):
             return collected

@@ -77,27 +77,26 @@ def common_prompts(lengths: Tensor, tokens: Tensor, response_mask: Tensor) -> Pi
     Returns:
         None if sharing them would leave more than :data:`WORTHWHILE` of the tokens.
     """
-    ends = torch.cumsum(lengths, 0)
-    begins = ends - lengths
+    begins = torch.cumsum(lengths, 0) - lengths
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # of each token
+    position = torch.arange(len(tokens)) - begins[sequence]
     shared = _prefix_lengths(begins, lengths, response_mask)
     first = _first_with_the_same(begins, shared, tokens)
     times = torch.bincount(first, minlength=len(lengths))
-    shared = torch.where(times[first] > 1, shared, 0)
+    shared = shared.masked_fill(times[first] == 1, 0)
     chosen = ((times > 1) & (shared > 0)).nonzero()[:, 0]
     prefix_lengths = shared[chosen]
-    own = lengths - shared
     count = int(prefix_lengths.sum())
-    if count + int(own.sum()) > WORTHWHILE * int(lengths.sum()):
+    if count + int((lengths - shared).sum()) > WORTHWHILE * len(tokens):
         return None
-    position = torch.arange(len(tokens)) - torch.repeat_interleave(begins, lengths)
-    in_prefix = position < torch.repeat_interleave(shared, lengths)
-    is_first = torch.repeat_interleave(first == torch.arange(len(lengths)), lengths)
-    flat = torch.cat([(in_prefix & is_first).nonzero()[:, 0], (~in_prefix).nonzero()[:, 0]])
+    in_prefix = position < shared[sequence]
+    of_first = first[sequence] == sequence
+    flat = torch.cat([(in_prefix & of_first).nonzero()[:, 0], (~in_prefix).nonzero()[:, 0]])
     prefix_begins = torch.zeros_like(lengths).index_copy_(0, chosen, torch.cumsum(prefix_lengths, 0) - prefix_lengths)
-    places = torch.repeat_interleave(prefix_begins[first], lengths) + position
+    places = prefix_begins[first][sequence] + position
     places[flat[count:]] = torch.arange(count, len(flat))
     return Pieces(
-        lengths=torch.cat([prefix_lengths, own]),
+        lengths=torch.cat([prefix_lengths, lengths - shared]),
         starts=torch.cat([torch.zeros_like(prefix_lengths), shared]),
         tokens=flat,
         places=places,
@@ -108,11 +107,11 @@ def common_prompts(lengths: Tensor, tokens: Tensor, response_mask: Tensor) -> Pi
 
 def _prefix_lengths(begins: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
     """Tokens of each prompt without its last one, int64 ``[B]``; a sequence without a response is all prompt."""
-    written = torch.cumsum(response_mask, 0) - response_mask.long()  # before each token, by the model
-    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    before = written == written[begins][sequence]
-    prompt = torch.zeros_like(lengths).index_add_(0, sequence, (before & ~response_mask).long())
-    return (prompt - 1).clamp_(min=0)
+    written = response_mask.nonzero()[:, 0]
+    # The first token that the model wrote at or after a sequence's begin; another sequence's if it wrote none here.
+    following = torch.searchsorted(written, begins)
+    written = torch.cat([written, torch.tensor([len(response_mask)])])
+    return (torch.minimum(written[following] - begins, lengths) - 1).clamp_(min=0)
 
 
 def _first_with_the_same(begins: Tensor, counts: Tensor, tokens: Tensor) -> Tensor:
