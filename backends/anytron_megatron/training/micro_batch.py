@@ -38,7 +38,7 @@ class PreparedBatch:
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
-        tokens: int64 ``[T']``, the tokens that the layout arranges, on the device: those of the batch, or of its pieces.
+        tokens: int64 ``[T']``, what the layout arranges, on the device: the batch's tokens, or those of its pieces.
         scored: int64 ``[K]``, on the device: the positions whose labels count, in the order in which the output layer
             has them, ``[C, R]`` flattened.
         prompts: What the layout arranges if prompts are computed once for several samples; None = whole sequences.

@@ -1,6 +1,6 @@
 """How far a call has come, in memory that the driver and an isolated process share.
 
-A message for each step would cost more than most steps. The driver reads it only when time is over, or the process gone.
+A message for each step would cost more than most steps. The driver reads only when time is over, or the process gone.
 """
 
 from __future__ import annotations
