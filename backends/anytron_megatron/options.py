@@ -45,9 +45,9 @@ class MegatronOptions(Section):
     """Parameters whose gradients are reduced together then; the default is Megatron's, 40 million, or a million for
     each data-parallel rank if that is more."""
     share_prompts: bool = True
-    """Compute a prompt once for all of its samples in a micro-batch, where that saves a tenth of the tokens or more. Only
-    packed sequences (``engine.sequence_format: thd``) of dense text models with attention in every layer, in portable
-    modules and without context parallelism; other runs compute each sequence whole."""
+    """Compute a prompt once for all of its samples in a micro-batch, where that saves a tenth of the tokens or more.
+    Only packed sequences (``engine.sequence_format: thd``) of dense text models with attention in every layer, in
+    portable modules and without context parallelism; other runs compute each sequence whole."""
     transformer: dict[str, Any] = Field(default_factory=dict)
     """Fields of Megatron's transformer config to override, as mcore-bridge extends it."""
 

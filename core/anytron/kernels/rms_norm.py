@@ -51,7 +51,7 @@ class _RMSNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, reciprocal = ctx.saved_tensors
-        products = (grad * x).view(-1, x.shape[-1])
+        products = (grad * x).reshape(-1, x.shape[-1])
         if weight is None:
             sums, of_weight, of_x = products.sum(-1), None, grad * reciprocal
         else:
