@@ -33,7 +33,7 @@ PACKAGES = {
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "seeds", "traits"),
-        ("components", "files"),
+        ("components", "entries", "files"),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
@@ -41,7 +41,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint",),
         ("engines", "layer"),
         ("executor", "preflight"),
-        ("rollout",),
+        ("doctor", "rollout"),
         ("trainer",),
         ("verification",),
         ("cli",),
@@ -70,7 +70,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine", "transfer"),
     ),
     "anytron_verifiers": (("loading", "messages", "tool_calls"), ("client", "source"), ("environment",), ("__init__",)),
-    "anytron_ray": (("__init__", "agent"), ("cluster",), ("group",), ("executor",)),
+    "anytron_ray": (("__init__", "agent"), ("cluster",), ("examination", "group"), ("executor",)),
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
     "anytron_cuda": (
         ("imports", "nvml", "options"),
