@@ -54,4 +54,6 @@ def of_error(name: str, error: BaseException, status: Status = "fail") -> Entry:
         where = f" ({error.where})" if error.where else ""
         why = f" {error.why}" if error.why else ""
         return Entry(name, status, f"{error.what}{where}{why}", error.fix)
-    return Entry(name, status, f"{type(error).__name__}: {error}", "report this, with the output of anytron doctor --json")
+    return Entry(
+        name, status, f"{type(error).__name__}: {error}", "report this, with the output of anytron doctor --json"
+    )

@@ -39,7 +39,9 @@ def _print(entries: Sequence[Entry]) -> None:
     from rich.text import Text
 
     for topic, members in groupby(entries, key=lambda entry: entry.topic):
-        table = Table(box=None, pad_edge=False, title=topic, title_justify="left", title_style="bold", show_header=False)
+        table = Table(
+            box=None, pad_edge=False, title=topic, title_justify="left", title_style="bold", show_header=False
+        )
         table.add_column("status", no_wrap=True)
         table.add_column("name", no_wrap=True)
         table.add_column("detail", overflow="fold")

@@ -174,12 +174,12 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG]", help="YAML file of a run; without it, the default engines.", show_default=False),
+        typer.Argument(
+            metavar="[CONFIG]", help="YAML file of a run; without it, the default engines.", show_default=False
+        ),
     ] = None,
     overrides: Overrides = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON list of {name, status, detail, fix}.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of {name, status, detail, fix}.")] = False,
 ) -> None:
     """Say what is here, what is wrong with it, and how to cure it.
 

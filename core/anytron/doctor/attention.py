@@ -91,9 +91,7 @@ def _call(mask: AttnMask, layout: SequenceLayout) -> AttentionCall:
         tensor = mask.read_as(Polarity.MASKED)
         return AttentionCall("bshd", mask.kernel_mode, mask=tensor, mode_from=mask.plugin)
     real, padded, longest = layout.cu_seqlens, layout.cu_seqlens_padded, layout.max_seqlen
-    return AttentionCall(
-        "thd", mask.kernel_mode, real, real, padded, padded, longest, longest, mode_from=mask.plugin
-    )
+    return AttentionCall("thd", mask.kernel_mode, real, real, padded, padded, longest, longest, mode_from=mask.plugin)
 
 
 def _attend(kernel: AttentionKernel, call: AttentionCall, layout: SequenceLayout) -> Attend:

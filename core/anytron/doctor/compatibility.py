@@ -134,5 +134,3 @@ def _of_distribution(name: str, unmet: Status, *, extras: bool) -> Iterator[Dema
 
 def _applies(need: Dependency, extra: str) -> bool:
     return need.marker is None or need.marker.evaluate({"extra": extra})
-
-

@@ -35,6 +35,8 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
     if count == 0:
         yield Entry("devices.seen", "fail", detail, "let the process see a device: compare the variables above")
     elif count != probe.devices:
-        yield Entry("devices.seen", "warn", detail, "the driver's library and torch disagree: compare the variables above")
+        yield Entry(
+            "devices.seen", "warn", detail, "the driver's library and torch disagree: compare the variables above"
+        )
     else:
         yield Entry("devices.seen", "ok", detail)

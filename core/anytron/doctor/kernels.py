@@ -30,7 +30,9 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
         slow = platform.accelerator and platform.portable_modules and kernel in _MATTERS
         if neutral and slow:
             detail = f"plain torch: platform '{platform.name}' supplies none"
-            yield Entry(name, "warn", detail, f"implement the hook {kernel} in '{platform.name}', or install its library")
+            yield Entry(
+                name, "warn", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
+            )
         elif slow and what.startswith("neutral "):
             fix = "install what is missing, or set what it asks for; it works without"
             yield Entry(name, "warn", f"from '{row['supplier']}': {what}", fix)
@@ -38,4 +40,6 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
             yield Entry(name, "ok", f"from '{row['supplier']}': {what}")
     for kernel, error in answer["errors"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
-        yield Entry(name, "fail", f"the plugins cannot supply it: {error}", "leave the plugin out, or report it to its authors")
+        yield Entry(
+            name, "fail", f"the plugins cannot supply it: {error}", "leave the plugin out, or report it to its authors"
+        )

@@ -64,7 +64,9 @@ class Live:
             return {"error": error.what, "why": error.why, "fix": error.fix}
         if isinstance(message, Gone):
             self._process = None
-            what = "The process that used the device hung." if message.late else "The process that used the device died."
+            what = (
+                "The process that used the device hung." if message.late else "The process that used the device died."
+            )
             return {"error": what, "why": message.why, "suppliers": self.suppliers()}
         return dict(message)
 
@@ -83,7 +85,9 @@ class Live:
                 "engine": self._subject.engine,
                 "run": None if run is None else run.model_dump(mode="json"),
             }
-            settings = ProcessSettings("The probe", "anytron doctor", "anytron.doctor.worker", start, CALL_S, None, START_S)
+            settings = ProcessSettings(
+                "The probe", "anytron doctor", "anytron.doctor.worker", start, CALL_S, None, START_S
+            )
             self._process = IsolatedProcess(settings, self._directory.path / "probe.log")
         return self._process
 

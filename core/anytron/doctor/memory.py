@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, engine_info
 from anytron.doctor.live import ProbeError
-from anytron.engines.memory import peak, readable
+from anytron.engines.memory import DeviceMemory, peak, readable
 from anytron.entries import Entry, of_error
 from anytron.errors import AnytronError
 
@@ -38,11 +38,13 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
         yield Entry("memory.total", "skip", f"the engine {run.engine.name} gives no estimate")
         return
     total, ranks, unknown = _device(subject, run, live)
+    accelerator = subject.session is None or subject.session.platform.accelerator
+    device = DeviceMemory(total, accelerator)
     parts = list(training.parts)
     for_rollout = engine_info(ROLLOUT_ENGINES, run.rollout.engine, "rollout.engine").load_memory()
     if for_rollout is None:
         yield Entry("memory.rollout", "skip", f"the engine {run.rollout.engine} gives no estimate")
-    rollout = [] if for_rollout is None else list(for_rollout(run, training, total))
+    rollout = [] if for_rollout is None else list(for_rollout(run, training, device))
     if run.rollout.placement == "colocated":
         parts += rollout
     for part in [*training.parts, *rollout]:

@@ -78,7 +78,7 @@ def copies(module: str) -> list[Path]:
     first = origin(module)
     found = {} if first is None else {os.path.realpath(first): first}
     for entry in sys.path:
-        for place in _in_folder(module.split("."), entry or os.getcwd()):
+        for place in _in_folder(module.split("."), entry or str(Path.cwd())):
             found.setdefault(os.path.realpath(place), place)
     return list(found.values())
 

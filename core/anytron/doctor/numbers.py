@@ -39,9 +39,15 @@ def _judged(name: str, probe: str, kernel: str, platform: str, live: Live) -> En
     except ProbeError as error:
         known = live.suppliers()
         supplier = known.get(kernel, platform)
-        return Entry(name, "fail", f"the {kernel} of '{supplier}' gave no numbers: {error.what} {error.why}".rstrip(), _fix(supplier))
+        return Entry(
+            name,
+            "fail",
+            f"the {kernel} of '{supplier}' gave no numbers: {error.what} {error.why}".rstrip(),
+            _fix(supplier),
+        )
     difference, tolerance, supplier = answer["difference"], answer["tolerance"], answer["supplier"]
-    detail = f"{answer['detail']}: {difference:.2g} of the largest value off (tolerance {tolerance:g}), {kernel} of '{supplier}'"
+    off = f"{difference:.2g} of the largest value off (tolerance {tolerance:g})"
+    detail = f"{answer['detail']}: {off}, {kernel} of '{supplier}'"
     if answer["mask_from"]:
         detail += f", mask of '{answer['mask_from']}'"
     # Not "> tolerance": NaN is wrong too.
@@ -52,5 +58,7 @@ def _judged(name: str, probe: str, kernel: str, platform: str, live: Live) -> En
 
 def _fix(supplier: str) -> str:
     if supplier == NeutralDefaults.name:
-        return "torch itself computes wrongly on this device: install a torch that was built for it, or try another device"
+        return (
+            "torch itself computes wrongly on this device: install a torch that was built for it, or try another device"
+        )
     return f"do not train with it: update or leave out what supplies it ('{supplier}'), and report it to its authors"

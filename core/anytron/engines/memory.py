@@ -62,22 +62,37 @@ class EstimatesTraining(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device, as far as an estimate depends on it.
+
+    Attributes:
+        total: Bytes; None = not known.
+        accelerator: It is one; False = the processor, whose memory is the machine's.
+    """
+
+    total: int | None
+    accelerator: bool
+
+
 class EstimatesRollout(Protocol):
     """``EngineInfo.memory`` of a rollout engine."""
 
-    def __call__(self, run: RunConfig, training: TrainingEstimate, device_total: int | None) -> Sequence[MemoryPart]:
+    def __call__(self, run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
         """Estimate what a replica takes of one device.
 
         Args:
             run: The configuration.
             training: The model's sizes.
-            device_total: Bytes of the device; None = not known.
+            device: Where it lies.
         """
 
 
 def peak(parts: Sequence[MemoryPart]) -> int:
     """Give the most that is there at one time: ``always`` and the larger one of the two phases."""
-    held = {when: sum(part.size for part in parts if part.when == when) for when in ("always", "training", "generation")}
+    held = {
+        when: sum(part.size for part in parts if part.when == when) for when in ("always", "training", "generation")
+    }
     return held["always"] + max(held["training"], held["generation"])
 
 
