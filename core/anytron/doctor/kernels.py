@@ -26,7 +26,7 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
     for kernel, row in answer["kernels"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
         neutral = row["supplier"] == NeutralDefaults.name
-        what = row["description"] or ("plain torch" if neutral else "as the plugin has it")
+        what = row["description"] or ("plain torch" if neutral else row["function"])
         slow = platform.accelerator and platform.portable_modules and kernel in _MATTERS
         if neutral and slow:
             detail = f"plain torch: platform '{platform.name}' supplies none"

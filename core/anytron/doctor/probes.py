@@ -32,10 +32,12 @@ def kernels(bench: Bench) -> dict[str, Any]:
     """Ask the plugins for every kernel, as the engine does, and say who supplied which, and what it is."""
     hooks, device = bench.session.hooks, bench.runtime.device_type
     errors: dict[str, str] = {}
+    functions: dict[str, str] = {}
 
     def ask(label: str, hook: Any, *arguments: Any) -> None:
         try:
-            hook(*arguments)
+            kernel = hook(*arguments)
+            functions[label] = f"{getattr(kernel, '__module__', '')}.{getattr(kernel, '__qualname__', '')}".strip(".")
         except Exception as error:  # noqa: BLE001 - a plugin's own code; the other kernels are asked for all the same
             errors[label] = f"{type(error).__name__}: {error}"
 
@@ -46,7 +48,11 @@ def kernels(bench: Bench) -> dict[str, Any]:
         ask(f"fused_kernel {name.value}", hooks.fused_kernel, name, KernelSpec(device, bench.dtype, norm))
     descriptions = hooks.kernel_descriptions()
     found = {
-        kernel: {"supplier": plugin, "description": "; ".join(descriptions.get(kernel, ()))}
+        kernel: {
+            "supplier": plugin,
+            "description": "; ".join(descriptions.get(kernel, ())),
+            "function": functions.get(kernel, "").partition(".<locals>")[0],
+        }
         for kernel, plugin in hooks.suppliers().items()
     }
     return {"kernels": found, "errors": errors}

@@ -38,7 +38,12 @@ def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, 
 
 @pytest.mark.parametrize(
     ("package", "extra", "bad"),
-    [("vllm", "vllm", "0.20.0"), ("transformer-engine", "te", "1.9"), ("flash-attn", "flash", "2.0"), ("ray", "ray", "1")],
+    [
+        ("vllm", "vllm", "0.20.0"),
+        ("transformer-engine", "te", "1.9"),
+        ("flash-attn", "flash", "2.0"),
+        ("ray", "ray", "1"),
+    ],
 )
 def test_an_optional_library_of_another_version_is_a_warning_with_its_extra(subject, site, package, extra, bad):
     site.distribution(package, bad)
@@ -50,7 +55,9 @@ def test_an_optional_library_of_another_version_is_a_warning_with_its_extra(subj
 
 def test_what_an_installed_library_needs_itself_is_compared(subject, site):
     """vLLM names one torch, and another one breaks its binaries."""
-    site.distribution("vllm", "0.32.1", "Requires-Dist: torch==2.12.0", 'Requires-Dist: absent; sys_platform == "win32"')
+    site.distribution(
+        "vllm", "0.32.1", "Requires-Dist: torch==2.12.0", 'Requires-Dist: absent; sys_platform == "win32"'
+    )
     found = examined(subject)
     assert found["compatibility.torch"].status == "warn"
     assert "vllm 0.32.1 needs torch==2.12.0" in found["compatibility.torch"].detail
