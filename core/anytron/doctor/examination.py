@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anytron.doctor import (
@@ -63,10 +64,10 @@ def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator
     """
     subject = look(path, overrides)
     for name, topic in TOPICS.items():
-        yield from _guarded(name, lambda topic=topic: topic(subject))
+        yield from _guarded(name, partial(topic, subject))
     with Live(subject) as live:
         for name, live_topic in LIVE_TOPICS.items():
-            yield from _guarded(name, lambda topic=live_topic: topic(subject, live))
+            yield from _guarded(name, partial(live_topic, subject, live))
 
 
 def _guarded(name: str, topic: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:

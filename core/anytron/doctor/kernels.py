@@ -23,6 +23,11 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
         yield Entry("kernels.all", "skip", "no platform is active")
         return
     platform, answer = subject.session.platform, live.ask("kernels")
+    if not platform.portable_modules:
+        detail = (
+            "models are built of a vendor's modules, which bring kernels of their own (platform.modules says whose)"
+        )
+        yield Entry("kernels.modules", "ok", f"{detail}; those below are asked for by the layers that are not")
     for kernel, row in answer["kernels"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
         neutral = row["supplier"] == NeutralDefaults.name

@@ -29,8 +29,8 @@ class Subject:
     Attributes:
         path: The YAML file; None = no run in particular, and the default engines.
         overrides: Keys set on the command line.
-        run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None without
-            a file, or if it is no configuration.
+        run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None
+            without a file, or if it is no configuration.
         session: The plugins and the active platform; None if there is none.
         broken: Why there is no session.
         misread: Why the file is no configuration, or the run could not be opened.
