@@ -1,5 +1,8 @@
 """A topic that crashes is an entry; the others are examined all the same."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from anytron.doctor import examination
@@ -38,3 +41,11 @@ def test_the_worst_status_counts():
     assert worst([]) == "skip"
     assert worst(["ok", "warn", "skip"]) == "warn"
     assert worst(["warn", "fail", "ok"]) == "fail"
+
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/examine-with-doctor.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("topic", [*examination.TOPICS, *examination.LIVE_TOPICS])
+def test_the_page_has_every_topic(topic):
+    assert re.search(rf"^\| `{topic}\.", PAGE, flags=re.MULTILINE)
