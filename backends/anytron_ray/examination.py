@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
+    from anytron.entries import Status
     from anytron.platform import Platform
 
 ADDRESS = "RAY_ADDRESS"
@@ -56,7 +57,7 @@ def _cluster(address: str, config: RunConfig | None, platform: Platform) -> Iter
         ray.init(address=address, log_to_driver=False)
     except Exception as error:  # noqa: BLE001 - Ray says in a dozen classes that it did not work
         fix = "`ray status` shows whether it runs; its Ray and its Python must be of this one's versions; or `ray stop`"
-        status = "warn" if config is None else "fail"
+        status: Status = "warn" if config is None else "fail"
         yield Entry("executors.ray.cluster", status, f"{address} cannot be joined: {error}", fix)
         return
     try:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from anytron.doctor.live import Live
     from anytron.doctor.subject import Subject
+    from anytron.entries import Status
 
 
 def examine(subject: Subject, live: Live) -> Iterator[Entry]:
@@ -24,7 +25,7 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
     if platform.visible_devices_variable is not None:
         value = os.environ.get(platform.visible_devices_variable)
         shown = "not set: all devices are visible" if value is None else f"'{value}'"
-        status = "warn" if value == "" else "ok"
+        status: Status = "warn" if value == "" else "ok"
         fix = f"unset {platform.visible_devices_variable}, or name devices" if value == "" else ""
         yield Entry(f"devices.{platform.visible_devices_variable}", status, shown, fix)
     seen = live.ask("devices")

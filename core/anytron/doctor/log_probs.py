@@ -34,7 +34,7 @@ def probe_log_probs(bench: Bench) -> dict[str, Any]:
     exact = [operand.double().requires_grad_() for operand in (hidden, weight)]
     wanted = _definition(*exact, labels)
     leaves = [operand.to(device).requires_grad_() for operand in (hidden, weight)]
-    found = kernel(*leaves, labels.to(device), TEMPERATURE, None)
+    found = kernel(leaves[0], leaves[1], labels.to(device), TEMPERATURE, None)
     difference = _difference([*wanted, *_gradients(wanted, exact)], [*found, *_gradients(found, leaves)])
     bench.runtime.synchronize()
     return {

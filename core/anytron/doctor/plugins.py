@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.doctor.subject import Subject
+    from anytron.entries import Status
 
 
 def examine(subject: Subject) -> Iterator[Entry]:
@@ -19,7 +20,7 @@ def examine(subject: Subject) -> Iterator[Entry]:
     del subject
     for report in survey_plugins().reports:
         detail = f"{report.state.value}: {report.reason} ({report.distribution} {report.version})"
-        status = "fail" if report.refused else "warn" if report.state is State.INCOMPATIBLE else "ok"
+        status: Status = "fail" if report.refused else "warn" if report.state is State.INCOMPATIBLE else "ok"
         yield Entry(f"plugins.{report.name}", status, detail, report.remedy if status != "ok" else "")
 
 

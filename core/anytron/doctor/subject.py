@@ -84,9 +84,11 @@ def look(path: Path | None, overrides: Sequence[str]) -> Subject:
             return replace(subject, run=opened.config, session=opened.session, diagnostics=found)
         except Exception as error:  # noqa: BLE001 - of plugins too: the topic configuration says it
             subject = replace(subject, run=run, misread=error)
-    section, engine = (None, EngineSection().name) if run is None else (run.platform, run.engine.name)
     try:
-        session = open_session(section and section.name, section and section.options, engine)
+        if run is None:
+            session = open_session(engine=EngineSection().name)
+        else:
+            session = open_session(run.platform.name, run.platform.options, run.engine.name)
     except Exception as error:  # noqa: BLE001 - a platform's own code; every topic that needs it says so
         return replace(subject, broken=error)
     return replace(subject, session=session)

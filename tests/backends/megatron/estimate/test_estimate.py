@@ -68,8 +68,8 @@ LAYOUTS = {
 }
 
 BUFFERS = {"latent": 2 * 3 * (16 + 16), "vision": 2 * 32, "vision-pipeline": 32}
-"""Bytes of the reference that are no parameters: each router's expert biases and counts of tokens, float32 for 4 experts;
-the frequencies of a vision tower. All others have none."""
+"""Bytes of the reference that are no parameters: each router's expert biases and counts of tokens, float32 for four
+experts; the frequencies of a vision tower. All others have none."""
 
 
 @pytest.mark.parametrize(
