@@ -175,7 +175,7 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG]", help="YAML file of a run; without it, the default engines.", show_default=False
+            metavar="CONFIG", help="YAML file of a run; without it, the default engines.", show_default=False
         ),
     ] = None,
     overrides: Overrides = None,
