@@ -14,6 +14,7 @@ Status = Literal["ok", "warn", "fail", "skip"]
 """``fail``: a run cannot work, or would compute wrongly. ``warn``: it can, and something is not as it should be.
 ``skip``: this could not be examined; ``detail`` says why."""
 
+REPORT = "report this, with the output of anytron doctor --json"
 _BY_SEVERITY: tuple[Status, ...] = ("skip", "ok", "warn", "fail")
 
 
@@ -54,6 +55,4 @@ def of_error(name: str, error: BaseException, status: Status = "fail") -> Entry:
         where = f" ({error.where})" if error.where else ""
         why = f" {error.why}" if error.why else ""
         return Entry(name, status, f"{error.what}{where}{why}", error.fix)
-    return Entry(
-        name, status, f"{type(error).__name__}: {error}", "report this, with the output of anytron doctor --json"
-    )
+    return Entry(name, status, f"{type(error).__name__}: {error}", REPORT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from anytron.entries import REPORT
 from anytron.errors import AnytronError
 from anytron.isolation.process import Gone, IsolatedProcess, ProcessSettings
 from anytron.temporary import PrivateDirectory
@@ -61,7 +62,7 @@ class Live:
                 process.connection.poll(remaining)
         except AnytronError as error:
             self._process = None
-            return {"error": error.what, "why": error.why, "fix": error.fix}
+            return {"error": error.what, "why": error.why, "fix": REPORT}
         if isinstance(message, Gone):
             self._process = None
             what = (
