@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ADDRESS = "RAY_ADDRESS"
 RUNNING = Path("ray", "ray_current_cluster")
 """Where ``ray start`` notes a cluster, below Ray's temporary directory (``ray/_private/utils.py``)."""
+REACHED_S = 5.0
+"""Seconds in which the head's machine must answer."""
 KEPT = "RAY_EXPERIMENTAL_NOSET_"
 """Variables of this beginning tell Ray to leave the devices of its workers alone."""
 
@@ -54,6 +57,9 @@ def _cluster(address: str, config: RunConfig | None, platform: Platform) -> Iter
     from anytron_ray import cluster
 
     try:
+        host, _, port = address.rpartition(":")
+        if host and port.isdigit():  # Ray itself waits for a minute
+            socket.create_connection((host, int(port)), REACHED_S).close()
         ray.init(address=address, log_to_driver=False)
     except Exception as error:  # noqa: BLE001 - Ray says in a dozen classes that it did not work
         fix = "`ray status` shows whether it runs; its Ray and its Python must be of this one's versions; or `ray stop`"
