@@ -19,7 +19,7 @@ CALL_S = 120.0
 """Seconds that one question may take: the first one initialises the device, and kernels may be compiled."""
 START_S = 120.0
 """Seconds until the process must be up."""
-_LOG = "doctor-"
+_LOG = "anytron-doctor-"
 
 
 class ProbeError(AnytronError):
