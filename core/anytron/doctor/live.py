@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from anytron.doctor.subject import Subject
 
-CALL_S = 120.0
+CALL_S = 300.0
 """Seconds that one question may take: the first one initialises the device, and kernels may be compiled."""
-START_S = 120.0
+START_S = 300.0
 """Seconds until the process must be up."""
 _LOG = "anytron-doctor-"
 

@@ -99,15 +99,14 @@ def peak(parts: Sequence[MemoryPart]) -> int:
 def key_value_elements(config: Mapping[str, Any]) -> int:
     """Count the numbers that a cache keeps of one token, over all layers with attention: keys and values.
 
-    Latent attention is counted as transformers keeps it, expanded to heads.
+    Latent attention keeps the latent vector and the rotated part of the key, as transformers and vLLM do.
     """
     layers = config.get("num_hidden_layers", 0)
     if kinds := config.get("layer_types"):
         layers = sum("linear" not in str(kind) for kind in kinds)
     heads = config.get("num_attention_heads", 0)
     if config.get("kv_lora_rank"):
-        width = config.get("qk_nope_head_dim", 0) + config.get("qk_rope_head_dim", 0) + config.get("v_head_dim", 0)
-        return int(layers * heads * width)
+        return int(layers * (config["kv_lora_rank"] + config.get("qk_rope_head_dim", 0)))
     size = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
     return int(layers * 2 * (config.get("num_key_value_heads") or heads) * size)
 
