@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from anytron.components import EngineInfo
+from anytron.components import Component, EngineInfo
 from anytron.config.section import Section
 from anytron_megatron.names import ENGINE
 
@@ -118,10 +118,18 @@ MEGATRON = EngineInfo(
     ),
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     place_of=_place_of,
+    components=(
+        Component("megatron-core", "megatron.core"),
+        Component("mcore-bridge", "mcore_bridge"),
+        Component("peft", "peft"),
+    ),
+    memory="anytron_megatron.estimate.run:estimate",
 )
 
 MEGATRON_ROLLOUT = EngineInfo(
     engine=MEGATRON.engine,
     platform_check="anytron_megatron.checks.generation:platform_diagnostics",
     part_of=ENGINE,
+    components=MEGATRON.components,
+    memory="anytron_megatron.estimate.run:generation",
 )

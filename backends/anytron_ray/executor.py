@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.components import find_component
+from anytron.entries import Entry
 from anytron.errors import ConfigError, WorkerError
 from anytron.executor.base import BaseExecutor
 from anytron.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
     from anytron.executor.bootstrap import Bootstrap
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from anytron_ray.cluster import Agents
     from anytron_ray.group import RayRank, RayWorkerGroup
 
+NAME = "ray"
 PASSED_ON = (
     "ANYTRON_",
     "GLOO_",
@@ -73,6 +75,18 @@ class RayExecutor(BaseExecutor):
     """
 
     on_this_machine: ClassVar[bool] = False
+
+    @classmethod
+    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterator[Entry]:
+        """Say which Ray is installed, whether a cluster runs, and what it has for the run."""
+        used = config is not None and config.executor.kind == NAME
+        if find_spec("ray") is None:
+            fix = "pip install 'anytron[ray]', on every machine"
+            yield Entry("executors.ray.version", "fail" if used else "skip", "Ray is not installed", fix)
+            return
+        from anytron_ray.examination import examine
+
+        yield from examine(config if used else None, platform)
 
     def __init__(self, config: RunConfig, session: Session) -> None:
         super().__init__(config, session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from anytron.components import EngineInfo
+from anytron.components import Component, EngineInfo
 from anytron.config.section import Section
 
 
@@ -24,4 +24,6 @@ TRANSFORMERS = EngineInfo(
     capabilities=frozenset({"observation", "comparison", "sleep", "routing"}),
     takes_stream=True,
     platform_check="anytron_rollout.routing_check:routing_diagnostics",
+    components=(Component("transformers", "transformers"), Component("accelerate", "accelerate")),
+    memory="anytron_rollout.memory:estimate",
 )

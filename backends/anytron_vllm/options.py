@@ -6,8 +6,11 @@ from typing import Any
 
 from pydantic import Field
 
-from anytron.components import EngineInfo
+from anytron.components import Component, EngineInfo
 from anytron.config.section import Section
+
+CPU_CACHE_GIB = 1.0
+"""Memory for keys and values on a processor, unless the options say: vLLM would take half of the machine's."""
 
 
 class VllmOptions(Section):
@@ -42,4 +45,6 @@ VLLM = EngineInfo(
     capabilities=frozenset({"observation", "adapters"}),
     takes_stream=True,
     platform_check="anytron_vllm.checks:diagnostics",
+    components=(Component("vllm", "vllm"), Component("transformers", "transformers")),
+    memory="anytron_vllm.memory:estimate",
 )

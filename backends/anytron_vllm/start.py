@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 from anytron.data.pretrained import load_tokenizer, save_processor
 from anytron.trainer.initial_model import model_directory
 from anytron_vllm.adapter import adapter_arguments
+from anytron_vllm.options import CPU_CACHE_GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
     from anytron_vllm.options import VllmOptions
-
-CPU_CACHE_GIB = 1.0
-"""Memory for keys and values on a processor, unless the options say: vLLM would take half of the machine's."""
 
 
 def set_environment(options: VllmOptions) -> None:

@@ -47,6 +47,19 @@ def nowhere(name: str) -> None:
 
 
 @dataclass(frozen=True)
+class Component:
+    """A library that an engine is made of; ``anytron doctor`` says which version it is, and where it is loaded from.
+
+    Attributes:
+        distribution: Its name in ``pip list``.
+        module: The module that the engine imports of it, for example ``megatron.core``.
+    """
+
+    distribution: str
+    module: str
+
+
+@dataclass(frozen=True)
 class EngineInfo:
     """What is known of an engine without importing it.
 
@@ -63,6 +76,11 @@ class EngineInfo:
         part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
             (:class:`anytron.engines.training_engine.GeneratingEngine`); empty = it has its own processes and weights.
         place_of: Where below the options a name belongs that is none of them; for error messages.
+        components: The libraries that it is made of.
+        memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
+            the engine gives no estimate. Of a training engine:
+            :class:`anytron.engines.memory.EstimatesTraining`; of a rollout engine:
+            :class:`anytron.engines.memory.EstimatesRollout`.
     """
 
     engine: str
@@ -72,6 +90,8 @@ class EngineInfo:
     takes_stream: bool = False
     part_of: str = ""
     place_of: PlaceOf = nowhere
+    components: tuple[Component, ...] = ()
+    memory: str = ""
 
     def load(self) -> Any:
         """Import the engine's class."""
@@ -80,6 +100,10 @@ class EngineInfo:
     def load_platform_check(self) -> Any:
         """Import the function that compares a run with a platform; None if there is none."""
         return _import(self.platform_check) if self.platform_check else None
+
+    def load_memory(self) -> Any:
+        """Import the function that estimates memory; None if there is none."""
+        return _import(self.memory) if self.memory else None
 
 
 def _import(reference: str) -> Any:

@@ -172,20 +172,28 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for programs and for reports of faults.")
-    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG", help="YAML file of a run; without it, the default engines.", show_default=False
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of {name, status, detail, fix}.")] = False,
 ) -> None:
-    """Say what is here, and whether a run could start.
+    """Say what is here, what is wrong with it, and how to cure it.
 
-    It shows the platform and why it was chosen, its device, packages and where they lie, plugins,
-    patches, and the environment variables that matter. The exit status is 1 if no run could start.
+    Versions and where modules come from, what is installed twice, version ranges, plugins, platform, patches, devices,
+    executors, which kernels are in use and why not faster ones, and a few numbers that they compute on the device
+    against float64. With CONFIG: for its engines, with all checks of the run and an estimate of its memory.
+
+    The status of an entry is ok, warn, fail or skip. The exit status is 1 if one fails.
+
+    Example: anytron doctor examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
-    from anytron.cli.doctor import examine, print_findings
+    from anytron.cli.doctor import run_doctor
 
-    findings = examine()
-    print_findings(findings, as_json=as_json)
-    if findings["problems"]:
+    if not run_doctor(config, overrides or [], as_json=as_json):
         raise typer.Exit(1)
 
 

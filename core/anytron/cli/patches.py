@@ -9,7 +9,6 @@ import typer
 
 if TYPE_CHECKING:
     from anytron.hooks.types import Role
-    from anytron.plugins import Session
 
 app = typer.Typer(no_args_is_help=True, help="Show the patches of third-party code.")
 
@@ -40,6 +39,7 @@ def list_command(
     from anytron.components import TRAINING_ENGINES, find_component
     from anytron.hooks.types import Role
     from anytron.plugins import open_session
+    from anytron.preflight.planned_patches import planned_patches
 
     if engine is not None:
         find_component(TRAINING_ENGINES, engine, "--engine")
@@ -51,40 +51,6 @@ def list_command(
     else:
         typer.echo(f"platform: {session.platform.name} ({session.choice_reason})")
         _print_table(rows)
-
-
-def planned_patches(
-    session: Session, roles: tuple[Role, ...] = ("trainer",), engine: str | None = None
-) -> list[dict[str, Any]]:
-    """Judge the patches that the plugins have for processes of ``roles``.
-
-    Args:
-        session: The plugins and the active platform.
-        roles: The processes.
-        engine: The training engine; None = the configuration's default.
-
-    Returns:
-        JSON objects, see :meth:`anytron.patches.Judgement.as_json`; with more than one role, each also has the
-        first ``role`` that the patch is for.
-
-    Raises:
-        PatchError: Two owners patch one target, or an id is used twice; a run would stop here too.
-    """
-    from anytron.config.generation import RolloutSection
-    from anytron.config.schema import EngineSection
-    from anytron.hooks.types import PatchContext
-    from anytron.patches import Ledger, Phase, plan
-
-    training, rollout = engine or EngineSection().name, RolloutSection().engine
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for role in roles:
-        context = PatchContext(session.platform, role, session.hooks, training if role == "trainer" else rollout)
-        patches = [patch for phase in Phase for patch in session.hooks.patch_model(phase, context)]
-        Ledger(patches)  # finds conflicts
-        for judgement in plan(patches):
-            row = judgement.as_json() if len(roles) == 1 else {**judgement.as_json(), "role": role}
-            rows.setdefault((row["id"], row["target"]), row)
-    return list(rows.values())
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

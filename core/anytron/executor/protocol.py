@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from typing_extensions import Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from anytron.config.schema import RunConfig
+    from anytron.entries import Entry
     from anytron.hooks.types import Role
+    from anytron.platform import Platform
 
 
 @dataclass(frozen=True)
@@ -190,3 +192,20 @@ class Executor(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exception: object) -> None: ...
+
+
+@runtime_checkable
+class ExaminedExecutor(Protocol):
+    """The class of an executor that ``anytron doctor`` asks what it depends on."""
+
+    @classmethod
+    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Entry]:
+        """Examine it, and start nothing. Called in a process of its own, which ends afterwards.
+
+        Args:
+            config: The run; None = no run in particular. It may use another executor.
+            platform: The active platform.
+
+        Returns:
+            Entries of the topic ``executors``.
+        """

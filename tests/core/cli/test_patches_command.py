@@ -80,9 +80,13 @@ def test_a_patch_whose_target_does_not_exist_is_told_and_is_a_problem_of_doctor_
     assert "target missing" in anytron("patches", "list", PYTHONPATH=str(tmp_path)).stdout
     doctor = anytron("doctor", "--json", PYTHONPATH=str(tmp_path))
     assert doctor.returncode == 1
-    assert json.loads(doctor.stdout)["problems"] == [
-        "patch acme.name cannot be applied to packaging.version:parze: packaging.version has no attribute parze"
-    ]
+    judged = {entry["name"]: entry for entry in json.loads(doctor.stdout) if entry["name"].startswith("patches.acme")}
+    assert {name: entry["status"] for name, entry in judged.items()} == {
+        "patches.acme.name": "fail",
+        "patches.acme.module": "warn",
+        "patches.acme.right": "ok",
+    }
+    assert "packaging.version:parze (packaging.version has no attribute parze)" in judged["patches.acme.name"]["detail"]
 
 
 def test_all_adds_the_other_processes_and_says_which(plan):

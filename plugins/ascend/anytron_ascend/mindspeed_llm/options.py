@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from anytron.components import EngineInfo
+from anytron.components import Component, EngineInfo
 from anytron.config.section import Section
 
 
@@ -79,4 +79,9 @@ MINDSPEED_LLM = EngineInfo(
     engine="anytron_ascend.mindspeed_llm.engine:MindSpeedLlmEngine",
     options_model=MindSpeedLlmOptions,
     capabilities=frozenset({"critic", "checkpoints", "observation"}),
+    components=(
+        Component("megatron-core", "megatron.core"),
+        Component("mindspeed", "mindspeed"),
+        Component("mindspeed-llm", "mindspeed_llm"),
+    ),
 )

@@ -1,0 +1,148 @@
+"""The estimate of a run whose engine is ``megatron``: ``EngineInfo.memory``. Imports no Megatron."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from anytron.engines.memory import BYTES, MemoryPart, TrainingEstimate, key_value_elements, readable
+from anytron_megatron.checks.subject import Subject
+from anytron_megatron.estimate.activations import activation_bytes, kept_elements, tile_bytes
+from anytron_megatron.estimate.adapters import adapter_pieces
+from anytron_megatron.estimate.sharding import VISION, pieces
+from anytron_megatron.estimate.state import GRADIENT_BYTES, Held, optimizer_bytes, sharing_ranks
+from anytron_megatron.estimate.tensors import model_shapes
+from anytron_megatron.options import MegatronOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.config.schema import OptimizerSection, RunConfig
+    from anytron.engines.memory import DeviceMemory, When
+    from anytron.traits import ParallelSizes
+    from anytron_megatron.estimate.sharding import Piece
+
+_ALIGNER = ("merger", "aligner", "projector")
+
+
+def estimate(run: RunConfig) -> TrainingEstimate:
+    """Estimate what the rank takes that has the most.
+
+    Raises:
+        ConfigError: The tensors of the model are not known before it is built.
+    """
+    options = MegatronOptions.of(run)
+    sizes, policy = options.sizes(run), Subject.policy(run)
+    shapes = model_shapes(policy, predicts_ahead=options.mtp_loss_coefficient > 0)
+    split = list(pieces(shapes, policy.text, sizes))
+    critic: list[Piece] = []
+    if run.critic is not None:
+        subject = Subject.critic(run) or policy
+        critic = list(pieces(model_shapes(subject, predicts_ahead=False), subject.text, sizes))
+    stages = [
+        _of_stage(run, sizes, policy, stage, _at(split, stage), _at(critic, stage)) for stage in range(sizes.pipeline)
+    ]
+    parts = max(stages, key=lambda one: sum(part.size for part in one))
+    total = sum(math.prod(shape) for shape in shapes.values())
+    return TrainingEstimate(tuple(parts), total, policy.text)
+
+
+def generation(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
+    """Estimate what generation on the training ranks takes besides: the cache of Megatron's static context."""
+    del device
+    sizes, rollout = run.parallel.sizes(), run.rollout
+    rows = math.ceil(rollout.max_batch_size / sizes.data)
+    elements = key_value_elements(training.config) / (sizes.tensor * sizes.pipeline)
+    size = int(rows * rollout.max_new_tokens * elements * BYTES[run.model.dtype])
+    how = f"{rows} rows of {rollout.max_new_tokens} tokens, without their prompts"
+    return [MemoryPart("rollout-cache", size, how, "generation")]
+
+
+def _at(split: Sequence[Piece], stage: int) -> list[Piece]:
+    return [piece for piece in split if piece.stage == stage]
+
+
+def _of_stage(
+    run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, own: list[Piece], critic: list[Piece]
+) -> list[MemoryPart]:
+    element, offload, lora = BYTES[run.model.dtype], run.engine.offload, run.model.lora
+    held = Held.of(own)
+    adapters = [] if lora is None else adapter_pieces(own, lora)
+    at = f"stage {stage} of {sizes.pipeline}" if sizes.pipeline > 1 else "this rank"
+    parts = [
+        MemoryPart(
+            "parameters", held.total * element, f"{held.total:,} numbers of {run.model.dtype} on {at}", exact=True
+        )
+    ]
+    if adapters:
+        count = Held.of(adapters).total
+        parts.append(MemoryPart("adapters", count * element, f"{count:,} numbers of rank {lora and lora.rank}"))
+    trained = adapters if lora is not None else [piece for piece in own if not _frozen(piece, run)]
+    parts += _state("", trained, run.optimizer, run, sizes, exact=lora is None)
+    if run.algorithm.kl_coefficient > 0 and lora is None:
+        when: When = "training" if "reference" in offload else "always"
+        parts.append(MemoryPart("reference", held.total * element, "a second copy of the parameters", when, exact=True))
+    if critic and run.critic is not None:
+        count = Held.of(critic).total
+        parts.append(MemoryPart("critic-parameters", count * element, f"{count:,} numbers", exact=True))
+        trunk = [piece for piece in critic if piece.kind != "lm_head"]
+        parts += _state("critic-", trunk, run.critic.optimizer, run, sizes, exact=False)
+    return [*parts, *_passes(run, sizes, policy, stage, own)]
+
+
+def _state(
+    prefix: str, trained: list[Piece], optimizer: OptimizerSection, run: RunConfig, sizes: ParallelSizes, *, exact: bool
+) -> list[MemoryPart]:
+    """Gradients and optimizer state of what is trained."""
+    held, offload = Held.of(trained), run.engine.offload
+    replicas = sharing_ranks(sizes, distributed=run.engine.distributed_optimizer)
+    state = optimizer_bytes(held, optimizer, dtype=run.model.dtype, replicas=replicas)
+    shared = f", shared by {replicas[0]} ranks" if replicas[0] > 1 else ""
+    if held.expert and replicas[1] != replicas[0]:
+        shared += f" (experts by {replicas[1]})"
+    copies = "float32 copies and " if run.model.dtype != "float32" else ""
+    how = f"{copies}two moments of {held.total:,} numbers{shared} (arXiv:1910.02054)"
+    how = how if optimizer.name == "adam" else f"{optimizer.name}: {copies.removesuffix(' and ') or 'nothing'}{shared}"
+    return [
+        MemoryPart(
+            f"{prefix}gradients",
+            held.total * GRADIENT_BYTES,
+            f"float32, of {held.total:,} numbers that are trained; Megatron fills buffers up",
+            "training" if "gradients" in offload else "always",
+        ),
+        MemoryPart(
+            f"{prefix}optimizer",
+            state,
+            how,
+            "training" if "optimizer" in offload else "always",
+            exact=exact and replicas == (1, 1),
+        ),
+    ]
+
+
+def _passes(run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, own: list[Piece]) -> list[MemoryPart]:
+    """Activations, and on the last stage the tiles of the log-probs."""
+    element, hidden = BYTES[run.model.dtype], policy.text.get("hidden_size", 0)
+    tokens = math.ceil(run.engine.max_tokens_per_micro_batch / sizes.context)
+    kept = kept_elements(own, policy.text, sizes)
+    recompute = run.engine.recompute
+    size = activation_bytes(
+        kept, tokens=tokens, element=element, hidden=hidden, sizes=sizes, stage=stage, recompute=recompute
+    )
+    how = f"{tokens:,} tokens through {len(kept)} layers, recompute={recompute} (arXiv:2205.05198)"
+    parts = [MemoryPart("activations", size, how, "training")]
+    if stage == sizes.pipeline - 1:
+        entries = math.ceil(policy.text.get("vocab_size", 0) / sizes.tensor)
+        chunk = run.engine.log_prob_chunk_tokens
+        tiles = tile_bytes(tokens=tokens, chunk_tokens=chunk, entries=entries, element=element, hidden=hidden)
+        what = f"tiles of the logits of {chunk} tokens x {entries:,} entries, never {readable(tokens * entries * 4)}"
+        parts.append(MemoryPart("log-probs", tiles, what, "training"))
+    return parts
+
+
+def _frozen(piece: Piece, run: RunConfig) -> bool:
+    """Whether ``model.freeze`` keeps a tensor as it is."""
+    vision = VISION.search(piece.name) is not None
+    aligner = vision and any(word in piece.name for word in _ALIGNER)
+    part = "aligner" if aligner else "vision_tower" if vision else "language_model"
+    return part in run.model.freeze

@@ -1,0 +1,31 @@
+"""Estimate what the engine ``transformers`` takes of a device: ``EngineInfo.memory``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.engines.memory import BYTES, MemoryPart, key_value_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.engines.memory import DeviceMemory, TrainingEstimate, When
+
+
+def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
+    """Count the weights of a replica, and keys and values of a full batch at the end of its responses."""
+    del device
+    rollout, element = run.rollout, BYTES[run.model.dtype]
+    when: When = "generation" if rollout.sleep else "always"
+    weights = MemoryPart(
+        "rollout-weights",
+        training.parameters * element,
+        f"{training.parameters:,} numbers of {run.model.dtype}, the whole model on a replica",
+        when,
+    )
+    elements = key_value_elements(training.config)
+    rows = min(rollout.max_batch_size, run.data.prompts_per_step * rollout.samples_per_prompt)
+    how = f"{rows} responses of {rollout.max_new_tokens} tokens, without their prompts; {elements:,} numbers of a token"
+    size = rows * rollout.max_new_tokens * elements * element
+    return [weights, MemoryPart("rollout-cache", size, how, "generation")]

@@ -1,0 +1,78 @@
+"""Examine topic by topic. What one of them raises becomes its own entry."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from anytron.doctor import (
+    compatibility,
+    configuration,
+    devices,
+    duplicates,
+    environment,
+    executors,
+    kernels,
+    memory,
+    numbers,
+    patches,
+    plugins,
+    versions,
+)
+from anytron.doctor.live import Live
+from anytron.doctor.subject import look
+from anytron.entries import Entry, of_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from anytron.doctor.subject import Subject
+
+    Topic = Callable[[Subject], Iterable[Entry]]
+    LiveTopic = Callable[[Subject, Live], Iterable[Entry]]
+
+TOPICS: Mapping[str, Topic] = {
+    "versions": versions.examine,
+    "duplicates": duplicates.examine,
+    "compatibility": compatibility.examine,
+    "plugins": plugins.examine,
+    "platform": plugins.examine_platform,
+    "environment": environment.examine,
+    "patches": patches.examine,
+    "configuration": configuration.examine,
+}
+LIVE_TOPICS: Mapping[str, LiveTopic] = {
+    "devices": devices.examine,
+    "executors": executors.examine,
+    "kernels": kernels.examine,
+    "numbers": numbers.examine,
+    "memory": memory.examine,
+}
+"""Those that ask a process with the device."""
+
+
+def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Entry]:
+    """Examine this machine, and the run that a configuration describes. Nothing is changed.
+
+    Args:
+        path: The YAML file of a run; None = no run in particular.
+        overrides: Keys to set in it.
+
+    Yields:
+        Entries, those of a topic one after the other.
+    """
+    subject = look(path, overrides)
+    for name, topic in TOPICS.items():
+        yield from _guarded(name, partial(topic, subject))
+    with Live(subject) as live:
+        for name, live_topic in LIVE_TOPICS.items():
+            yield from _guarded(name, partial(live_topic, subject, live))
+
+
+def _guarded(name: str, topic: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:
+    """The entries of a topic, and one more if it fails on the way."""
+    try:
+        yield from topic()
+    except Exception as error:  # noqa: BLE001 - a topic that crashes is a finding, and the others go on
+        yield of_error(f"{name}.crashed", error)

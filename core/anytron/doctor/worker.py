@@ -1,0 +1,64 @@
+"""The process that uses the device for ``anytron doctor``: it answers by probe, in plain JSON."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from anytron.isolation.worker import calls, enter, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.doctor.bench import Bench
+
+    Probe = Callable[[Bench], dict[str, Any]]
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Answer until the driver is gone. Arguments as for :func:`anytron.isolation.worker.enter`."""
+    connection, start = enter(channel, lifeline)
+    bench: Bench | None = None
+    for probe in calls(connection):
+        try:
+            bench = bench or _bench(start)
+            answer = _answer(bench, probe)
+        except Exception as error:  # noqa: BLE001 - a device, a driver or a kernel: the driver makes an entry of it
+            suppliers = {} if bench is None else bench.session.hooks.suppliers()
+            answer = {
+                "error": getattr(error, "what", f"{type(error).__name__}: {error}"),
+                "why": getattr(error, "why", ""),
+                "fix": getattr(error, "fix", ""),
+                "suppliers": suppliers,
+            }
+        send(connection, answer)
+
+
+def _bench(start: dict[str, Any]) -> Bench:
+    """Open a session as a training rank does: the plugins' environment first."""
+    from anytron.config.schema import RunConfig
+    from anytron.doctor.bench import Bench
+    from anytron.hooks.types import ProcessInfo
+    from anytron.plugins import open_session
+
+    run = None if start["run"] is None else RunConfig.model_validate(start["run"])
+    options = {} if run is None else run.platform.options
+    session = open_session(start["platform"], options, start["engine"])
+    os.environ.update(session.hooks.runtime_env(ProcessInfo("trainer")))
+    return Bench(session, run)
+
+
+def _answer(bench: Bench, question: str) -> dict[str, Any]:
+    from anytron.doctor import probes
+
+    probe, _, argument = question.partition(" ")
+    if probe == "executor":
+        return probes.executor(bench, argument)
+    known: dict[str, Probe] = {
+        "devices": probes.devices,
+        "kernels": probes.kernels,
+        "attention-thd": probes.packed_attention,
+        "attention-bshd": probes.padded_attention,
+        "log-probs": probes.log_probs,
+    }
+    return known[probe](bench)

@@ -1,0 +1,116 @@
+"""How much device memory a run takes, estimated from its configuration: what engines answer, and what they are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.config.schema import RunConfig
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
+"""Of one number, by ``model.dtype``."""
+
+When = Literal["always", "training", "generation"]
+"""``always``: from the start to the end. ``training``, ``generation``: only while that is done."""
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """Something that lies in device memory.
+
+    Attributes:
+        name: What it is.
+        size: Bytes on the rank that has the most.
+        how: How ``size`` was computed, with numbers.
+        when: When it is there.
+        exact: It is what will be allocated, but for the allocator's rounding; False = an estimate.
+    """
+
+    name: str
+    size: int
+    how: str
+    when: When = "always"
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training rank takes.
+
+    Attributes:
+        parts: On the rank that has the most.
+        parameters: Numbers in the whole model, all ranks together.
+        config: The Hugging Face config of the language model in it.
+    """
+
+    parts: tuple[MemoryPart, ...]
+    parameters: int
+    config: Mapping[str, Any]
+
+
+class EstimatesTraining(Protocol):
+    """``EngineInfo.memory`` of a training engine."""
+
+    def __call__(self, run: RunConfig) -> TrainingEstimate:
+        """Estimate, from the configuration alone.
+
+        Raises:
+            ConfigError: The sizes of the model are not known.
+        """
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device, as far as an estimate depends on it.
+
+    Attributes:
+        total: Bytes; None = not known.
+        accelerator: It is one; False = the processor, whose memory is the machine's.
+    """
+
+    total: int | None
+    accelerator: bool
+
+
+class EstimatesRollout(Protocol):
+    """``EngineInfo.memory`` of a rollout engine."""
+
+    def __call__(self, run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
+        """Estimate what a replica takes of one device.
+
+        Args:
+            run: The configuration.
+            training: The model's sizes.
+            device: Where it lies.
+        """
+
+
+def peak(parts: Sequence[MemoryPart]) -> int:
+    """Give the most that is there at one time: ``always`` and the larger one of the two phases."""
+    held = {
+        when: sum(part.size for part in parts if part.when == when) for when in ("always", "training", "generation")
+    }
+    return held["always"] + max(held["training"], held["generation"])
+
+
+def key_value_elements(config: Mapping[str, Any]) -> int:
+    """Count the numbers that a cache keeps of one token, over all layers with attention: keys and values.
+
+    Latent attention keeps the latent vector and the rotated part of the key, as transformers and vLLM do.
+    """
+    layers = config.get("num_hidden_layers", 0)
+    if kinds := config.get("layer_types"):
+        layers = sum("linear" not in str(kind) for kind in kinds)
+    heads = config.get("num_attention_heads", 0)
+    if config.get("kv_lora_rank"):
+        return int(layers * (config["kv_lora_rank"] + config.get("qk_rope_head_dim", 0)))
+    size = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
+    return int(layers * 2 * (config.get("num_key_value_heads") or heads) * size)
+
+
+def readable(size: float) -> str:
+    """Write a number of bytes for people, in GiB or MiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"

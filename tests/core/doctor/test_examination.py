@@ -1,0 +1,51 @@
+"""A topic that crashes is an entry; the others are examined all the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from anytron.doctor import examination
+from anytron.entries import Entry, of_error, worst
+from anytron.errors import ConfigError
+
+
+@pytest.mark.parametrize("table", ["TOPICS", "LIVE_TOPICS"])
+def test_every_topic_may_crash(monkeypatch, table):
+    """Each yields something first, and raises then."""
+
+    def crash(*_):
+        yield Entry("crashing.before", "ok", "as it should be")
+        raise RuntimeError("a library is broken")
+
+    def sound(*_):
+        yield Entry("sound.all", "ok", "examined")
+
+    for name in ("TOPICS", "LIVE_TOPICS"):
+        monkeypatch.setattr(examination, name, {})
+    monkeypatch.setattr(examination, table, {"crashing": crash, "sound": sound})
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    first, crashed, last = examination.examine()
+    assert (first.status, last.name) == ("ok", "sound.all")
+    assert crashed == Entry("crashing.crashed", "fail", "RuntimeError: a library is broken", crashed.fix)
+    assert crashed.topic == "crashing"
+    assert crashed.fix
+
+
+def test_an_error_of_ours_keeps_its_fix():
+    error = ConfigError("It is wrong.", where="a.key", why="it is 3", fix="a.key=2")
+    assert of_error("x.y", error) == Entry("x.y", "fail", "It is wrong. (a.key) it is 3", "a.key=2")
+
+
+def test_the_worst_status_counts():
+    assert worst([]) == "skip"
+    assert worst(["ok", "warn", "skip"]) == "warn"
+    assert worst(["warn", "fail", "ok"]) == "fail"
+
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/examine-with-doctor.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("topic", [*examination.TOPICS, *examination.LIVE_TOPICS])
+def test_the_page_has_every_topic(topic):
+    assert re.search(rf"^\| `{topic}\.", PAGE, flags=re.MULTILINE)
