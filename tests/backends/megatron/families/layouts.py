@@ -47,7 +47,7 @@ TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
 
 ONE_RANK = (ONE, ONE_PADDED)
 DENSE = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED, CP2, CP2_PADDED)
-RECURRENT = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED)
+RECURRENT = DENSE
 EXPERTS = (*ONE_RANK, TP2, TP2_EP2, TP2_EP2_PADDED, EP2, PP2, CP2)
 
 
@@ -149,7 +149,5 @@ class Refusal:
 
 REFUSALS = (
     Refusal("qwen3", Layout("TP8", {"tensor_model_parallel_size": 8}), "4 attention heads cannot be split over 8"),
-    Refusal("qwen3_5", CP2, "Gated DeltaNet"),
-    Refusal("qwen3_next", CP2_PADDED, "Gated DeltaNet"),
     Refusal("qwen3", Layout("PP3", {"pipeline_model_parallel_size": 3}), "4 layers cannot be split over 3"),
 )
