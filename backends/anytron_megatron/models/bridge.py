@@ -115,7 +115,7 @@ class BridgeSource:
             "gradient_accumulation_fusion": False,
         }
         self.config = config_class(**{**fields, **transformer})
-        # Megatron before 0.18 refuses to construct Gated DeltaNet's with it; patches/delta_net_context.py does the rest.
+        # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net_context.py does the rest.
         self.config.context_parallel_size = sizes.context
         if portable and "use_te_activation_func" not in transformer:
             self.config.use_te_activation_func = _takes_swiglu_kernel(self.config, self.hf_config.model_type)

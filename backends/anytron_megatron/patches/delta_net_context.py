@@ -3,8 +3,8 @@
 A rank holds two chunks of each sequence (:class:`anytron.sequences.ContextShard`), but the convolution and the
 recurrence need whole ones. So the ranks exchange what the first projection computed: each gives away all heads of its
 tokens but its own, and gets its own heads of all tokens. After the recurrence they exchange back. A rank computes with
-its heads' part of the convolution's weights, of ``A_log`` and of ``dt_bias``; the rest of their gradients is zero there,
-and the sum over context-parallel ranks, which every gradient goes through, is the whole one.
+its heads' part of the convolution's weights, of ``A_log`` and of ``dt_bias``. The rest of their gradients is zero on
+it, and the sum over context-parallel ranks, which every gradient goes through, is the whole one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def sequences_to_heads(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_
     if isinstance(tensor, Packed):
         rows, padded = tensor.rows, tensor.cu_seqlens.long().diff() * size
     else:
-        rows, padded = tensor, torch.tensor([tensor.shape[0] * size], device=tensor.device)
+        rows, padded = tensor, _one_sequence(tensor, tensor.shape[0] * size)
     order = zigzag_order(padded, size, rows.shape[0] * size)
     exchanged: Tensor = _SequencesToHeads.apply(rows, cp_group, order)
     return exchanged
@@ -79,10 +79,15 @@ def heads_to_sequences(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_
     if isinstance(tensor, Packed):
         rows, padded = tensor.rows, tensor.cu_seqlens.long().diff()
     else:
-        rows, padded = tensor, torch.tensor([tensor.shape[0]], device=tensor.device)
+        rows, padded = tensor, _one_sequence(tensor, tensor.shape[0])
     order = zigzag_order(padded, cp_group.size(), rows.shape[0])
     exchanged: Tensor = _HeadsToSequences.apply(rows, cp_group, order)
     return exchanged
+
+
+def _one_sequence(rows: Tensor, length: int) -> Tensor:
+    """Lengths, int64 ``[1]`` on the device of ``rows``, where every column is one sequence: padded rows."""
+    return torch.full((1,), length, device=rows.device)
 
 
 def _to_heads(x: Tensor, group: ProcessGroup, order: Tensor) -> Tensor:

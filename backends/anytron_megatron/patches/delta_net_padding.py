@@ -55,18 +55,19 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
             fix="run the model inside anytron.masks.scope_of(mask), or on packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
-    context = layer.pg_collection.cp
-    if context.size() > 1:
-        order = zigzag_order(torch.tensor([len(padding)], device=padding.device), context.size(), len(padding))
-        padding = padding.index_select(0, order.chunk(context.size())[context.rank()])
-    # With sequence parallelism the ranks hold consecutive parts of these.
-    parts = padding.chunk(layer.sp_size)
-    own = parts[layer.pg_collection.tp.rank()] if layer.sp_size > 1 else parts[0]
-    if own.shape != hidden_states.shape[:2]:
+    context, parts = layer.pg_collection.cp, layer.sp_size
+    rows, columns = hidden_states.shape[:2]
+    if padding.shape != (rows * parts * context.size(), columns):
         raise EngineError(
             "The mask of a Gated DeltaNet layer has another shape than its input.",
             where=f"layer {layer.layer_number}",
             why=f"linear_attn_mask is {tuple(mask.linear_attn_mask.shape)} (batch, sequence), the input "
-            f"{tuple(hidden_states.shape[:2])} (sequence over {context.size() * layer.sp_size} ranks, batch)",
+            f"{(rows, columns)} (sequence over {parts * context.size()} ranks, batch)",
         )
-    return own[..., None]
+    if context.size() > 1:
+        order = zigzag_order(torch.full((1,), len(padding), device=padding.device), context.size(), len(padding))
+        padding = padding.index_select(0, order.chunk(context.size())[context.rank()])
+    if parts > 1:
+        # With sequence parallelism the ranks hold consecutive parts of these rows.
+        padding = padding.chunk(parts)[layer.pg_collection.tp.rank()]
+    return padding[..., None]
