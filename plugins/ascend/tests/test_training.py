@@ -56,7 +56,7 @@ def test_two_npus_agree_with_the_processor(layout, on_the_processor, follow):
 @pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
 def test_two_npus_share_the_heads_of_gated_delta_net(sequence_format, tiny_family, follow):
     """HCCL exchanges heads for tokens."""
-    model = {"model": {"path": str(tiny_family("qwen3_next"))}, "engine": {"sequence_format": sequence_format}}
+    model = {"model": {"path": str(tiny_family("qwen3_5"))}, "engine": {"sequence_format": sequence_format}}
     on_the_processor = follow(platform={"name": "cpu"}, **model)
     on_two = follow(platform={"name": "ascend"}, parallel={"context_parallel_size": 2}, **model)
     found = differences(on_the_processor, on_two)
