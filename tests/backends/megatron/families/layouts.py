@@ -161,5 +161,7 @@ class Refusal:
 
 REFUSALS = (
     Refusal("qwen3", Layout("TP8", {"tensor_model_parallel_size": 8}), "4 attention heads cannot be split over 8"),
+    Refusal("qwen3_5", TP2_CP2, "linear_num_key_heads 2 cannot be split over 4"),
+    Refusal("qwen3_next", TP2_CP2_PADDED, "linear_num_key_heads 2 cannot be split over 4"),
     Refusal("qwen3", Layout("PP3", {"pipeline_model_parallel_size": 3}), "4 layers cannot be split over 3"),
 )
