@@ -69,7 +69,7 @@ def sequences_to_heads(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_
     else:
         rows, padded = tensor, _one_sequence(tensor, tensor.shape[0] * size)
     order = zigzag_order(padded, size, rows.shape[0] * size)
-    exchanged: Tensor = _SequencesToHeads.apply(rows, cp_group, order)
+    exchanged: Tensor = _SequencesToHeads.apply(rows, cp_group, order)  # type: ignore[no-untyped-call]
     return exchanged
 
 
@@ -81,7 +81,7 @@ def heads_to_sequences(tensor: Tensor | Packed, seq_dim: int, head_dim: int, cp_
     else:
         rows, padded = tensor, _one_sequence(tensor, tensor.shape[0])
     order = zigzag_order(padded, cp_group.size(), rows.shape[0])
-    exchanged: Tensor = _HeadsToSequences.apply(rows, cp_group, order)
+    exchanged: Tensor = _HeadsToSequences.apply(rows, cp_group, order)  # type: ignore[no-untyped-call]
     return exchanged
 
 
