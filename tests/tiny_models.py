@@ -102,6 +102,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
         "partial_rotary_factor": 0.25,
     },
+    # With heads enough for two tensor-parallel times two context-parallel ranks.
+    "qwen3_next_heads": {
+        "model_type": "qwen3_next",
+        **_TEXT,
+        **_EXPERTS,
+        **_DELTA_NET,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "shared_expert_intermediate_size": 32,
+        "partial_rotary_factor": 0.25,
+    },
     "qwen3_5": {
         "model_type": "qwen3_5",
         "text_config": {

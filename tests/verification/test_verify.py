@@ -15,6 +15,7 @@ from anytron.verification import CHECKS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
+RECURRENT = ROOT / "examples" / "grpo_gated_delta_net.yaml"
 PLUGIN = """
 import torch
 from anytron import hookimpl
@@ -23,6 +24,8 @@ from anytron.kernels.attention import make_attention
 from anytron.kernels.log_prob import make_log_prob
 from anytron.masks import AttnMask, MaskKind
 from anytron.patches import Patch, Phase
+
+LAYER = "mcore_bridge.model.modules.gated_delta_net"
 
 def forgetting(original):
     return lambda tensor, group=None: tensor
@@ -35,6 +38,13 @@ def permuting(original):
 
 def cut_off(kernel):
     return lambda *given: tuple(values.detach() + 0.0 * values for values in kernel(*given))
+
+
+def of_one_rank(original):
+    def part_of(param, dim, cp_group):
+        part = original(param, dim, cp_group)
+        return part.detach() if cp_group.rank() else part
+    return part_of
 
 
 class Unfinished(torch.autograd.Function):
@@ -87,6 +97,7 @@ class Sabotage:
             return []
         patches = [("megatron.core.tensor_parallel.mappings:_reduce", "sabotage:forgetting")] if {reduce} else []
         patches += [("anytron_megatron.models.bridge:BridgeSource.export", "sabotage:permuting")] if {export} else []
+        patches += [(LAYER + ":get_parameter_local_cp", "sabotage:of_one_rank")] if {heads} else []
         return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test",
                       replacement=replacement) for number, (target, replacement) in enumerate(patches)]
 """
@@ -97,7 +108,7 @@ def install(tmp_path):
     """Write an extension that breaks what is named; give the environment in which it is installed."""
 
     def write(**broken: bool | str) -> dict[str, str]:
-        off = ("mask", "reduce", "export", "packed_only", "gradient", "temperature", "entropy", "attention")
+        off = ("mask", "reduce", "export", "packed_only", "gradient", "temperature", "entropy", "attention", "heads")
         settings: dict[str, bool | str] = {**dict.fromkeys(off, False), **broken}
         (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
         metadata = tmp_path / "sabotage-1.0.dist-info"
@@ -110,16 +121,16 @@ def install(tmp_path):
     return write
 
 
-def verify(*arguments: str, environment: dict[str, str] | None = None):
-    command = [sys.executable, "-m", "anytron", "verify", str(EXAMPLE), *arguments]
+def verify(*arguments: str, environment: dict[str, str] | None = None, example: Path = EXAMPLE):
+    command = [sys.executable, "-m", "anytron", "verify", str(example), *arguments]
     done = subprocess.run(
         command, env=environment or dict(os.environ), capture_output=True, text=True, check=False, timeout=500
     )
     return done.returncode, done.stdout, done.stderr
 
 
-def verify_json(*arguments: str, environment: dict[str, str] | None = None):
-    code, output, errors = verify(*arguments, "--json", environment=environment)
+def verify_json(*arguments: str, environment: dict[str, str] | None = None, example: Path = EXAMPLE):
+    code, output, errors = verify(*arguments, "--json", environment=environment, example=example)
     assert output, errors
     results = json.loads(output)
     assert [result["check"] for result in results] == list(CHECKS)
@@ -138,6 +149,20 @@ def test_two_ranks_that_compute_right_pass_every_check():
     assert with_status(results, "passed") == set(CHECKS), results
     assert all(result["max_abs_diff"] <= result["tolerance"] for result in results.values())
     assert results["export-equals-import"]["max_abs_diff"] == 0
+
+
+def test_two_ranks_that_share_the_heads_of_a_recurrence_pass_every_check():
+    code, results = verify_json("parallel.context_parallel_size=2", example=RECURRENT)
+    assert code == 0
+    assert with_status(results, "passed") == set(CHECKS), results
+
+
+def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):
+    code, results = verify_json("parallel.context_parallel_size=2", environment=install(heads=True), example=RECURRENT)
+    assert code == 1
+    # Values are right, and what compares norms sees that two layouts have different ones.
+    assert with_status(results, "failed") == {"hf-gradients", "parallel-equals-single"}, results
+    assert "linear_attn" in results["hf-gradients"]["detail"]
 
 
 def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):

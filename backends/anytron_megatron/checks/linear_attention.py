@@ -28,22 +28,31 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
     model = subject.text
     if not _has_linear_attention(model):
         return
-    if run.parallel.context_parallel_size > 1:
-        # megatron/core/transformer/transformer_config.py, line 974.
+    tensor, context = run.parallel.tensor_model_parallel_size, run.parallel.context_parallel_size
+    if context > 1 and "linear_num_key_heads" not in model:
         yield Diagnostic(
             "error",
             "parallel.context_parallel_size",
-            "Gated DeltaNet carries its state along the whole sequence, and Megatron does not pass it between ranks",
+            "its recurrent layers are not Gated DeltaNet, the only ones whose heads context-parallel ranks share",
             "set parallel.context_parallel_size=1",
         )
-    tensor = run.parallel.tensor_model_parallel_size
     for name in ("linear_num_key_heads", "linear_num_value_heads"):
-        if model.get(name, 0) % tensor:
+        heads = model.get(name, 0)
+        if heads % tensor:
             yield Diagnostic(
                 "error",
                 "parallel.tensor_model_parallel_size",
-                f"{name} {model[name]} cannot be split over {tensor} ranks",
-                f"use a size that divides {model[name]}",
+                f"{name} {heads} cannot be split over {tensor} ranks",
+                f"use a size that divides {heads}",
+            )
+        elif heads % (tensor * context):
+            # Context-parallel ranks share the heads of a tensor-parallel rank (patches/delta_net_context.py).
+            yield Diagnostic(
+                "error",
+                "parallel.context_parallel_size",
+                f"{name} {heads} cannot be split over {tensor * context} ranks, tensor parallel {tensor} times context "
+                f"parallel {context}",
+                f"use sizes whose product divides {heads}",
             )
     if run.engine.deterministic and run.engine.sequence_format == "thd":
         # mcore_bridge/model/modules/gated_delta_net.py, lines 323 and 399: both are assertions.

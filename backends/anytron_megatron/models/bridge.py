@@ -87,6 +87,7 @@ class BridgeSource:
         text_config = self.hf_config.get_text_config()
         modules = getattr(text_config, "num_nextn_predict_layers", None) if predicts_ahead else None
         converted = hf_to_mcore_config(self.hf_config)
+        recurrent = converted.get("experimental_attention_variant") == "gated_delta_net"
         config_class = get_model_meta(family).config_cls
         if converted.get("multi_latent_attention"):
             config_class = MLAModelConfig
@@ -98,7 +99,7 @@ class BridgeSource:
             "tensor_model_parallel_size": sizes.tensor,
             "pipeline_model_parallel_size": sizes.pipeline,
             "virtual_pipeline_model_parallel_size": sizes.virtual_pipeline if sizes.virtual_pipeline > 1 else None,
-            "context_parallel_size": sizes.context,
+            "context_parallel_size": 1 if recurrent else sizes.context,
             "expert_model_parallel_size": sizes.expert,
             "expert_tensor_parallel_size": sizes.expert_tensor,
             "sequence_parallel": sizes.sequence_parallel,
@@ -114,6 +115,8 @@ class BridgeSource:
             "gradient_accumulation_fusion": False,
         }
         self.config = config_class(**{**fields, **transformer})
+        # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net_context.py does the rest.
+        self.config.context_parallel_size = sizes.context
         if portable and "use_te_activation_func" not in transformer:
             self.config.use_te_activation_func = _takes_swiglu_kernel(self.config, self.hf_config.model_type)
         refuse_missing_quantisation(self.config)

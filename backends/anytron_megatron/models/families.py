@@ -63,7 +63,6 @@ class Family:
 _FORMATS = ("thd", "bshd")
 _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
-_RECURRENT = (*_FORMATS, "TP", "PP")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
 
@@ -85,12 +84,12 @@ _ROWS = (
     Family("llama", "Llama", (*_DENSE, "cache"), layer=dense_layer, rotates_whole_heads=True),
     Family("qwen3_moe", "Qwen3-MoE", _EXPERTS, layer=qwen3_moe_layer, rotates_whole_heads=True),
     Family("deepseek_v3", "DeepSeek-V3", (*_EXPERTS, "MTP"), layer=deepseek_v3_layer, rotates_whole_heads=True),
-    Family("qwen3_next", "Qwen3-Next", (*_RECURRENT, "EP", "LoRA"), refused=("CP", "cache"), cacheless=_NO_STATE),
+    Family("qwen3_next", "Qwen3-Next", (*_DENSE, "EP", "LoRA"), refused=("cache",), cacheless=_NO_STATE),
     Family(
         "qwen3_5",
         "Qwen3.5",
-        (*_RECURRENT, "images"),
-        refused=("CP", "cache"),
+        (*_DENSE, "images"),
+        refused=("cache",),
         takes_images=True,
         cacheless=_NO_STATE,
     ),

@@ -224,6 +224,23 @@ DELTA_NET_PADDING = Patch(
     remove_when="the layer takes a map of real tokens and leaves padding out",
     replacement=f"{_HERE}.delta_net_padding:leave_out_padding",
 )
+DELTA_NET_CONTEXT = Patch(
+    id="megatron.gated-delta-net-context",
+    target="megatron.core.ssm.gated_delta_net:tensor_a2a_cp2hp",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires="<0.18",
+    reason=(
+        "with context parallelism mcore-bridge's layer imports functions that Megatron does not have yet, and would "
+        "exchange each packed sequence on its own"
+    ),
+    upstream=(
+        "megatron-core 0.18.0, megatron/core/ssm/gated_delta_net.py, tensor_a2a_cp2hp; "
+        "mcore_bridge/model/modules/gated_delta_net.py, line 275"
+    ),
+    remove_when="megatron-core before 0.18 is not supported, and mcore-bridge exchanges a packed buffer in one piece",
+    install=f"{_HERE}.delta_net_context:install_exchange",
+)
 DELTA_NET_GRADIENTS = Patch(
     id="megatron.gated-delta-net-gradients",
     target=f"{_DELTA_NET}:GatedDeltaNet.__init__",

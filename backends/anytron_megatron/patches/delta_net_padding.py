@@ -6,8 +6,11 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from anytron.errors import EngineError
 from anytron.masks import current_mask
+from anytron.sequences.zigzag import zigzag_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +45,7 @@ def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
-    """Mark padding among a layer's inputs: bool ``[S, B, 1]``, or this rank's ``[S / tp, B, 1]``, True = MASKED."""
+    """Mark padding among a layer's inputs: bool ``[S, B, 1]``, of this rank's part of ``S``, True = MASKED."""
     mask = current_mask()
     if mask is None or mask.linear_attn_mask is None:
         raise EngineError(
@@ -52,14 +55,19 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
             fix="run the model inside anytron.masks.scope_of(mask), or on packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
-    # With sequence parallelism the ranks hold consecutive parts of all rows.
-    parts = padding.chunk(layer.sp_size)
-    own = parts[layer.pg_collection.tp.rank()] if layer.sp_size > 1 else parts[0]
-    if own.shape != hidden_states.shape[:2]:
+    context, parts = layer.pg_collection.cp, layer.sp_size
+    rows, columns = hidden_states.shape[:2]
+    if padding.shape != (rows * parts * context.size(), columns):
         raise EngineError(
             "The mask of a Gated DeltaNet layer has another shape than its input.",
             where=f"layer {layer.layer_number}",
             why=f"linear_attn_mask is {tuple(mask.linear_attn_mask.shape)} (batch, sequence), the input "
-            f"{tuple(hidden_states.shape[:2])} (sequence over {layer.sp_size} ranks, batch)",
+            f"{(rows, columns)} (sequence over {parts * context.size()} ranks, batch)",
         )
-    return own[..., None]
+    if context.size() > 1:
+        order = zigzag_order(torch.full((1,), len(padding), device=padding.device), context.size(), len(padding))
+        padding = padding.index_select(0, order.chunk(context.size())[context.rank()])
+    if parts > 1:
+        # With sequence parallelism the ranks hold consecutive parts of these rows.
+        padding = padding.chunk(parts)[layer.pg_collection.tp.rank()]
+    return padding[..., None]

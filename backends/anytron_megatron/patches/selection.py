@@ -45,6 +45,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         catalog.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(catalog.PEFT_PROBES, portable),
         catalog.DELTA_NET_PADDING: bridge,
+        catalog.DELTA_NET_CONTEXT: bridge,
         catalog.DELTA_NET_GRADIENTS: bridge,
         catalog.DELTA_NET_KERNELS: bridge and not flash_linear_attention,
         catalog.MLA_PACKED_ROTARY: models,

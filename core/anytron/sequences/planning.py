@@ -14,6 +14,7 @@ from anytron.errors import DataError
 from anytron.sequences.alignment import padded_packed, padded_rows, sequence_alignment
 from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
 from anytron.sequences.lengths import checked_lengths
+from anytron.sequences.zigzag import inverted, zigzag_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,13 +112,12 @@ def _arrange(
     shown = torch.full((slots,), total).scatter_(0, slot_index, ramp[:total])
     position = _counted(slots, padded_starts, 1 - padded[:-1])
 
-    order = _shard_order(padded, padded_starts, shard)
     share = slice(shard.rank * (slots // shard.size), (shard.rank + 1) * (slots // shard.size))
-    if order is None:
+    if shard.size == 1:
         shown, position = shown[share], position[share]
     else:
-        inverse = torch.empty_like(order).scatter_(0, order, ramp)
-        slot_index = inverse.index_select(0, slot_index)
+        order = zigzag_order(padded, shard.size, slots)
+        slot_index = inverted(order).index_select(0, slot_index)
         mine = order[share]
         shown, position = shown.index_select(0, mine), position.index_select(0, mine)
 
@@ -139,24 +139,6 @@ def _arrange(
         slot_index=slot_index,
         whole=whole,
     )
-
-
-def _shard_order(padded: Tensor, padded_starts: Tensor, shard: ContextShard) -> Tensor | None:
-    """Give the whole slot that each slot shows, the shards' slots one after the other: int64 ``[cp * N]``.
-
-    None without context parallelism: the order is that of the whole.
-    """
-    if shard.size == 1:
-        return None
-    rank = torch.arange(shard.size)
-    # Each shard holds these chunks of each sequence in turn.
-    chunk = torch.stack([rank, 2 * shard.size - 1 - rank], 1)
-    width = padded // shard.chunks
-    begins = padded_starts[None, :, None] + chunk[:, None, :] * width[None, :, None]
-    widths = width[None, :, None].expand_as(begins).flatten()
-    slots = int(padded.sum())
-    shift = begins.flatten() - (widths.cumsum(0) - widths)
-    return torch.repeat_interleave(shift, widths, output_size=slots).add_(torch.arange(slots))
 
 
 def _counted(size: int, starts: Tensor, steps: Tensor) -> Tensor:

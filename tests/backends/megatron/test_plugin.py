@@ -209,7 +209,16 @@ DELTA_NET = {**MODEL, "model_type": "qwen3_next", "layer_types": ["linear_attent
 @pytest.mark.parametrize(
     ("sections", "key", "reason"),
     [
-        ({"parallel": {"context_parallel_size": 2}}, "parallel.context_parallel_size", "carries its state"),
+        (
+            {"parallel": {"context_parallel_size": 4}},
+            "parallel.context_parallel_size",
+            "linear_num_key_heads 2 cannot be split over 4 ranks, tensor parallel 1 times context parallel 4",
+        ),
+        (
+            {"parallel": {"tensor_model_parallel_size": 2, "context_parallel_size": 2}},
+            "parallel.context_parallel_size",
+            "linear_num_key_heads 2 cannot be split over 4 ranks, tensor parallel 2 times context parallel 2",
+        ),
         (
             {"parallel": {"tensor_model_parallel_size": 4}},
             "parallel.tensor_model_parallel_size",
@@ -223,6 +232,15 @@ def test_what_gated_delta_net_cannot_do_is_refused_with_the_reason(sections, key
     assert (found.severity, found.key) == ("error", key)
     assert reason in found.message
     assert keys(config(MODEL, **sections)) == []
+
+
+def test_context_parallel_ranks_share_the_heads_of_gated_delta_net_and_of_no_other_recurrent_layer():
+    parallel = {"context_parallel_size": 2}
+    assert keys(config(DELTA_NET, parallel=parallel)) == []
+    other = {name: value for name, value in DELTA_NET.items() if not name.startswith("linear_num")}
+    (found,) = MegatronBackend().configure(config(other, parallel=parallel))
+    assert (found.severity, found.key) == ("error", "parallel.context_parallel_size")
+    assert "not Gated DeltaNet" in found.message
 
 
 def test_deterministic_gated_delta_net_trains_on_rows():

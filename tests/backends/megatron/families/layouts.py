@@ -40,6 +40,11 @@ PP2_PADDED = Layout("PP2, padded", {"pipeline_model_parallel_size": 2}, PADDED)
 VPP2 = Layout("PP2 x VPP2", PP2.parallel, {"options": {"virtual_pipeline_model_parallel_size": 2}})
 CP2 = Layout("CP2", {"context_parallel_size": 2})
 CP2_PADDED = Layout("CP2, padded", {"context_parallel_size": 2}, PADDED)
+CP4 = Layout("CP4", {"context_parallel_size": 4})
+TP2_CP2 = Layout("TP2, CP2", {**TP2.parallel, **CP2.parallel})
+TP2_CP2_PADDED = Layout("TP2, CP2, padded", TP2_CP2.parallel, PADDED)
+PP2_CP2 = Layout("PP2, CP2, recomputed", {**PP2.parallel, **CP2.parallel}, {"recompute": "full"})
+PP2_CP2_PADDED = Layout("PP2, CP2, recomputed, padded", PP2_CP2.parallel, {"recompute": "full", **PADDED})
 DP2 = Layout("DP2", {"data_parallel_size": 2})
 EP2 = Layout("EP2", {"data_parallel_size": 2, "expert_model_parallel_size": 2})
 TP2_EP2 = Layout("TP2, EP2", {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2})
@@ -47,7 +52,6 @@ TP2_EP2_PADDED = Layout("TP2, EP2, padded", TP2_EP2.parallel, PADDED)
 
 ONE_RANK = (ONE, ONE_PADDED)
 DENSE = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED, CP2, CP2_PADDED)
-RECURRENT = (*ONE_RANK, TP2, TP2_PADDED, PP2, PP2_PADDED)
 EXPERTS = (*ONE_RANK, TP2, TP2_EP2, TP2_EP2_PADDED, EP2, PP2, CP2)
 
 
@@ -86,8 +90,16 @@ MODELS = (
     Model("llama", "Llama", DENSE, quick=(ONE, TP2_PADDED)),
     Model("qwen3_moe", "Qwen3-MoE", EXPERTS, quick=(*ONE_RANK, TP2_EP2, EP2, PP2, CP2)),
     Model("deepseek_v3", "DeepSeek-V3", EXPERTS, quick=(*ONE_RANK, TP2_EP2_PADDED, PP2, CP2)),
-    Model("qwen3_next", "Qwen3-Next", (*RECURRENT, TP2_EP2, TP2_EP2_PADDED), quick=(*ONE_RANK, TP2_EP2, PP2_PADDED)),
-    Model("qwen3_5", "Qwen3.5, images", RECURRENT, quick=(*ONE_RANK, TP2_PADDED, PP2)),
+    Model(
+        "qwen3_next",
+        "Qwen3-Next",
+        (*DENSE, TP2_EP2, TP2_EP2_PADDED, PP2_CP2, PP2_CP2_PADDED),
+        quick=(*ONE_RANK, TP2_EP2, PP2_PADDED, CP2, CP2_PADDED),
+    ),
+    Model(
+        "qwen3_next_heads", "Qwen3-Next, more heads", (ONE, TP2_CP2, TP2_CP2_PADDED, CP4), quick=(ONE, TP2_CP2_PADDED)
+    ),
+    Model("qwen3_5", "Qwen3.5, images", DENSE, quick=(*ONE_RANK, TP2_PADDED, PP2, CP2)),
     Model("qwen2_5_vl", "Qwen2.5-VL, images", DENSE, quick=(ONE, ONE_PADDED, TP2, PP2_PADDED, CP2)),
     Model("qwen3_vl", "Qwen3-VL, images", DENSE, quick=(ONE, ONE_PADDED, TP2_PADDED, PP2, CP2)),
 )
@@ -149,7 +161,7 @@ class Refusal:
 
 REFUSALS = (
     Refusal("qwen3", Layout("TP8", {"tensor_model_parallel_size": 8}), "4 attention heads cannot be split over 8"),
-    Refusal("qwen3_5", CP2, "Gated DeltaNet"),
-    Refusal("qwen3_next", CP2_PADDED, "Gated DeltaNet"),
+    Refusal("qwen3_5", TP2_CP2, "linear_num_key_heads 2 cannot be split over 4"),
+    Refusal("qwen3_next", TP2_CP2_PADDED, "linear_num_key_heads 2 cannot be split over 4"),
     Refusal("qwen3", Layout("PP3", {"pipeline_model_parallel_size": 3}), "4 layers cannot be split over 3"),
 )

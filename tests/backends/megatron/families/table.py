@@ -72,13 +72,15 @@ def mask_rows() -> list[str]:
     for family in FAMILIES.values():
         if not set(_FORMATS) <= set(family.proof):
             continue
-        context = 1 if "CP" in family.refused else 2
         cells = [
             _kinds(accepted_masks(name, context_parallel=ranks, vision=family.takes_images, portable=portable))
-            for name, ranks, portable in (("thd", context, True), ("bshd", 1, True), ("bshd", 1, False))
+            for name, ranks, portable in (
+                ("thd", 2, True),
+                ("bshd", 1, True),
+                ("bshd", 1, False),
+                ("bshd", 2, True),
+            )
         ]
-        with_context = accepted_masks("bshd", context_parallel=2, vision=family.takes_images, portable=True)
-        cells.append("refused" if context == 1 else _kinds(with_context))
         lines.append(f"| {' | '.join([family.title, *cells])} |")
     return lines
 

@@ -12,11 +12,10 @@ from safetensors.torch import load_file, save_file
 from anytron.errors import ConfigError
 from anytron.plugins import open_session
 from anytron_megatron.models.families import FAMILIES
-from tests.backends.megatron.families.layouts import MODELS, ONE, REFUSALS, Layout, proved
+from tests.backends.megatron.families.layouts import CP2, CP2_PADDED, MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe
 from tests.backends.megatron.families.table import PAGE, mask_rows, rows_of, support_rows
 from tests.backends.megatron.ranks import engine_config
-from tests.tiny_models import CONFIGS
 
 CASES = [
     pytest.param(
@@ -27,6 +26,7 @@ CASES = [
 ]
 every_layout = pytest.mark.parametrize(("model", "layout"), CASES)
 QWEN3 = MODELS[0]
+(QWEN3_NEXT,) = (model for model in MODELS if model.name == "qwen3_next")
 
 
 @every_layout
@@ -82,6 +82,38 @@ def test_a_broken_all_reduce_is_noticed(
     assert figures.unequal == ()
 
 
+def test_shards_in_the_wrong_order_are_noticed(
+    ranks, observed, truth_of, tiny_family, recorded, policy_loss, write_extension, tmp_path
+):
+    """Gated DeltaNet reads the ranks' chunks one rank after the other, not as the sequence has them."""
+    write_extension(
+        "anytron_megatron.patches.delta_net_context:_to_heads",
+        "lambda original: lambda x, group, order: original(x, group, order.sort().values)",
+    )
+    for layout in (CP2, CP2_PADDED):
+        broken = observe(ranks, tiny_family(QWEN3_NEXT.name), layout, recorded, policy_loss, tmp_path)
+        figures = compare(broken, observed(QWEN3_NEXT, ONE), truth_of(QWEN3_NEXT))
+        assert figures.logits > 1e-3
+        assert figures.log_probs > 1e-3
+        assert figures.gradients > 1e-2
+
+
+@pytest.mark.parametrize("factor", ["(0 if cp_group.rank() else 1)", "0.5"], ids=["one rank's", "averaged"])
+def test_gradients_of_heads_that_are_not_summed_are_noticed(
+    factor, ranks, observed, truth_of, tiny_family, recorded, policy_loss, write_extension, tmp_path
+):
+    """Each context-parallel rank has the gradients of its heads only; values show nothing of what becomes of them."""
+    write_extension(
+        "mcore_bridge.model.modules.gated_delta_net:get_parameter_local_cp",
+        "lambda original: lambda param, dim, cp_group: (lambda part: part.detach() + "
+        f"{factor} * (part - part.detach()))(original(param, dim, cp_group))",
+    )
+    broken = observe(ranks, tiny_family(QWEN3_NEXT.name), CP2, recorded, policy_loss, tmp_path)
+    figures = compare(broken, observed(QWEN3_NEXT, ONE), truth_of(QWEN3_NEXT))
+    assert figures.logits <= 1e-5
+    assert figures.gradients > 1e-1
+
+
 def test_a_permuted_weight_is_noticed(ranks, truth_of, tiny_family, recorded, policy_loss, observed, tmp_path):
     permuted = shutil.copytree(tiny_family(QWEN3.name), tmp_path / "permuted")
     weights = load_file(permuted / "model.safetensors")
@@ -109,16 +141,6 @@ def test_what_cannot_be_right_is_refused(refusal, tiny_family, tmp_path):
 def test_a_row_claims_what_the_tests_prove(family):
     assert set(family.proof) == proved(family.model_type)
     assert bool(family.title) == bool(family.proof or family.refused)
-
-
-def test_a_row_says_what_is_refused():
-    split = {"context_parallel_size": "CP"}
-    refused = {
-        (CONFIGS[refusal.family]["model_type"], split[key])
-        for refusal in REFUSALS
-        for key in refusal.layout.parallel.keys() & split.keys()
-    }
-    assert {(row.model_type, "CP") for row in FAMILIES.values() if "CP" in row.refused} == refused
 
 
 def test_the_page_has_the_rows_of_these_tests_and_families():

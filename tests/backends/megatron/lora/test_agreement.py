@@ -24,6 +24,7 @@ SPLITS = {
     ("qwen3_moe", "ep2"): {"parallel": {"data_parallel_size": 2, "expert_model_parallel_size": 2}},
     ("deepseek_v3", "tp2-sp-ep2"): {"parallel": {**TP2, "expert_model_parallel_size": 2}},
     ("qwen3_next", "tp2-sp-ep2"): {"parallel": {**TP2, "expert_model_parallel_size": 2}},
+    ("qwen3_next", "cp2"): {"parallel": {"context_parallel_size": 2}},
 }
 FAMILIES = ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"]
 

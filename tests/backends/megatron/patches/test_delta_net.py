@@ -1,4 +1,4 @@
-"""Gated DeltaNet layers on two ranks: Hugging Face's, whatever padding holds and wherever it stands."""
+"""Gated DeltaNet layers on two and four ranks: Hugging Face's, whatever padding holds and wherever it stands."""
 
 import math
 
@@ -14,11 +14,11 @@ pytestmark = [
 LAYOUTS = ("sp", "no sp")
 
 
-@pytest.fixture(scope="module")
-def facts(run_program, tmp_path_factory):
+@pytest.fixture(scope="module", params=[2, 4], ids=["tp2", "tp2 cp2"])
+def facts(request, run_program, tmp_path_factory):
     path = tmp_path_factory.mktemp("delta_net")
-    model = write_tiny_model("qwen3_next", path / "model")
-    return run_program("delta_net.py", str(model), world=2, tmp_path=path)
+    model = write_tiny_model("qwen3_next_heads", path / "model")
+    return run_program("delta_net.py", str(model), world=request.param, tmp_path=path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,5 +59,5 @@ def test_a_layer_that_does_not_know_its_padding_says_so(facts):
 
 def test_the_patches_are_applied(facts):
     assert {row["id"]: row["outcome"] for row in facts["report"]} == {
-        f"megatron.gated-delta-net-{name}": "applied" for name in ("padding", "gradients", "kernels")
+        f"megatron.gated-delta-net-{name}": "applied" for name in ("padding", "context", "gradients", "kernels")
     }

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from anytron.kernels.contract import AttentionCall
+from anytron.sequences.zigzag import inverted, zigzag_order
 from anytron_megatron.portable_te.pytorch.collectives import gather_first
 from anytron_megatron.portable_te.refusals import refuse
 
@@ -127,13 +128,9 @@ def _make_plan(real: Tensor, padded: Tensor, mode: str, causal: bool, size: int,
     widths = padded.long().diff()
     chunk = widths // (2 * size)
 
-    # Row of the gathered buffer, rank after rank, that holds each position.
-    sequence = torch.repeat_interleave(widths)
-    position = torch.arange(sequence.numel(), device=real.device) - starts[sequence]
-    index, offset = position // chunk[sequence], position % chunk[sequence]
-    owner = torch.minimum(index, 2 * size - 1 - index)
-    rows_per_rank = sequence.numel() // size
-    order = owner * rows_per_rank + starts[sequence] // size + (index >= size) * chunk[sequence] + offset
+    rows = int(padded[-1])
+    order = inverted(zigzag_order(widths, size, rows))
+    rows_per_rank = rows // size
 
     def cumulative(counts: Tensor) -> Tensor:
         return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)

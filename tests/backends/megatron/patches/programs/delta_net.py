@@ -1,6 +1,7 @@
 """Gated DeltaNet layers on two tensor-parallel ranks against Hugging Face's layer; print the differences.
 
-Run as: python delta_net.py RANK WORLD_SIZE STORE DIRECTORY, the directory holding a tiny Qwen3-Next.
+Run as: python delta_net.py RANK WORLD_SIZE STORE DIRECTORY, the directory holding a tiny Qwen3-Next. On four ranks each
+sequence is split over two context-parallel ones, besides.
 Compared are, forward and backward, rows with padding on the right and on the left, holding anything or NaN.
 Hugging Face computes each sequence alone. Rank 0 prints JSON: for each case the largest difference of the
 output and of three gradients (input, input norm, output norm); what padding's output and gradient hold.
@@ -47,7 +48,11 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from anytron.masks import scope_of  # noqa: E402
 from anytron_megatron.models.bridge import BridgeSource  # noqa: E402
 
-parallel_state.initialize_model_parallel(world, expert_model_parallel_size=world, expert_tensor_parallel_size=1)
+TENSOR = 2
+CONTEXT = world // TENSOR
+parallel_state.initialize_model_parallel(
+    TENSOR, context_parallel_size=CONTEXT, expert_model_parallel_size=world, expert_tensor_parallel_size=1
+)
 model_parallel_cuda_manual_seed(1)
 ledger.apply(Phase.BEFORE_BUILD, trainer_patches(Phase.BEFORE_BUILD, context))
 
@@ -61,7 +66,7 @@ RIGHT, LEFT = position < lengths, position >= WIDTH - lengths
 
 
 def build(sequence_parallel):
-    sizes = ParallelSizes(tensor=world, expert=world, sequence_parallel=sequence_parallel)
+    sizes = ParallelSizes(tensor=TENSOR, context=CONTEXT, expert=world, sequence_parallel=sequence_parallel)
     bridge = BridgeSource(
         directory,
         dtype=torch.float32,
@@ -85,16 +90,29 @@ def wanted(real):
     return output.detach(), given.grad, theirs.input_layernorm.weight.grad, theirs.linear_attn.norm.weight.grad
 
 
+def shard(tensor, rank):
+    """``[S, ...]`` -> the chunks of each stretch of WIDTH that a context-parallel rank holds."""
+    if CONTEXT == 1:
+        return tensor
+    chunks = tensor.unflatten(0, (-1, 2 * CONTEXT, WIDTH // (2 * CONTEXT)))
+    return torch.stack([chunks[:, rank], chunks[:, 2 * CONTEXT - 1 - rank]], 1).flatten(0, 2)
+
+
 def own_part(tensor, model):
     """``[B, S, H]`` -> what this rank's layer takes of it."""
-    tensor = tensor.transpose(0, 1)
-    return (tensor.chunk(world)[rank] if model.config.sequence_parallel else tensor).contiguous()
+    tensor = shard(tensor.transpose(0, 1), parallel_state.get_context_parallel_rank())
+    parts = tensor.chunk(TENSOR if model.config.sequence_parallel else 1)
+    return parts[parallel_state.get_tensor_model_parallel_rank() % len(parts)].contiguous()
 
 
 def whole(tensor, model):
     if model.config.sequence_parallel:
         tensor = gather_from_sequence_parallel_region(tensor.contiguous())
-    return tensor.transpose(0, 1).detach()
+    tensor = tensor.detach().contiguous()
+    shards = [torch.empty_like(tensor) for _ in range(CONTEXT)]
+    dist.all_gather(shards, tensor, group=parallel_state.get_context_parallel_group())
+    places = torch.cat([shard(torch.arange(CONTEXT * len(tensor)), rank) for rank in range(CONTEXT)])
+    return torch.cat(shards)[places.argsort()].transpose(0, 1)
 
 
 def computed(model, real, fill, inputs=(hidden, cotangent), packed=None):
@@ -110,7 +128,8 @@ def computed(model, real, fill, inputs=(hidden, cotangent), packed=None):
     output.backward(own_part(cotangent.masked_fill(pads, fill), model))
     finalize_model_grads([model], None)
     norms = layer.in_proj.layer_norm_weight.main_grad, layer.out_norm.weight.main_grad
-    return whole(output, model), whole(given.grad, model), *(grad.clone() for grad in norms)
+    # Megatron divides gradients by the ranks that see different tokens; its schedule multiplies losses by them first.
+    return whole(output, model), whole(given.grad, model), *(grad * CONTEXT for grad in norms)
 
 
 def differences(model, real, fill):
