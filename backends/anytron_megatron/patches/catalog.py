@@ -293,11 +293,11 @@ MLA_VALUES = Patch(
     target=f"{_MLA}:MultiLatentAttention.forward",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
-    # 0.17.0 and 0.17.1 were released without #3003, which 0.18.0 has; the engine refuses them.
-    requires="<0.16.2",
+    # 0.17.0 and 0.17.1 were released without #3003, which the branch of 0.16 got after 0.16.1, and 0.18.0 has.
+    requires="<0.18,!=0.16.2",
     reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) need values as wide as queries",
     upstream="https://github.com/NVIDIA/Megatron-LM/pull/3003, verl #6005",
-    remove_when="megatron-core before 0.16.2 is not supported",
+    remove_when="megatron-core before 0.18 is not supported",
     replacement=f"{_HERE}.mla_values:pad_values",
     superseded_by=(
         Supersession(

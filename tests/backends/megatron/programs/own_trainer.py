@@ -27,9 +27,9 @@ def attempt(sequence_format):
 with open_layer("cpu", engine=sys.argv[2]) as layer:
     own_trainer.start(layer)
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
-    from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
+    from megatron.core.tensor_parallel import random as recomputation
 
-    inner, patched = TEDotProductAttention.forward, MultiLatentAttention.forward
+    inner, patched = TEDotProductAttention.forward, recomputation.checkpoint
 
     def strict(self, query, key, value, *arguments, packed_seq_params=None, **options):
         if packed_seq_params is not None and query.shape[-1] != value.shape[-1]:
@@ -45,5 +45,5 @@ with open_layer("cpu", engine=sys.argv[2]) as layer:
     }
 facts["torch"] = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to) == OWN
 facts["transformer_engine"] = [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]
-facts["attention"] = MultiLatentAttention.forward is not patched
+facts["recomputation"] = recomputation.checkpoint is patched.__wrapped__
 print(json.dumps(facts))
