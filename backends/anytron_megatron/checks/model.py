@@ -22,14 +22,33 @@ _RATING_EXPERTS = 2
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that a test compares with Hugging Face's."""
 
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "mtp_detach_heads": (
+        "Megatron leaves prediction modules out of the gradient norm, by which an update that is not finite is dropped",
+        "set engine.options.mtp_detach=true",
+    ),
+    "mtp_use_repeated_layer": (
+        "prediction modules are computed by a loop of ours, in which each depth has a layer of its own",
+        "leave it out",
+    ),
+    **dict.fromkeys(
+        ("gtp_weight_remat_size", "expert_gtp_weight_remat_size"),
+        ("Megatron would split weights over ranks that no section of this configuration has", "leave it out"),
+    ),
+}
+"""Fields of the transformer config that came after megatron-core 0.16 and would break a promise of this engine: why,
+and what to do instead."""
+
 
 def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check the names in ``engine.options.transformer``."""
     if not options.transformer:
         return
     known = transformer_fields(latent_attention=bool(policy.text.get("kv_lora_rank")))
-    for name in options.transformer:
-        if name not in known:
+    for name, value in options.transformer.items():
+        if name in _REFUSED and value not in (None, False, 1):
+            yield Diagnostic("error", f"engine.options.transformer.{name}", *_REFUSED[name])
+        elif name not in known:
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",

@@ -2,7 +2,7 @@
 
 The code of a patch is in the file that its ``replacement`` or ``install`` names; this file imports none of it.
 Version ranges are measured: the tests show each fault on an affected version, and that the patch is skipped on the
-others (``tox -e mcore012,mcore013,mcore014,mcore015,mcore016``).
+others (``tox -e mcore012,mcore013,mcore014,mcore015,mcore016,mcore017,mcore018,mcore019``).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ONE_RANK_GROUPS = Patch(
         "Megatron makes about twenty groups of a single rank, which never communicate; over gloo each has three "
         "threads, one of which wakes up a hundred times a second"
     ),
-    upstream="megatron/core/parallel_state.py, create_group; its arguments are the same from 0.12.3 to 0.16.1",
+    upstream="megatron/core/parallel_state.py, create_group; its arguments are the same from 0.12.3 to 0.19.2",
     remove_when="Megatron makes no groups of one rank, or torch starts no threads for them",
     replacement=f"{_HERE}.one_rank_groups:share_groups_of_one_rank",
 )

@@ -100,6 +100,21 @@ def test_an_unknown_field_gets_the_nearest_one():
     assert wrong.fix == "did you mean num_layers?"
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mtp_detach_heads": True}, "not finite"),
+        ({"mtp_use_repeated_layer": True}, "each depth"),
+        ({"gtp_weight_remat_size": 2}, "split weights"),
+        ({"expert_gtp_weight_remat_size": 2}, "split weights"),
+    ],
+)
+def test_fields_of_newer_releases_that_would_break_a_promise_are_refused_by_any(fields, reason):
+    wrong = refusal(CONFIGS["qwen3"], engine=overriding(**fields))
+    assert wrong.key == f"engine.options.transformer.{next(iter(fields))}"
+    assert reason in wrong.message
+
+
 def test_fields_of_latent_attention_are_options_of_models_that_have_it():
     options = {"engine": overriding(rotary_scaling_factor=40)}
     assert remarks(CONFIGS["deepseek_v3"], **options) == []
