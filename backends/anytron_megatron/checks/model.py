@@ -45,8 +45,8 @@ def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterat
     if not options.transformer:
         return
     known = transformer_fields(latent_attention=bool(policy.text.get("kv_lora_rank")))
-    for name, value in options.transformer.items():
-        if name in _REFUSED and value not in (None, False, 1):
+    for name in options.transformer:
+        if name in _REFUSED:
             yield Diagnostic("error", f"engine.options.transformer.{name}", *_REFUSED[name])
         elif name not in known:
             yield Diagnostic(
@@ -67,7 +67,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic(
             "error",
             key if subject.path is not None else f"{key}.model_type",
-            f"mcore-bridge does not know the model type {family}, so it cannot be trained",
+            f"the engine does not know the model type {family}, so it cannot be trained",
             did_you_mean(family, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}",
         )
         return

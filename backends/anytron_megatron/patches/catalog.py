@@ -308,6 +308,17 @@ MLA_VALUES = Patch(
         ),
     ),
 )
+MLA_QUERY_NORM = Patch(
+    id="megatron.mla-query-norm",
+    target="megatron.core.transformer.mla_qk_norm_config:QKNormConfigResolver._mla_fused_linear_or_default",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires=">=0.19",
+    reason="where queries are not compressed (q_lora_rank is None), they get a norm that the model does not have",
+    upstream="megatron-core 0.19.2, mla_qk_norm_config.py, _resolve_mla_qk_layernorm: linear_q_proj",
+    remove_when="megatron-core takes the projection that the layer's spec names",
+    replacement=f"{_HERE}.mla_query_norm:keep_query_projection",
+)
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",
     target="megatron.core.transformer.moe.router:TopKRouter.forward",

@@ -43,7 +43,8 @@ def test_leaving_undoes_everything(facts):
     assert facts["inside"]
     assert facts["torch"]
     assert facts["transformer_engine"] == []
-    assert facts["recomputation"]
+    assert facts["patched"]
+    assert facts["undone"]
 
 
 @pytest.mark.mcore
