@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
+    from megatron.core.inference.contexts.static_context import StaticInferenceContext
     from torch import Tensor
 
 SUPPORTED = ">=0.16.1,<0.20"
@@ -69,3 +70,20 @@ def delta_net_modules() -> tuple[ModuleType, ModuleType]:
         return importlib.import_module(f"{package}.common"), importlib.import_module(f"{package}.gdn")
     module = importlib.import_module(package)
     return module, module
+
+
+def static_inference_context(rows: int, columns: int) -> StaticInferenceContext:
+    """Make the context that holds keys and values of padded rows.
+
+    That only the last token's logits are wanted, Megatron keeps in the context's configuration from 0.17 on;
+    mcore-bridge 1.6.5 asks the context itself.
+
+    Args:
+        rows: At most so many, in all micro-batches.
+        columns: Tokens of a row, at most.
+    """
+    from megatron.core.inference.contexts.static_context import StaticInferenceContext
+
+    context = StaticInferenceContext(rows, columns)
+    context.materialize_only_last_token_logits = True
+    return context
