@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from anytron.hooks.markers import hookimpl
 from anytron.hooks.types import Requirement
 from anytron_megatron.checks.run import run_diagnostics
+from anytron_megatron.models.release import SUPPORTED
 from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class MegatronBackend:
             return ()  # an engine made of this one's parts has requirements of its own
         return (
             Requirement("torch", ">=2.6", _INSTALL),
-            Requirement("megatron-core", ">=0.16.1,<0.17", _INSTALL),
+            Requirement("megatron-core", SUPPORTED, _INSTALL),
             Requirement("mcore-bridge", ">=1.6.5,<1.7", _INSTALL),
             Requirement("peft", ">=0.19,<0.21", _INSTALL),
             Requirement("transformers", ">=5.0,<6", _INSTALL),

@@ -61,6 +61,9 @@ def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
         yield from _sizes(subject, run, experts)
         yield from _adapters(run)
         yield from balancing_diagnostics(_coefficients(options), run.engine.sequence_format)
+        if "quantile_balancing" in _listed(options.transformer.get("moe_router_load_balancing_type")):
+            message = "quantile_balancing: it counts padding, and Megatron refuses a padding mask with it"
+            yield Diagnostic("error", _BALANCING, message, f"set {_BALANCING}=aux_loss")
     elif run.parallel.expert_model_parallel_size > 1:
         yield Diagnostic("error", _EXPERT, "the model has no experts to split over ranks", "leave it out")
 

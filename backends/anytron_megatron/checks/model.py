@@ -22,6 +22,23 @@ _RATING_EXPERTS = 2
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that a test compares with Hugging Face's."""
 
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "mtp_detach_heads": (
+        "Megatron leaves prediction modules out of the gradient norm, by which an update that is not finite is dropped",
+        "set engine.options.mtp_detach=true",
+    ),
+    "mtp_use_repeated_layer": (
+        "prediction modules are computed by a loop of ours, in which each depth has a layer of its own",
+        "leave it out",
+    ),
+    **dict.fromkeys(
+        ("gtp_weight_remat_size", "expert_gtp_weight_remat_size"),
+        ("Megatron would split weights over ranks that no section of this configuration has", "leave it out"),
+    ),
+}
+"""Fields of the transformer config that came after megatron-core 0.16 and would break a promise of this engine: why,
+and what to do instead."""
+
 
 def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check the names in ``engine.options.transformer``."""
@@ -29,7 +46,9 @@ def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterat
         return
     known = transformer_fields(latent_attention=bool(policy.text.get("kv_lora_rank")))
     for name in options.transformer:
-        if name not in known:
+        if name in _REFUSED:
+            yield Diagnostic("error", f"engine.options.transformer.{name}", *_REFUSED[name])
+        elif name not in known:
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",
@@ -48,7 +67,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic(
             "error",
             key if subject.path is not None else f"{key}.model_type",
-            f"mcore-bridge does not know the model type {family}, so it cannot be trained",
+            f"the engine does not know the model type {family}, so it cannot be trained",
             did_you_mean(family, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}",
         )
         return

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.moe.router import TopKRouter
 
 from anytron.config.diagnostics import refuse
 from anytron_megatron.checks.experts import balancing_diagnostics
+from anytron_megatron.models.release import auxiliary_losses, forget_auxiliary_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,15 +112,15 @@ class LoadBalancing:
         with contextlib.ExitStack() as stack:
             for config in self._configs:
                 stack.enter_context(_scaled(config, share * loss_scale, part * self._shards.size()))
-            clear_aux_losses_tracker()
+            forget_auxiliary_losses()
             yield
             self._note(share, part)
 
     def _note(self, share: float, part: Tensor) -> None:
-        tracker = get_moe_layer_wise_logging_tracker()
+        noted = auxiliary_losses()
         for name in self._names:
-            if name in tracker:
-                value = share * tracker[name]["values"] * (part if name == _Z_LOSS else 1.0)
+            if name in noted:
+                value = share * noted[name] * (part if name == _Z_LOSS else 1.0)
                 self._sums[name] = self._sums[name] + value if name in self._sums else value
 
 

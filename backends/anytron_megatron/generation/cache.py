@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.inference.contexts.static_context import StaticInferenceContext
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from anytron.batch import RaggedBatch
 from anytron.sequences import scopes
+from anytron_megatron.models.release import static_inference_context
 from anytron_megatron.training import parallel
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Cache:
         self._chunks, self._preparer, self._rows = chunks, preparer, rows
         each = -(-rows // pipeline)
         self._micro_batches = [slice(start, start + each) for start in range(0, each * pipeline, each)]
-        self._context = StaticInferenceContext(each * pipeline, columns)
+        self._context = static_inference_context(each * pipeline, columns)
 
     def prefill(self, tokens: Tensor) -> None:
         """Fill the first columns from int64 ``[B, C']``, on the host."""

@@ -130,8 +130,8 @@ _ROWS = (
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
-"""Every ``model_type`` that mcore-bridge 1.6.5 registers beside megatron-core 0.16; a test compares. To ask the
-bridge itself would import Megatron."""
+"""Every ``model_type`` that mcore-bridge 1.6.5 registers beside megatron-core 0.16 to 0.19, but for Mamba's hybrids
+(``nemotron_h``, beside 0.18 and 0.19); a test compares. To ask the bridge itself would import Megatron."""
 
 
 def proved(column: str) -> str:

@@ -2,7 +2,7 @@
 
 The code of a patch is in the file that its ``replacement`` or ``install`` names; this file imports none of it.
 Version ranges are measured: the tests show each fault on an affected version, and that the patch is skipped on the
-others (``tox -e mcore012,mcore013,mcore014,mcore015,mcore016``).
+others (``tox -e mcore012,mcore013,mcore014,mcore015,mcore016,mcore017,mcore018,mcore019``).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ONE_RANK_GROUPS = Patch(
         "Megatron makes about twenty groups of a single rank, which never communicate; over gloo each has three "
         "threads, one of which wakes up a hundred times a second"
     ),
-    upstream="megatron/core/parallel_state.py, create_group; its arguments are the same from 0.12.3 to 0.16.1",
+    upstream="megatron/core/parallel_state.py, create_group; its arguments are the same from 0.12.3 to 0.19.2",
     remove_when="Megatron makes no groups of one rank, or torch starts no threads for them",
     replacement=f"{_HERE}.one_rank_groups:share_groups_of_one_rank",
 )
@@ -310,11 +310,11 @@ MLA_VALUES = Patch(
     target=f"{_MLA}:MultiLatentAttention.forward",
     phase=Phase.BEFORE_BUILD,
     package=_MEGATRON,
-    # 0.17.0 and 0.17.1 were released without #3003, which 0.18.0 has; the engine refuses them.
-    requires="<0.16.2",
+    # 0.17.0 and 0.17.1 were released without #3003, which the branch of 0.16 got after 0.16.1, and 0.18.0 has.
+    requires="<0.18,!=0.16.2",
     reason="packed attention kernels (Transformer Engine's, MindSpeed's TND) need values as wide as queries",
     upstream="https://github.com/NVIDIA/Megatron-LM/pull/3003, verl #6005",
-    remove_when="megatron-core before 0.16.2 is not supported",
+    remove_when="megatron-core before 0.18 is not supported",
     replacement=f"{_HERE}.mla_values:pad_values",
     superseded_by=(
         Supersession(
@@ -324,6 +324,17 @@ MLA_VALUES = Patch(
             reason="mcore-bridge's models use this class, whose own forward pads values",
         ),
     ),
+)
+MLA_QUERY_NORM = Patch(
+    id="megatron.mla-query-norm",
+    target="megatron.core.transformer.mla_qk_norm_config:QKNormConfigResolver._mla_fused_linear_or_default",
+    phase=Phase.BEFORE_BUILD,
+    package=_MEGATRON,
+    requires=">=0.19",
+    reason="where queries are not compressed (q_lora_rank is None), they get a norm that the model does not have",
+    upstream="megatron-core 0.19.2, mla_qk_norm_config.py, _resolve_mla_qk_layernorm: linear_q_proj",
+    remove_when="megatron-core takes the projection that the layer's spec names",
+    replacement=f"{_HERE}.mla_query_norm:keep_query_projection",
 )
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.errors import EngineError
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.patches import Installed
+from anytron_megatron.models.release import delta_net_modules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,13 +21,13 @@ def install_kernels(context: PatchContext) -> Installed:
 
     mcore-bridge calls them by the names and signatures of flash-linear-attention (``None`` without that package).
     Its layer inherits the constructor of Megatron's class, which refuses to build without the package, although
-    the layer then uses nothing of it.
+    the layer then uses nothing of it: what the constructor keeps, mcore-bridge's forward does not call.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
-    from megatron.core.ssm import gated_delta_net as megatron
 
     from anytron.kernels.gated_delta_rule import l2norm
 
+    constructor, rules = delta_net_modules()
     spec = KernelSpec(context.platform.runtime().device_type)
     convolve = context.kernels.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
     rule = context.kernels.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
@@ -52,7 +53,8 @@ def install_kernels(context: PatchContext) -> Installed:
 
     with ExitStack() as stack:
         for module, name, value in (
-            (megatron, "HAVE_FLA", True),
+            (constructor, "HAVE_FLA", True),
+            (rules, "chunk_gated_delta_rule", chunk_gated_delta_rule),
             (bridge, "l2norm", l2norm),
             (bridge, "causal_conv1d", causal_conv1d),
             (bridge, "chunk_gated_delta_rule", chunk_gated_delta_rule),

@@ -11,7 +11,7 @@ from anytron.patches import Installed
 if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext
 
-# Regular expressions of how messages begin, and where megatron-core 0.16.1 emits them.
+# Regular expressions of how messages begin, and where megatron-core emits them: 0.16.1 unless another is named.
 WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     # inference/contexts/__init__.py:9
     (r"The following imports from `dynamic_context\.py` will be removed", DeprecationWarning),
@@ -21,6 +21,8 @@ WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"Apex is not installed\. Falling back to Torch Norm", UserWarning),
     # optimizer/clip_grads.py:29
     (r"Transformer Engine and Apex are not installed\.", UserWarning),
+    # 0.17.1 and later: hyper_comm_grid.py:20
+    (r"absl\.logging is not installed\.", UserWarning),
 )
 # Loggers that report their configuration at level INFO, on every rank.
 TALKATIVE_LOGGERS = ("megatron.core.distributed.fsdp", "megatron.core.num_microbatches_calculator")

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``_apply_rotary_pos_emb_bshd``: what the kernel's contract does not have, a scale, stays Megatron's."""
+    """Wrap ``_apply_rotary_pos_emb_bshd``: what the kernel's contract does not have, a scale, stays Megatron's.
+
+    From 0.19 on ``multi_latent_attention`` is called ``mla_rotary_interleaved``; the fourth argument is the same.
+    """
     rotate = kernels().fused(KernelName.ROPE, None)
 
     @functools.wraps(original)
@@ -30,11 +33,14 @@ def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         rotary_interleaved: bool = False,
         multi_latent_attention: bool = False,
         mscale: float = 1.0,
+        *,
+        mla_rotary_interleaved: bool = False,
         **further: Any,
     ) -> Tensor:
+        pairs = multi_latent_attention or mla_rotary_interleaved
         if mscale != 1.0 or further:
-            return original(t, freqs, rotary_interleaved, multi_latent_attention, mscale, **further)
-        if multi_latent_attention:
+            return original(t, freqs, rotary_interleaved, pairs, mscale, **further)
+        if pairs:
             t = _halves(t, freqs.shape[-1])
         rotated: Tensor = rotate(t, freqs, rotary_interleaved)
         return rotated
@@ -74,14 +80,17 @@ def _rotated(
     t: Tensor,
     freqs: Tensor,
     rotary_interleaved: bool = False,
+    mla_rotary_interleaved: bool | None = None,
     multi_latent_attention: bool | None = None,
     mscale: float = 1.0,
     **further: Any,
 ) -> Tensor:
     del mscale  # theirs has the model's own, 1
+    # Megatron's name for it from 0.19 on, the one before, and the model's own answer.
+    pairs = next((said for said in (mla_rotary_interleaved, multi_latent_attention) if said is not None), latent)
     if further:
-        return theirs(t, freqs, rotary_interleaved, multi_latent_attention=multi_latent_attention, **further)
-    if latent if multi_latent_attention is None else multi_latent_attention:
+        return theirs(t, freqs, rotary_interleaved, mla_rotary_interleaved=pairs, **further)
+    if pairs:
         t = _halves(t, freqs.shape[-1])
     return rotate(t, freqs, rotary_interleaved)
 

@@ -52,6 +52,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         catalog.MLA_PACKED_QKV: models,
         catalog.MLA_PADDED_POSITIONS: models,
         catalog.MLA_VALUES: models,
+        catalog.MLA_QUERY_NORM: models,
         catalog.ROUTER_PADDING: models,
         catalog.ROUTER_GEMM: models and not transformer_engine,
         catalog.PIPELINE_SENDS: True,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CONCERNED = {
     "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn": "block-sparse attention; QSA_SPARSE_KERNEL=0 avoids it",
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops": "Megatron's own inference engine",
+    "megatron.core.transformer.moe.paged_stash": "the paged stash of experts (megatron-core 0.18)",
     "megatron.core.transformer.moe.ops.paged_stash": "the paged stash of experts (megatron-core 0.19)",
 }
 

@@ -109,6 +109,7 @@ def test_a_config_without_the_number_of_experts_means_its_classs_default():
     [
         ({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.1}, BALANCING, "each sequence"),
         ({"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.1}, BALANCING, "order"),
+        ({"moe_router_load_balancing_type": "quantile_balancing"}, BALANCING, "counts padding"),
         ({"moe_router_load_balancing_type": "sinkhorn"}, "engine.options.router_replay", "sinkhorn"),
         ({"moe_router_fusion": True}, "engine.options.router_replay", "fused router"),
     ],

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anytron.patches.versions import in_range, installed_version
 from tests.slow import slow_but
 
 SPLITS = {
@@ -81,9 +82,10 @@ def test_routing_that_is_replayed_for_the_wrong_tokens_is_noticed(one_rank, trai
 
 
 def test_experts_whose_gradients_are_not_summed_over_their_copies_are_noticed(one_rank, train):
-    """What configuration refuses: Megatron leaves experts that are copied over tensor-parallel ranks alone."""
+    """What configuration refuses: before 0.19 Megatron leaves copies of experts on tensor-parallel ranks alone."""
     refused = {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
-    assert differences(one_rank, train(parallel=refused))["weights"] > 1e-4
+    wrong = differences(one_rank, train(parallel=refused))["weights"]
+    assert wrong > 1e-4 if in_range(installed_version("megatron-core"), "<0.19") else wrong < 1e-5
 
 
 ADAM = {"optimizer": {"name": "adam", "lr": 1e-3}}

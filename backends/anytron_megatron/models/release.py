@@ -1,0 +1,89 @@
+"""What is elsewhere, or has another name, in the megatron-core versions that the engine trains with.
+
+This is the one place that asks for Megatron's version. What a version does *wrong* is no business of this file: that is
+a patch with the range of versions that have the fault (:mod:`anytron_megatron.patches.catalog`).
+
+Megatron is imported by the functions only: :data:`SUPPORTED` is read where none is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from anytron.patches.versions import in_range
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from megatron.core.inference.contexts.static_context import StaticInferenceContext
+    from torch import Tensor
+
+SUPPORTED = ">=0.16.1,<0.20"
+"""Versions of megatron-core that the engine trains with, as a PEP 440 range: those of ``tox -e mcore016`` to
+``mcore019``. From 0.17 on Megatron asks for Python 3.12."""
+
+
+def is_release(specifier: str) -> bool:
+    """Tell whether the megatron-core that is imported lies in a PEP 440 range."""
+    from megatron import core
+
+    return in_range(core.__version__, specifier)
+
+
+def auxiliary_losses() -> Mapping[str, Tensor]:
+    """Give what routers noted since :func:`forget_auxiliary_losses`: each loss by its name, float32 ``[layers]``.
+
+    The tensors are the tracker's own.
+    """
+    if is_release(">=0.18"):
+        from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+
+        return {name: entry.values for name, entry in get_moe_metrics_tracker().metrics.items()}
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
+    return {name: entry["values"] for name, entry in get_moe_layer_wise_logging_tracker().items()}
+
+
+def forget_auxiliary_losses() -> None:
+    """Set to zero what routers have noted."""
+    if is_release(">=0.18"):
+        from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+
+        get_moe_metrics_tracker().clear()
+        return
+    from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
+
+    clear_aux_losses_tracker()
+
+
+def delta_net_modules() -> tuple[ModuleType, ModuleType]:
+    """Import the modules of Gated DeltaNet.
+
+    Returns:
+        The one whose ``HAVE_FLA`` the layer's constructor asks, and the one whose ``chunk_gated_delta_rule`` it keeps
+        (from 0.18 on; 0.19 wants it not to be None). Before 0.19 they are the same.
+    """
+    package = "megatron.core.ssm.gated_delta_net"
+    if is_release(">=0.19"):
+        return importlib.import_module(f"{package}.common"), importlib.import_module(f"{package}.gdn")
+    module = importlib.import_module(package)
+    return module, module
+
+
+def static_inference_context(rows: int, columns: int) -> StaticInferenceContext:
+    """Make the context that holds keys and values of padded rows.
+
+    That only the last token's logits are wanted, Megatron keeps in the context's configuration from 0.17 on;
+    mcore-bridge 1.6.5 asks the context itself.
+
+    Args:
+        rows: At most so many, in all micro-batches.
+        columns: Tokens of a row, at most.
+    """
+    from megatron.core.inference.contexts.static_context import StaticInferenceContext
+
+    context = StaticInferenceContext(rows, columns)
+    context.materialize_only_last_token_logits = True
+    return context
