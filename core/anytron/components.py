@@ -18,6 +18,8 @@ from anytron.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from anytron.metric import Metric
+
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
 EXECUTORS = "anytron.executors"
 
@@ -62,6 +64,8 @@ class EngineInfo:
             may come on a stream (:class:`anytron.engines.weight_stream.WeightStream`).
         part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
             (:class:`anytron.engines.training_engine.GeneratingEngine`); empty = it has its own processes and weights.
+        metrics: What it adds to the metrics of a step that every training engine gives
+            (:mod:`anytron.tracking.metric_table`).
         place_of: Where below the options a name belongs that is none of them; for error messages.
     """
 
@@ -71,6 +75,7 @@ class EngineInfo:
     platform_check: str = ""
     takes_stream: bool = False
     part_of: str = ""
+    metrics: tuple[Metric, ...] = ()
     place_of: PlaceOf = nowhere
 
     def load(self) -> Any:
