@@ -24,18 +24,18 @@ HEADING = """# Errors
 <!-- Generated from core/anytron/errors.py and the places that raise errors by
 `python -m tests.docs.error_page docs/reference/errors.md`. -->
 
-What Anytron refuses or cannot do is an error of four parts: what failed, where, why, and the command or setting that cures
-it. The command line prints them without a traceback and ends with status 1; anything else that reaches it is our bug, and
-keeps its traceback. Below, an ellipsis stands for what an error fills in. [Troubleshooting](../how-to/troubleshooting.md) says more
-about the frequent ones.
+What Anytron refuses or cannot do is an error of four parts: what failed, where, why, and the command or setting that
+cures it. The command line prints them without a traceback and ends with status 1; anything else that reaches it is our
+bug, and keeps its traceback. Below, an ellipsis stands for what an error fills in.
+[Troubleshooting](../how-to/troubleshooting.md) says more about the frequent ones.
 
-All classes are in `anytron.errors` and inherit from `AnytronError`, whose instances have the attributes `what`, `where`,
-`why` and `fix`.
+All classes are in `anytron.errors` and inherit from `AnytronError`, whose instances have the attributes `what`,
+`where`, `why` and `fix`.
 """
 MISTAKES = """## Mistakes of a configuration
 
-Found before anything is started, and all at once. One alone is printed as "The configuration has a mistake.", with the key
-as where, the rest as why and fix; several are listed. Some are warnings, which do not stop the run.
+Found before anything is started, and all at once. One alone is printed as "The configuration has a mistake.", with the
+key as where, the rest as why and fix; several are listed. Some are warnings, which do not stop the run.
 """
 _ANY = "\u2026"
 
@@ -58,9 +58,7 @@ class Raised:
 
 def classes() -> dict[str, type[AnytronError]]:
     """The classes by name, as they stand in the file."""
-    return {
-        name: one for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, AnytronError)
-    }
+    return {name: one for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, AnytronError)}
 
 
 def raised() -> list[Raised]:
@@ -96,29 +94,23 @@ def _text(node: ast.expr | None) -> str:
 
 def texts(node: ast.expr) -> list[str]:
     """What an expression may say: its letters, and an ellipsis for what is known only when it happens."""
+    return [" ".join(text.split()) for text in _pieces(node)]
+
+
+def _pieces(node: ast.expr) -> list[str]:
     match node:
         case ast.Constant(value=str(text)):
-            return [" ".join(text.split())]
+            return [text]
         case ast.JoinedStr(values=parts):
-            said = [texts(part)[0] if isinstance(part, ast.Constant) else _ANY for part in parts]
-            spaced = [_edges(part, text) for part, text in zip(parts, said, strict=True)]
-            return [" ".join("".join(spaced).split())]
+            return ["".join(_pieces(part)[0] if isinstance(part, ast.Constant) else _ANY for part in parts)]
         case ast.IfExp(body=body, orelse=other):
-            return [*texts(body), *texts(other)]
+            return [*_pieces(body), *_pieces(other)]
         case ast.BoolOp(values=parts):
-            return [text for part in parts for text in texts(part)]
+            return [text for part in parts for text in _pieces(part)]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [" ".join("".join(_edges(part, texts(part)[0]) for part in (left, right)).split())]
+            return [before + after for before in _pieces(left) for after in _pieces(right)]
         case _:
             return [_ANY]
-
-
-def _edges(part: ast.expr, text: str) -> str:
-    """Give a piece of a text back the blanks at its ends."""
-    if not isinstance(part, ast.Constant):
-        return text
-    whole = str(part.value)
-    return " " * whole[:1].isspace() + text + " " * whole[-1:].isspace()
 
 
 def _says_something(text: str) -> bool:

@@ -38,7 +38,7 @@ HEADING = """# Command line
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
 | `ANYTRON_TRACE_HOOKS` | `1`: every hook call is printed, with its answers |
-| `ANYTRON_ASCEND_SIMULATOR` | `1`: the platform ascend takes its simulator for a device ([train on Ascend](../how-to/train-on-ascend.md)) |
+| `ANYTRON_ASCEND_SIMULATOR` | `1`: ascend takes its [simulator](../how-to/train-on-ascend.md) for devices |
 """
 
 
@@ -96,9 +96,9 @@ def _signature(parameter: Any) -> str:
 
 
 def _markdown(text: str | None) -> str:
-    """Paragraphs as they are; ``Example:`` becomes a block, and Python's double backquotes single ones."""
+    """Paragraphs as they are; an example is code, and Python's double backquotes single ones."""
     text = (text or "").replace("``", "`")
-    return re.sub(r"^Examples?: (anytron .*)$", r"<!-- needs: a run -->\n```sh\n\1\n```", text, flags=re.MULTILINE)
+    return re.sub(r"^Example: (anytron .*)$", r"**Example:** `\1`", text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

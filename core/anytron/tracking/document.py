@@ -22,9 +22,9 @@ HEADING = """# Metrics
 <!-- Generated from core/anytron/tracking/metric_table.py and the descriptions of engines by
 `python -m anytron.tracking.document docs/reference/metrics.md`. -->
 
-Each step of a run is one line of `metrics.jsonl` in `trainer.output_dir`: a JSON object of these keys. Numbers of updates
-are averages over the step's updates that were not skipped. A loss of your own (`algorithm.loss`) gives metrics of its own in
-the place of those of the built-in one. A part in capitals stands for a name.
+Each step of a run is one line of `metrics.jsonl` in `trainer.output_dir`: a JSON object of these keys. Numbers of
+updates are averages over the step's updates that were not skipped. A loss of your own (`algorithm.loss`) gives metrics
+of its own in the place of those of the built-in one. A part in capitals stands for a name.
 """
 DISTRIBUTION = "anytron"
 """The reference has the metrics of this distribution's engines, whatever else is installed."""
