@@ -6,6 +6,7 @@ Run ``python -m tests.docs.error_page docs/reference/errors.md`` after a change;
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def classes() -> dict[str, type[AnytronError]]:
     return {name: one for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, AnytronError)}
 
 
-def raised() -> list[Raised]:
+@functools.cache
+def raised() -> tuple[Raised, ...]:
     """Every error and diagnostic that the sources make with a text of their own, sorted."""
     known = {*classes(), "Diagnostic"}
     found = set()
@@ -70,7 +72,7 @@ def raised() -> list[Raised]:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
                     found.update(_raised(node, node.func.id))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def _raised(call: ast.Call, name: str) -> Iterator[Raised]:

@@ -24,7 +24,7 @@ gradient norms and weights with another platform, or with Hugging Face and every
 
 - **CI**: with every change, on a machine without an accelerator. `ascend` there is the real torch_npu on the
   [simulator](../../plugins/ascend/simulator/README.md), not an NPU.
-- **slow**: likewise, but with `tox -e slow`, before a release.
+- **slow**: likewise, but with `tox -e slow`, before an issue is closed.
 - **checkout**: where the environment names a checkout of MindSpeed, on the same simulator.
 - **GPU**: by hand, on an NVIDIA H200, with the tests marked `gpu`.
 - empty: nobody has shown it. It may work: `anytron verify` says so for your model, your layout and your machine.
