@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +45,8 @@ NEEDS = {
     "npu",
     "Slurm",
 }
-_BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(?:sh|bash|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_MARK = re.compile(r"^<!-- (run by|run|needs)(?:: (.*?))?(?:, after: (.*?))? -->$", re.MULTILINE)
+_BLOCK = re.compile(r"((?:^ *<!-- [^\n]* -->\n)*)^ *```(?:sh|bash|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_MARK = re.compile(r"^ *<!-- (run by|run|needs)(?:: (.*?))?(?:, after: (.*?))? -->$", re.MULTILINE)
 COMMANDS = dict(commands("anytron", typer.main.get_command(app)))
 
 
@@ -71,7 +72,7 @@ def blocks_of(text: str, page: str) -> list[Block]:
         place = f"{page}:{text[: match.start(2)].count(chr(10))}"
         marks = _MARK.findall(match[1])
         assert len(marks) <= 1, place
-        found.append(Block(place, match[2], *(marks[0] if marks else ())))
+        found.append(Block(place, textwrap.dedent(match[2]), *(marks[0] if marks else ())))
     return found
 
 
