@@ -39,7 +39,7 @@ def unknown(keys, table=METRICS):
     return sorted(key for key in keys if sum(metric.matches(key) for metric in table) != 1)
 
 
-def test_two_runs_write_the_table(new_run, new_calculator):
+def test_two_runs_write_the_table(new_run, new_calculator, tmp_path):
     ahead = new_run(
         REWARDS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
@@ -48,7 +48,8 @@ def test_two_runs_write_the_table(new_run, new_calculator):
         critic={},
         trainer={"total_steps": 2},
     )
-    keys = written(ahead) | written(new_calculator(trainer={"total_steps": 1}))
+    played = new_calculator(trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")})
+    keys = written(ahead) | written(played)
 
     assert unknown(keys) == []
     assert {metric.name for metric in METRICS if not any(metric.matches(key) for key in keys)} == MEMORY
