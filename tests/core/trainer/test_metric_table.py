@@ -48,8 +48,9 @@ def test_two_runs_write_the_table(new_run, new_calculator, tmp_path):
         critic={},
         trainer={"total_steps": 2},
     )
+    keys = written(ahead)
     played = new_calculator(trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")})
-    keys = written(ahead) | written(played)
+    keys |= written(played)
 
     assert unknown(keys) == []
     assert {metric.name for metric in METRICS if not any(metric.matches(key) for key in keys)} == MEMORY
