@@ -32,7 +32,7 @@ PACKAGES = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
-        ("errors", "seeds", "traits"),
+        ("errors", "metric", "seeds", "traits"),
         ("components", "entries", "files"),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),
@@ -48,7 +48,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "anytron_megatron": (
-        ("__init__", "names", "portable_te", "redirect"),
+        ("__init__", "metrics", "names", "portable_te", "redirect"),
         ("options",),
         ("training",),
         ("models",),

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from anytron.components import Component, EngineInfo
 from anytron.config.section import Section
+from anytron_megatron.metrics import METRICS
 from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ MEGATRON = EngineInfo(
         {"critic", "adapters", "checkpoints", "observation", "gradients", "inspection", "offload", "routing"}
     ),
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
+    metrics=METRICS,
     place_of=_place_of,
     components=(
         Component("megatron-core", "megatron.core"),

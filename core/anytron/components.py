@@ -18,6 +18,8 @@ from anytron.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from anytron.metric import Metric
+
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
 EXECUTORS = "anytron.executors"
 
@@ -75,6 +77,8 @@ class EngineInfo:
             may come on a stream (:class:`anytron.engines.weight_stream.WeightStream`).
         part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
             (:class:`anytron.engines.training_engine.GeneratingEngine`); empty = it has its own processes and weights.
+        metrics: What it adds to the metrics of a step that every training engine gives
+            (:mod:`anytron.tracking.metric_table`).
         place_of: Where below the options a name belongs that is none of them; for error messages.
         components: The libraries that it is made of.
         memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
@@ -89,6 +93,7 @@ class EngineInfo:
     platform_check: str = ""
     takes_stream: bool = False
     part_of: str = ""
+    metrics: tuple[Metric, ...] = ()
     place_of: PlaceOf = nowhere
     components: tuple[Component, ...] = ()
     memory: str = ""

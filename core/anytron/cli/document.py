@@ -1,0 +1,105 @@
+"""Write ``docs/reference/cli.md`` from the commands themselves.
+
+Run ``python -m anytron.cli.document docs/reference/cli.md`` after a change; a test compares.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from anytron.cli.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEADING = """# Command line
+
+<!-- Generated from core/anytron/cli by `python -m anytron.cli.document docs/reference/cli.md`. -->
+
+`anytron`, or `python -m anytron`. Every command has `--help`. Keys of the configuration are set as `section.key=value`
+([configuration](config.md)); [errors](errors.md) are printed in four lines, to the error output.
+
+| exit status | after |
+|---|---|
+| 0 | success; a run that a signal stopped after its checkpoint was saved |
+| 1 | an error, or a check that failed |
+| 2 | wrong usage |
+| 130 | Ctrl-C |
+| 143 | SIGTERM before training begins, or where no checkpoint is saved |
+
+| environment variable | says |
+|---|---|
+| `ANYTRON_PLATFORM` | the platform, where `platform.name` does not |
+| `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
+| `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
+| `ANYTRON_TRACE_HOOKS` | `1`: every hook call is printed, with its answers |
+| `ANYTRON_ASCEND_SIMULATOR` | `1`: ascend takes its [simulator](../how-to/train-on-ascend.md) for devices |
+"""
+
+
+def render() -> str:
+    """The whole page, as Markdown."""
+    return "\n".join([HEADING, *_sections("anytron", typer.main.get_command(app))]).rstrip() + "\n"
+
+
+def commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands below one, each with the words that call it."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, one in inner.items():
+        yield from commands(f"{path} {name}", one)
+
+
+def _sections(name: str, group: Any) -> Iterator[str]:
+    yield f"## {name}\n"
+    yield _markdown(group.help) + "\n"
+    yield from _options(group.params)
+    for path, command in commands(name, group):
+        parameters = [_signature(one) for one in command.params]
+        yield f"## {path}\n\n```text\n{' '.join([path, *filter(None, parameters)])}\n```\n"
+        yield _markdown(command.help) + "\n"
+        yield from _options(command.params)
+
+
+def _options(parameters: list[Any]) -> Iterator[str]:
+    if not parameters:
+        return
+    yield "| argument or option | |\n|---|---|"
+    for one in parameters:
+        text = " ".join((one.help or "").split())
+        yield f"| `{_name(one)}` | {text.replace('|', chr(92) + '|')} |"
+    yield ""
+
+
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.opts[0].startswith("-"))
+
+
+def _name(parameter: Any) -> str:
+    """As one writes it: an argument's metavar, or an option with that of its value."""
+    if not _is_option(parameter):
+        return str(parameter.metavar or parameter.name.upper())
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
+    return ", ".join(parameter.opts) + value
+
+
+def _signature(parameter: Any) -> str:
+    name = _name(parameter) + ("..." if parameter.nargs == -1 else "")
+    return name if parameter.required else f"[{name}]"
+
+
+def _markdown(text: str | None) -> str:
+    """Paragraphs as they are; an example is code, and Python's double backquotes single ones."""
+    text = (text or "").replace("``", "`")
+    return re.sub(r"^Example: (anytron .*)$", r"**Example:** `\1`", text, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")

@@ -1,0 +1,28 @@
+"""What a number in ``metrics.jsonl`` means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a training step.
+
+    Attributes:
+        name: The key; a part in capitals (``NAME``) stands for any name.
+        unit: What it counts or measures; empty = a plain number.
+        meaning: What it says, in a phrase.
+        when: Which runs have it; empty = all.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    when: str = ""
+
+    def matches(self, key: str) -> bool:
+        """Whether a key of ``metrics.jsonl`` is this metric."""
+        parts = (".+" if part.isupper() else re.escape(part) for part in self.name.split("/"))
+        return re.fullmatch("/".join(parts), key) is not None

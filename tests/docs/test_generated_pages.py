@@ -1,0 +1,175 @@
+"""The pages that are generated are those of the code, and what they quote is there."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+
+import pytest
+
+from anytron.cli import document as cli_page
+from anytron.config.options import section_model
+from anytron.config.schema import RunConfig
+from anytron.errors import AnytronError
+from anytron.tracking import document as metrics_page
+from tests.docs import error_page, support_matrix
+from tests.house import PACKAGES, ROOT, modules
+
+REFERENCE = ROOT / "docs" / "reference"
+GENERATED = {
+    "cli.md": (cli_page, "anytron.cli.document"),
+    "metrics.md": (metrics_page, "anytron.tracking.document"),
+    "errors.md": (error_page, "tests.docs.error_page"),
+    "support-matrix.md": (support_matrix, "tests.docs.support_matrix"),
+}
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_a_page_in_the_tree_is_current(page):
+    module, name = GENERATED[page]
+    written = (REFERENCE / page).read_text(encoding="utf-8")
+    assert written == module.render(), f"run: python -m {name} docs/reference/{page}"
+
+
+# ---- the command line ---------------------------------------------------------------------------------
+
+
+def test_every_environment_variable_of_ours_is_on_the_page():
+    named = re.compile(r"[\"'](ANYTRON_[A-Z_]*[A-Z])[\"']")
+    used = {
+        name for package in PACKAGES for path in modules(package).values() for name in named.findall(path.read_text())
+    }
+    assert used == set(re.findall(r"^\| `(ANYTRON_\w+)` \|", cli_page.render(), re.MULTILINE))
+
+
+def test_every_argument_and_option_is_explained():
+    rows = [line for line in cli_page.render().splitlines() if line.startswith("| `")]
+    assert len(rows) > 20
+    assert [row for row in rows if row.rstrip().endswith("|  |")] == []
+
+
+# ---- errors -------------------------------------------------------------------------------------------
+
+
+def test_every_class_of_error_of_ours_is_on_the_page():
+    def family(one):
+        return {one, *(below for child in one.__subclasses__() for below in family(child))}
+
+    ours = {one.__name__ for one in family(AnytronError) if one.__module__ == "anytron.errors"}
+    assert ours == error_page.classes().keys()
+    text = error_page.render()
+    assert all(f"\n## {name}\n" in text for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("'The disk is full.'", ["The disk is full."]),
+        ("f'There is no {what} here'", ["There is no \u2026 here"]),
+        ("'one ' + (f'{n} two' if n else 'none')", ["one \u2026 two", "one none"]),
+        ("error.what", ["\u2026"]),
+        ("near(name) or 'look again'", ["\u2026", "look again"]),
+    ],
+)
+def test_texts_are_read_from_the_sources(source, said):
+    assert error_page.texts(ast.parse(source, mode="eval").body) == said
+
+
+def test_the_errors_that_are_raised_are_found():
+    found = {(one.name, one.what) for one in error_page.raised()}
+    assert ("ConfigError", "The configuration has \u2026 mistakes.") in found
+    assert ("EngineError", "Rollout and training log-probs differ.") in found
+    assert ("PlatformError", "npu_fusion_attention does not have so many heads.") in found
+    assert len(found) > 250
+
+
+# ---- the support matrix -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("test", sorted({proof.test for proof in support_matrix.PROOFS}))
+def test_what_shows_a_cell_is_a_test(test):
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_where_two_tests_show_the_same_ci_counts():
+    row = next(line for line in support_matrix.render().splitlines() if line.startswith("| Qwen3 |"))
+    assert {cell.strip() for cell in row.strip("|").split("|")[1:]} == {"CI", ""}, "Qwen3 with tied weights is slow"
+
+
+# ---- pages that quote ---------------------------------------------------------------------------------
+
+TROUBLE = (ROOT / "docs/how-to/troubleshooting.md").read_text(encoding="utf-8")
+HEADLINES = re.findall(r"^### (.*)$", TROUBLE, re.MULTILINE)
+
+
+@functools.cache
+def strings(path):
+    """What the text constants of a file say."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def is_said(headline):
+    """Whether an error has this headline, or one file says all its pieces."""
+    if headline in {one.what for one in error_page.raised()}:
+        return True
+    pieces = [piece.strip(" :.") for piece in headline.split("\u2026") if any(map(str.isalpha, piece))]
+    return any(
+        all(any(piece in text for text in said) for piece in pieces)
+        for package in PACKAGES
+        for said in map(strings, modules(package).values())
+    )
+
+
+@pytest.mark.parametrize("headline", [*HEADLINES, *re.findall(r"`([A-Z][^`]*\.)`", TROUBLE)])
+def test_an_error_of_the_troubleshooting_page_is_one(headline):
+    assert is_said(headline)
+
+
+def test_an_error_that_nobody_raises_is_noticed():
+    assert len(HEADLINES) > 30
+    assert not is_said("The moon is full.")
+
+
+COMING = (ROOT / "docs/how-to/coming-from.md").read_text(encoding="utf-8")
+
+
+def keys_of(model, prefix=""):
+    """The dotted keys of a section and of those inside."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key
+        inner = section_model(field.annotation)
+        if inner is not None:
+            yield from keys_of(inner, f"{key}.")
+
+
+KNOWN = {*keys_of(RunConfig)}
+SECTIONS = re.split(r"^## ", (REFERENCE / "config.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+OPTIONS = {
+    f"{section.split()[0]}.{name}"
+    for section in SECTIONS
+    if ".options" in section.split()[0]
+    for name in re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+}
+
+
+def key_exists(key):
+    return key in KNOWN | OPTIONS
+
+
+def test_the_keys_that_others_options_become_exist():
+    rows = [line.strip("|").split("|") for line in COMING.splitlines() if line.startswith("| ")]
+    keys = {key for row in rows for key in re.findall(r"`([^`]+)`", row[1])}
+    assert len(rows) > 150
+    assert len(keys) > 60
+    assert sorted(key for key in keys if not key_exists(key)) == []
+    assert all("`" in row[1] or row[1].strip() in ("not there", "Anytron") for row in rows)
+
+
+def test_a_key_that_is_not_there_is_noticed():
+    assert not key_exists("rollout.temprature")
+    assert not key_exists("rollout.options.temprature")
