@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.testing.kernels import attention
+
 if TYPE_CHECKING:
     from anytron.testing.rules import Rule
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (*attention.RULES,)
