@@ -53,9 +53,9 @@ def reference_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 def reference_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
     """Multiply each row of ``x`` ``[T, K]`` with the matrix ``[N, K]`` of its group."""
     groups = [group for group, rows in enumerate(splits) for _ in range(rows)]
-    empty = x.new_zeros(0, weights[0].shape[0]).double()
-    rows = [(weights[group].double() @ row.double())[None] for group, row in zip(groups, x, strict=True)]
-    return torch.cat([empty, *rows])
+    rows = [weights[group].double() @ row.double() for group, row in zip(groups, x, strict=True)]
+    nothing = x[:0].double() @ weights[0].double().T
+    return torch.cat([nothing, *(row[None] for row in rows)])
 
 
 def reference_adam(

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.testing.kernels import attention
+from anytron.testing.kernels import attention, fused, linear_attention, log_probs, micro_batch, optimizer
 
 if TYPE_CHECKING:
     from anytron.testing.rules import Rule
 
-RULES: tuple[Rule, ...] = (*attention.RULES,)
+RULES: tuple[Rule, ...] = (
+    *attention.RULES,
+    *micro_batch.RULES,
+    *log_probs.RULES,
+    *fused.RULES,
+    *linear_attention.RULES,
+    *optimizer.RULES,
+)

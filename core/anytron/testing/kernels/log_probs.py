@@ -14,6 +14,7 @@ from anytron.reference.log_probs import reference_log_probs
 from anytron.testing.compare import assert_close
 from anytron.testing.kernels.comparison import Comparison
 from anytron.testing.kernels.numbers import drawn, in_dtypes, sliced, split_off
+from anytron.testing.ranks import on_ranks
 from anytron.testing.rules import Case, rule
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class Problem:
         labels = torch.tensor(self.labels, dtype=torch.int64, device=subject.device)
         found = score or self.kernel(subject, dtype)
         rows = torch.arange(self.entries + self.padding) >= self.entries
-        settings = {
+        settings: dict[str, Any] = {
+            "operands": self.operands(),
+            "dtype": dtype,
             "outputs": NAMES,
             "result_dtype": torch.float32,
             "meaningless": {"output layer's weight": rows},
@@ -82,8 +85,6 @@ class Problem:
         return Comparison(
             lambda hidden, weight: found(hidden, weight, labels, self.temperature, None),
             self.defined,
-            self.operands(),
-            dtype,
             **settings,
         )
 
@@ -276,7 +277,7 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
     Megatron's backward pass does: a kernel that does so itself counts them twice.
     """
     dtype, problem = case.values
-    subject.on_ranks(2, score_on_rank, problem, dtype)
+    on_ranks(subject, 2, score_on_rank, problem, dtype)
 
 
 def score_on_rank(member: Member, problem: Problem, dtype: torch.dtype) -> None:
