@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.testing.kernels import attention, fused, linear_attention, log_probs, micro_batch, optimizer
+from anytron.testing.kernels import attention, behaviour, fused, linear_attention, log_probs, micro_batch, optimizer
 
 if TYPE_CHECKING:
     from anytron.testing.rules import Rule
@@ -16,4 +16,5 @@ RULES: tuple[Rule, ...] = (
     *fused.RULES,
     *linear_attention.RULES,
     *optimizer.RULES,
+    *behaviour.RULES,
 )

@@ -198,6 +198,7 @@ def padded(
     dtype: torch.dtype,
     mode: str,
     mask: Tensor | None = None,
+    attend: AttentionKernel | None = None,
     **others: Any,
 ) -> Comparison:
     """Compare a padded call in a neutral mode.
@@ -209,10 +210,11 @@ def padded(
         dtype: Of the operands.
         mode: A neutral one.
         mask: bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED.
+        attend: The layer's kernel; None = ask for one.
         others: Fields of :class:`Comparison`.
     """
     rows, queries, keys = shape
-    attend = layer.kernel(subject)
+    attend = attend or layer.kernel(subject)
     seen = in_sight(queries, keys, PADDED[mode], layer.window)
     if mask is not None:
         seen = seen & ~mask
