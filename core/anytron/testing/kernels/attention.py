@@ -189,7 +189,7 @@ def windowed_attention(subject: Subject, case: Case) -> None:
 def attention_with_sinks(subject: Subject, case: Case) -> None:
     """Call the kernel of a layer with attention sinks, as gpt-oss has them.
 
-    A kernel that ignores ``call.sinks``, or gives them no gradient, breaks it: it must answer None to a spec with sinks.
+    A kernel that ignores ``call.sinks``, or gives them no gradient, breaks it: it must answer None to such a spec.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":

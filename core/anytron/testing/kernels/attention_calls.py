@@ -19,14 +19,12 @@ from anytron.testing.kernels.numbers import drawn
 from anytron.traits import ModelTraits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from anytron.kernels.contract import AttentionKernel
     from anytron.testing.subject import Subject
 
 SCALE = 0.4
 """Of the scores; none that a kernel would take by itself."""
-FACTOR = {torch.float32: 1.0, torch.bfloat16: 3.0, torch.float16: 3.0}
+FACTOR = {torch.float32: 1.0, torch.bfloat16: 3.0}
 """Times the usual tolerance: probabilities are rounded to 16 bits, and gradients are differences of such sums."""
 
 
@@ -68,7 +66,7 @@ class Layer:
         return tuple(feature for feature, needed in wanted.items() if needed)
 
     def kernel(self, subject: Subject, dropout: float = 0.0) -> AttentionKernel:
-        """The kernel that a layer of a model gets: the platform's, or the next one's if it leaves this one to others."""
+        """The kernel that such a layer of a model gets, whoever supplies it."""
         spec = AttentionSpec(
             *(self.heads, self.groups, self.size, self.v_size, SCALE, self.traits),
             dropout=dropout,

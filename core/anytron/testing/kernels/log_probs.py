@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HIDDEN = 16
 NAMES = ("log-prob", "entropy")
-FACTOR = {torch.float32: 1.0, torch.bfloat16: 2.0, torch.float16: 2.0}
+FACTOR = {torch.float32: 1.0, torch.bfloat16: 2.0}
 """Times the usual tolerance: a kernel may round logits to 16 bits, and probabilities change by as much as those."""
 
 
@@ -246,7 +246,9 @@ def extreme(subject: Subject, case: Case) -> None:
     "log-probs-strides",
     "kernels",
     "Hidden states, weight and the gradients that come in may lie in memory with any strides.",
-    cases=in_dtypes((name, lay, ()) for name, lay in (("parts of one tensor", split_off), ("every other number", sliced))),
+    cases=in_dtypes(
+        (name, lay, ()) for name, lay in (("parts of one tensor", split_off), ("every other number", sliced))
+    ),
 )
 def strided(subject: Subject, case: Case) -> None:
     """Give operands that are views of larger tensors, and such gradients."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -114,16 +115,12 @@ def _packed_call(batch: MicroBatch, sinks: Tensor | None) -> AttentionCall:
     layout, longest = batch.layout, batch.layout.max_seqlen
     ends, starts = layout.cu_seqlens, layout.cu_seqlens_padded
     mode, plugin = batch.mask.kernel_mode, batch.mask.plugin
-    return AttentionCall(
-        "thd", mode, ends, ends, starts, starts, longest, longest, sinks=sinks, mode_from=plugin
-    )
+    return AttentionCall("thd", mode, ends, ends, starts, starts, longest, longest, sinks=sinks, mode_from=plugin)
 
 
 def _compare(layer: Layer, lengths: Sequence[int], kernel: object, dtype: torch.dtype) -> Comparison:
     def definition(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return reference_attention(
-            query, key, value, lengths=lengths, scale=SCALE, window=layer.window, sinks=sinks
-        )
+        return reference_attention(query, key, value, lengths=lengths, scale=SCALE, window=layer.window, sinks=sinks)
 
     rows = (sum(lengths),)
     return Comparison(kernel, definition, layer.operands(rows, rows), dtype, factor=FACTOR[dtype])
@@ -171,9 +168,7 @@ def context_parallel(subject: Subject, case: Case) -> None:
         for rank, batch in enumerate(ranks):
             with scopes.enter(batch.scope):
                 queries = batch.layout.pack(query, 7.0)
-                call = AttentionCall(
-                    sequence_format, batch.mask.kernel_mode, sinks=sinks, mode_from=batch.mask.plugin
-                )
+                call = AttentionCall(sequence_format, batch.mask.kernel_mode, sinks=sinks, mode_from=batch.mask.plugin)
                 if sequence_format == "thd":
                     calls = _chunk_calls(call, lengths, starts, rank, query.device)
                     output = sum(attend(queries[0], *whole, one) for one in calls)
@@ -222,8 +217,8 @@ def _chunk_calls(
                 cu_seqlens_kv=told(key_ends),
                 cu_seqlens_q_padded=told(begins),
                 cu_seqlens_kv_padded=told(starts),
-                max_seqlen_q=max(later - one for one, later in zip(ends, ends[1:], strict=False)),
-                max_seqlen_kv=max(later - one for one, later in zip(key_ends, key_ends[1:], strict=False)),
+                max_seqlen_q=max(later - one for one, later in pairwise(ends)),
+                max_seqlen_kv=max(later - one for one, later in pairwise(key_ends)),
             )
         )
     return calls

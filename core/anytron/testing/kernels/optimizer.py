@@ -32,9 +32,10 @@ def _cases() -> list[Case]:
                         f"{'AdamW' if decoupled else 'Adam'}, weight decay {weight_decay:g}, "
                         f"{'with' if bias_correction else 'without'} bias correction, {str(dtype)[6:]} parameters"
                     )
-                    values = dtype, {
-                        "decoupled": decoupled, "weight_decay": weight_decay, "bias_correction": bias_correction
-                    }
+                    values = (
+                        dtype,
+                        {"decoupled": decoupled, "weight_decay": weight_decay, "bias_correction": bias_correction},
+                    )
                     found.append(Case(name, values, len(found), needs))
     return found
 
@@ -48,7 +49,8 @@ def _cases() -> list[Case]:
 def adam(subject: Subject, case: Case) -> None:
     """Take steps from moments of zero, and compare parameters and both moments with float64.
 
-    There are three steps, and one where parameters of 16 bits are rounded after it. ``eps`` matters, and so do weight decay in both forms and the correction of the bias. Gradients are not changed.
+    There are three steps, and one where parameters of 16 bits are rounded after it. ``eps`` matters, and so do weight
+    decay in both forms and the correction of the bias. Gradients are not changed.
     """
     dtype, form = case.values
     step_of = fused(subject, KernelName.ADAM, torch.float32)

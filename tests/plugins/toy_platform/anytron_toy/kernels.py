@@ -46,9 +46,7 @@ class LoopedAttention:
             out[of_queries] = self._attend(query[of_queries], key[of_keys], value[of_keys], causal)
         return out
 
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, hidden: Tensor | None = None
-    ) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, hidden: Tensor | None = None) -> Tensor:
         heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         # torch's is_causal is aligned to the first query and the first key, ours to the last ones.
         seen = torch.ones(len(query), len(key), dtype=torch.bool, device=query.device)
