@@ -9,7 +9,7 @@ import torch
 from anytron.kernels.attention import make_attention
 from anytron.masks import AttnMask, MaskKind, Polarity
 from anytron.reference.attention import attend_where
-from tests.conformance.broken import BrokenPlatform
+from tests.conformance.kernel_mutant import KernelMutant
 
 
 def around(
@@ -28,13 +28,13 @@ def without(**fields):
     return lambda call: replace(call, **fields)
 
 
-class ReadsAtRealOffsets(BrokenPlatform):
-    rule = "attention-packed"
+class ReadsAtRealOffsets(KernelMutant):
+    rule, says = "attention-packed", "The output is wrong"
     attention = around(without(cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None))
 
 
-class IgnoresBoundaries(BrokenPlatform):
-    rule = "attention-packed"
+class SeesItsNeighbours(KernelMutant):
+    rule, says = "attention-packed", "The output is wrong"
 
     def attention(self, spec):
         attend = make_attention(spec)
@@ -54,28 +54,28 @@ class IgnoresBoundaries(BrokenPlatform):
         return kernel
 
 
-class TakesItsOwnScale(BrokenPlatform):
-    rule = "attention-packed"
+class TakesItsOwnScale(KernelMutant):
+    rule, says = "attention-packed", "The output is wrong"
     attention = around(change_spec=lambda spec: replace(spec, scale=spec.qk_dim**-0.5))
 
 
-class AnswersInFloat32(BrokenPlatform):
-    rule = "attention-packed"
+class AnswersInFloat32(KernelMutant):
+    rule, says = "attention-packed", "The output has the wrong dtype"
     attention = around(after=torch.Tensor.float)
 
 
-class SeesTheFuture(BrokenPlatform):
-    rule = "attention-padded"
+class SeesTheFuture(KernelMutant):
+    rule, says = "attention-padded", "The output is wrong"
     attention = around(lambda call: replace(call, mode="no_mask") if call.mode == "causal" else call)
 
 
-class NegatesTheMask(BrokenPlatform):
-    rule = "attention-masks"
+class NegatesTheMask(KernelMutant):
+    rule, says = "attention-masks", "The output is wrong"
     attention = around(lambda call: call if call.mask is None else replace(call, mask=~call.mask))
 
 
-class IgnoresTheMaskIfCausal(BrokenPlatform):
-    rule = "attention-masks"
+class IgnoresTheMaskIfCausal(KernelMutant):
+    rule, says = "attention-masks", "The output is wrong"
     attention = around(
         lambda call: (
             replace(call, mode="causal", mask=None) if (call.format, call.mode) == ("bshd", "padding_causal") else call
@@ -83,8 +83,8 @@ class IgnoresTheMaskIfCausal(BrokenPlatform):
     )
 
 
-class BlindRowsAreNaN(BrokenPlatform):
-    rule = "attention-masks"
+class BlindRowsAreNaN(KernelMutant):
+    rule, says = "attention-masks", "it is nan"
 
     def attention(self, spec):
         attend = make_attention(spec)
@@ -99,8 +99,8 @@ class BlindRowsAreNaN(BrokenPlatform):
         return kernel
 
 
-class HeadsByRemainder(BrokenPlatform):
-    rule = "attention-groups"
+class HeadsByRemainder(KernelMutant):
+    rule, says = "attention-groups", "The output is wrong"
 
     def attention(self, spec):
         attend = make_attention(replace(spec, num_kv_heads=spec.num_heads))
@@ -113,8 +113,8 @@ class HeadsByRemainder(BrokenPlatform):
         return kernel
 
 
-class GradientOfTheFirstHeadOnly(BrokenPlatform):
-    rule = "attention-groups"
+class GradientOfTheFirstHeadOnly(KernelMutant):
+    rule, says = "attention-groups", "The gradient of the keys is wrong"
 
     def attention(self, spec):
         attend = make_attention(replace(spec, num_kv_heads=spec.num_heads))
@@ -127,10 +127,10 @@ class GradientOfTheFirstHeadOnly(BrokenPlatform):
         return lambda query, key, value, call: attend(query, spread(key), spread(value), call)
 
 
-class CutsValuesToTheirKeys(BrokenPlatform):
+class CutsValuesToTheirKeys(KernelMutant):
     """Takes the size of queries for that of values, too."""
 
-    rule = "attention-head-sizes"
+    rule, says = "attention-head-sizes", "heads of one size only"
 
     def attention(self, spec):
         attend = make_attention(spec)
@@ -142,13 +142,13 @@ class CutsValuesToTheirKeys(BrokenPlatform):
         return kernel
 
 
-class ClaimsWindows(BrokenPlatform):
-    rule = "attention-windows"
+class ClaimsWindows(KernelMutant):
+    rule, says = "attention-windows", "The output is wrong"
     attention = around(change_spec=lambda spec: replace(spec, traits=replace(spec.traits, window=None)))
 
 
-class ExclusiveWindow(BrokenPlatform):
-    rule = "attention-windows"
+class ExclusiveWindow(KernelMutant):
+    rule, says = "attention-windows", "The output is wrong"
     attention = around(
         change_spec=lambda spec: (
             spec
@@ -158,18 +158,18 @@ class ExclusiveWindow(BrokenPlatform):
     )
 
 
-class ClaimsSinks(BrokenPlatform):
-    rule = "attention-sinks"
+class ClaimsSinks(KernelMutant):
+    rule, says = "attention-sinks", "The output is wrong"
     attention = around(without(sinks=None))
 
 
-class SinksDoNotLearn(BrokenPlatform):
-    rule = "attention-sinks"
+class SinksDoNotLearn(KernelMutant):
+    rule, says = "attention-sinks", "The gradient of the sinks is missing"
     attention = around(lambda call: call if call.sinks is None else replace(call, sinks=call.sinks.detach()))
 
 
-class TopLeftCausality(BrokenPlatform):
-    rule = "attention-fewer-queries"
+class TopLeftCausality(KernelMutant):
+    rule, says = "attention-fewer-queries", "The output is wrong"
 
     def attention(self, spec):
         attend = make_attention(spec)
@@ -184,8 +184,8 @@ class TopLeftCausality(BrokenPlatform):
         return kernel
 
 
-class TakesQueriesForKeys(BrokenPlatform):
-    rule = "attention-context-parallel"
+class TakesQueriesForKeys(KernelMutant):
+    rule, says = "attention-context-parallel", "The output is wrong"
     attention = around(
         lambda call: (
             call
@@ -195,10 +195,10 @@ class TakesQueriesForKeys(BrokenPlatform):
     )
 
 
-class TimesZero(BrokenPlatform):
+class TimesZero(KernelMutant):
     """Hides pairs by weights of 0, over the whole buffer."""
 
-    rule = "attention-poisoned-padding"
+    rule, says = "attention-poisoned-padding", "it is nan"
 
     def attention(self, spec):
         attend = make_attention(spec)
@@ -226,8 +226,8 @@ class TimesZero(BrokenPlatform):
         return kernel
 
 
-class IgnoresStrides(BrokenPlatform):
-    rule = "attention-strides"
+class IgnoresStrides(KernelMutant):
+    rule, says = "attention-strides", "it is nan"
 
     @staticmethod
     def as_if_contiguous(one):
@@ -239,18 +239,18 @@ class IgnoresStrides(BrokenPlatform):
     attention = around(before=lambda *qkv: tuple(map(IgnoresStrides.as_if_contiguous, qkv)))
 
 
-class Detached(BrokenPlatform):
-    rule = "attention-packed"
+class Detached(KernelMutant):
+    rule, says = "attention-packed", "The output has no gradient"
     attention = around(after=torch.Tensor.detach)
 
 
-class KeysDoNotLearn(BrokenPlatform):
-    rule = "attention-padded"
+class KeysDoNotLearn(KernelMutant):
+    rule, says = "attention-padded", "The gradient of the keys is missing"
     attention = around(before=lambda query, key, value: (query, key.detach(), value))
 
 
-class WritesOverQueries(BrokenPlatform):
-    rule = "attention-packed"
+class WritesOverQueries(KernelMutant):
+    rule, says = "attention-packed", "wrote over the queries"
 
     @staticmethod
     def scaled_in_place(query, key, value):
@@ -260,8 +260,8 @@ class WritesOverQueries(BrokenPlatform):
     attention = around(before=scaled_in_place.__func__, change_spec=lambda spec: replace(spec, scale=spec.scale / 1.25))
 
 
-class RemembersLengths(BrokenPlatform):
-    rule = "kernel-calls"
+class RemembersLengths(KernelMutant):
+    rule, says = "kernel-calls", "The output is wrong"
 
     def attention(self, spec):
         attend, known = make_attention(spec), []
@@ -275,10 +275,10 @@ class RemembersLengths(BrokenPlatform):
         return kernel
 
 
-class ComputesElsewhere(BrokenPlatform):
+class ComputesElsewhere(KernelMutant):
     """Brings the operands to another device, as a fallback to the processor does. ``meta`` stands for it here."""
 
-    rule = "kernel-devices"
+    rule, says = "kernel-devices", "computes on another device"
 
     @staticmethod
     def detour(*operands):
@@ -289,8 +289,8 @@ class ComputesElsewhere(BrokenPlatform):
     attention = around(before=detour.__func__)
 
 
-class Draws(BrokenPlatform):
-    rule = "kernel-random-numbers"
+class Draws(KernelMutant):
+    rule, says = "kernel-random-numbers", "generator has another state"
 
     @staticmethod
     def drawing(output):
@@ -300,15 +300,15 @@ class Draws(BrokenPlatform):
     attention = around(after=drawing.__func__)
 
 
-class ClaimsDropout(BrokenPlatform):
-    rule = "attention-dropout"
+class ClaimsDropout(KernelMutant):
+    rule, says = "attention-dropout", "The weights are wrong"
     attention = around(without(dropout=0.0))
 
 
-class DropsByItself(BrokenPlatform):
+class DropsByItself(KernelMutant):
     """Draws from a generator of its own, which nobody can restore."""
 
-    rule = "attention-dropout"
+    rule, says = "attention-dropout", "other weights were dropped"
 
     def __init__(self):
         super().__init__()
@@ -327,8 +327,8 @@ class DropsByItself(BrokenPlatform):
         return kernel
 
 
-class LiesAboutPolarity(BrokenPlatform):
-    rule = "attention-own-mask"
+class LiesAboutPolarity(KernelMutant):
+    rule, says = "attention-own-mask", "The output is wrong"
 
     def mask(self, request):
         if MaskKind.FULL_4D not in request.accepted:
@@ -340,15 +340,15 @@ class LiesAboutPolarity(BrokenPlatform):
         return AttnMask(MaskKind.FULL_4D, "arbitrary", seen, Polarity.MASKED)
 
 
-class ModeThatNobodyReads(BrokenPlatform):
-    rule = "attention-own-mask"
+class ModeThatNobodyReads(KernelMutant):
+    rule, says = "attention-own-mask", "does not know the kernel mode"
 
     def mask(self, request):
         return AttnMask(MaskKind.NONE, "acme_causal")
 
 
-class NeedsMoreAlignmentThanItSays(BrokenPlatform):
-    rule = "attention-own-mask"
+class NeedsMoreAlignmentThanItSays(KernelMutant):
+    rule, says = "attention-own-mask", "The output is wrong"
 
     def attention(self, spec):
         attend = make_attention(spec)

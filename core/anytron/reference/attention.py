@@ -81,11 +81,12 @@ def attend_where(
     read = torch.tensor([head // (heads // groups) for head in range(heads)])
     key, value = key[:, :, read], value[:, :, read]
     scores = torch.einsum("bqhd,bkhd->bhqk", query, key) * scale
-    # Twice: once so that no score of a hidden pair can overflow, once so that it weighs nothing.
-    peak = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e300).detach()
+    # Hidden scores are left out twice: of the peak, so that nothing overflows, and of the sum.
+    blind = ~seen.any(-1, keepdim=True)
+    peak = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).masked_fill(blind, 0.0).detach()
     if sinks is not None:
         peak = peak.maximum(sinks.detach()[:, None, None])
-    weights = torch.where(seen, (scores.masked_fill(~seen, 0.0) - peak.masked_fill(peak < -1e299, 0.0)).exp(), 0.0)
+    weights = torch.where(seen, (scores.masked_fill(~seen, 0.0) - peak).exp(), 0.0)
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
         total = total + (sinks[:, None, None] - peak).exp()

@@ -41,7 +41,7 @@ def rms_norm_of(
     """Compare ``rms_norm``: half of the numbers' mean square comes from ``eps``, and the first row is 0."""
     eps = 0.1
     kernel = fused(subject, KernelName.RMS_NORM, dtype, eps=eps, zero_centered=zero_centered)
-    operands = {"x": _rows(shape), "weight": drawn(shape[-1], seed=1)}
+    operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
     return Comparison(
         lambda x, weight: kernel(x, weight, eps, zero_centered),
         lambda x, weight: reference_rms_norm(x, weight, eps, zero_centered),
@@ -98,7 +98,7 @@ def layer_norm(subject: Subject, case: Case) -> None:
     dtype, (shape, lay, zero_centered, with_bias) = case.values
     eps = 0.1
     kernel = fused(subject, KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
-    operands = {"x": _rows(shape), "weight": drawn(shape[-1], seed=1)}
+    operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
     if with_bias:
         operands["bias"] = drawn(shape[-1], seed=2)
     Comparison(
@@ -113,7 +113,7 @@ def layer_norm(subject: Subject, case: Case) -> None:
 def swiglu_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], **others: Any) -> Comparison:
     """Compare ``swiglu``."""
     kernel = fused(subject, KernelName.SWIGLU, dtype)
-    return Comparison(kernel, reference_swiglu, {"x": drawn(*shape)}, dtype, **others)
+    return Comparison(kernel, reference_swiglu, {"input": drawn(*shape)}, dtype, **others)
 
 
 @rule(
@@ -150,7 +150,7 @@ def rope_of(
     return Comparison(
         lambda x: kernel(x, told, interleaved),
         lambda x: reference_rope(x, freqs, interleaved),
-        {"x": drawn(*shape)},
+        {"input": drawn(*shape)},
         dtype,
         **others,
     )
@@ -191,7 +191,7 @@ def grouped_mm_of(subject: Subject, dtype: torch.dtype, splits: tuple[int, ...],
     return Comparison(
         lambda x, *weights: kernel(x, list(weights), list(splits)),
         lambda x, *weights: reference_grouped_mm(x, weights, splits),
-        {"x": drawn(sum(splits), 8), **weights},
+        {"input": drawn(sum(splits), 8), **weights},
         dtype,
         **others,
     )

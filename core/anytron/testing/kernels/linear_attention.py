@@ -55,7 +55,7 @@ def convolution_of(
     kernel = fused(subject, KernelName.CAUSAL_CONV1D, dtype)
     told = _told(lengths, rows, subject.device)
     total = sum(lengths) + rest
-    operands = {"x": drawn(rows, total // rows, 6), "weight": drawn(6, 4, seed=1)}
+    operands = {"input": drawn(rows, total // rows, 6), "weight": drawn(6, 4, seed=1)}
     if bias:
         operands["bias"] = drawn(6, seed=2)
     sequences = (*lengths, rest) if rest else lengths

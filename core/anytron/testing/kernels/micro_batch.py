@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from anytron.hooks.types import LayoutRequest
-from anytron.kernels.contract import AttentionCall
-from anytron.masks import AttnMask, MaskKind, MaskRequest, scope_of
 from anytron.platform import Feature
 from anytron.reference.attention import reference_attention
-from anytron.sequences import ContextShard, ModelInputs, SequenceLayout, plan_layout, scopes
+from anytron.sequences import scopes
 from anytron.testing.kernels.attention_calls import FACTOR, SCALE, Layer
 from anytron.testing.kernels.comparison import Comparison
 from anytron.testing.kernels.numbers import in_dtypes
+from anytron.testing.micro_batches import FEATURE, FORMATS, Scene, micro_batch
 from anytron.testing.rules import Broken, Case, Inapplicable, rule
-from anytron.traits import ParallelSizes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from anytron.kernels.contract import AttentionCall, AttentionKernel
     from anytron.sequences.layout import Format
-    from anytron.sequences.scopes import ScopeFactory
+    from anytron.testing.kernels.comparison import Function
     from anytron.testing.subject import Subject
 
 LAYERS = {
@@ -35,52 +33,35 @@ LAYERS = {
     "window (2, 0)": Layer(window=(2, 0)),
     "sinks": Layer(4, 2, sinks=True),
 }
-LENGTHS = {"1": (1,), "2 1": (2, 1), "5 1 9 4": (5, 1, 9, 4), "70 33": (70, 33)}
+LENGTHS = ((1,), (2, 1), (5, 1, 9, 4), (70, 33))
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Sequences as the platform wants them, its mask, and the scope of the forward pass."""
+def _cases(every: Iterable[tuple[int, ...]]) -> Iterator[Case]:
+    return in_dtypes(
+        (
+            f"{form}, {name}, lengths {' '.join(map(str, lengths))}",
+            (form, layer, lengths),
+            (FEATURE[form], *layer.needs),
+        )
+        for lengths in every
+        for name, layer in LAYERS.items()
+        for form in FORMATS
+    )
 
-    layout: SequenceLayout
-    mask: AttnMask
-    scope: ScopeFactory | None
 
-
-def micro_batch(
-    subject: Subject, layer: Layer, lengths: Sequence[int], sequence_format: Format, shard: ContextShard | None = None
-) -> MicroBatch:
-    """Prepare a micro-batch through the hooks, as training engines do.
-
-    Raises:
-        Inapplicable: The platform's modules are a vendor's, and its mask is for those.
-    """
+def _scene(
+    subject: Subject, layer: Layer, lengths: tuple[int, ...], sequence_format: Format, context: int = 1
+) -> Scene:
     if not subject.platform.portable_modules:
         raise Inapplicable("its modules are a vendor's, which call their own attention")
-    hooks, shard = subject.hooks, shard or ContextShard()
-    sizes = ParallelSizes(context=shard.size)
-    constraints = hooks.layout_constraints(LayoutRequest(sequence_format, layer.traits, sizes))
-    planned = plan_layout(list(lengths), format=sequence_format, shard=shard, constraints=constraints)
-    tokens = torch.arange(sum(lengths))
-    labels = planned.next_tokens(tokens).to(subject.device)
-    layout, tokens = planned.to(subject.device), tokens.to(subject.device)
-    inputs = hooks.preprocess_sequences(ModelInputs(layout, layout.pack(tokens), layout.position_ids, labels))
-    kinds = {MaskKind.NONE} if sequence_format == "thd" or shard.size > 1 else {MaskKind.NONE, MaskKind.FULL_4D}
-    request = MaskRequest(sequence_format, layer.traits, sizes, frozenset(kinds))
-    mask = hooks.build_attn_mask(replace(request, layout=layout), hooks.build_attn_mask(request))
-    return MicroBatch(layout, mask, scopes.combine(inputs.scope, scope_of(mask)))
+    return Scene(sequence_format, lengths, layer.traits, context=context)
 
 
 @rule(
     "attention-own-mask",
     "kernels",
     "The kernel of each layer reads the answer of build_attn_mask, within the scope of the micro-batch.",
-    cases=in_dtypes(
-        (f"{sequence_format}, {name}, lengths {words}", (sequence_format, layer, lengths), (feature, *layer.needs))
-        for words, lengths in LENGTHS.items()
-        for name, layer in LAYERS.items()
-        for sequence_format, feature in (("thd", Feature.THD), ("bshd", Feature.BSHD))
-    ),
+    cases=_cases(LENGTHS),
 )
 def own_mask(subject: Subject, case: Case) -> None:
     """Prepare a micro-batch through the hooks, call the kernel with the mask and the mode of the platform, and compare.
@@ -90,35 +71,23 @@ def own_mask(subject: Subject, case: Case) -> None:
     leaves to the next plugin: a platform with a mode of its own also supplies the kernels that read it.
     """
     dtype, (sequence_format, layer, lengths) = case.values
-    batch = micro_batch(subject, layer, lengths, sequence_format)
+    batch = micro_batch(subject, _scene(subject, layer, lengths, sequence_format))
     layout, attend = batch.layout, layer.kernel(subject)
-    filling = torch.nan if sequence_format == "thd" else 7.0
+    packed = sequence_format == "thd"
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        rows = [layout.pack(flat, filling) for flat in (query, key, value)]
+        rows = [layout.pack(flat, torch.nan if packed else 7.0) for flat in (query, key, value)]
         with scopes.enter(batch.scope):
-            if sequence_format == "thd":
-                output = attend(*(one[0] for one in rows), _packed_call(batch, sinks))[None]
-            else:
-                call = AttentionCall(
-                    "bshd", batch.mask.kernel_mode, mask=batch.mask.tensor, sinks=sinks, mode_from=batch.mask.plugin
-                )
-                output = attend(*rows, call)
-        if sequence_format == "thd" and bool((output[~layout.valid] != 0).any()):
+            output = attend(*(one[0] if packed else one for one in rows), batch.call(sinks))
+        output = output[None] if packed else output
+        if packed and bool((output[~layout.valid] != 0).any()):
             raise Broken("The output is not 0 in padding.")
         return layout.unpack(output)
 
     _compare(layer, lengths, kernel, dtype).hold(subject)
 
 
-def _packed_call(batch: MicroBatch, sinks: Tensor | None) -> AttentionCall:
-    layout, longest = batch.layout, batch.layout.max_seqlen
-    ends, starts = layout.cu_seqlens, layout.cu_seqlens_padded
-    mode, plugin = batch.mask.kernel_mode, batch.mask.plugin
-    return AttentionCall("thd", mode, ends, ends, starts, starts, longest, longest, sinks=sinks, mode_from=plugin)
-
-
-def _compare(layer: Layer, lengths: Sequence[int], kernel: object, dtype: torch.dtype) -> Comparison:
+def _compare(layer: Layer, lengths: Sequence[int], kernel: Function, dtype: torch.dtype) -> Comparison:
     def definition(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         return reference_attention(query, key, value, lengths=lengths, scale=SCALE, window=layer.window, sinks=sinks)
 
@@ -131,12 +100,7 @@ def _compare(layer: Layer, lengths: Sequence[int], kernel: object, dtype: torch.
     "kernels",
     "The kernel attends with a rank's chunks of queries to prefixes of all keys, as context parallelism calls it.",
     needs=(Feature.CONTEXT_PARALLEL,),
-    cases=in_dtypes(
-        (f"{sequence_format}, {name}, lengths {words}", (sequence_format, layer, lengths), (feature, *layer.needs))
-        for words, lengths in {"1": (1,), "2 1": (2, 1), "5 1 9 4": (5, 1, 9, 4)}.items()
-        for name, layer in LAYERS.items()
-        for sequence_format, feature in (("thd", Feature.THD), ("bshd", Feature.BSHD))
-    ),
+    cases=_cases(LENGTHS[:3]),
 )
 def context_parallel(subject: Subject, case: Case) -> None:
     """Play both ranks of a context-parallel group in one process, and compare what they give together.
@@ -147,7 +111,8 @@ def context_parallel(subject: Subject, case: Case) -> None:
     """
     dtype, (sequence_format, layer, lengths) = case.values
     attend = layer.kernel(subject)
-    ranks = [micro_batch(subject, layer, lengths, sequence_format, ContextShard(2, rank)) for rank in (0, 1)]
+    scene = _scene(subject, layer, lengths, sequence_format, context=2)
+    ranks = [micro_batch(subject, scene, rank=rank) for rank in (0, 1)]
     first = ranks[0].layout
     # All keys in order: a buffer of whole padded sequences.
     starts = (
@@ -168,10 +133,11 @@ def context_parallel(subject: Subject, case: Case) -> None:
         for rank, batch in enumerate(ranks):
             with scopes.enter(batch.scope):
                 queries = batch.layout.pack(query, 7.0)
-                call = AttentionCall(sequence_format, batch.mask.kernel_mode, sinks=sinks, mode_from=batch.mask.plugin)
+                call = batch.call(sinks)
                 if sequence_format == "thd":
                     calls = _chunk_calls(call, lengths, starts, rank, query.device)
-                    output = sum(attend(queries[0], *whole, one) for one in calls)
+                    first_half, second_half = (attend(queries[0], *whole, one) for one in calls)
+                    output = first_half + second_half
                 else:
                     rows = [one.unflatten(0, (len(lengths), -1)) for one in whole]
                     output = _attend_to_prefixes(attend, queries, rows, call, rank).flatten(0, 1)
@@ -182,7 +148,7 @@ def context_parallel(subject: Subject, case: Case) -> None:
 
 
 def _attend_to_prefixes(
-    attend: object, queries: Tensor, others: Sequence[Tensor], call: AttentionCall, rank: int
+    attend: AttentionKernel, queries: Tensor, others: Sequence[Tensor], call: AttentionCall, rank: int
 ) -> Tensor:
     chunk = queries.shape[1] // 2
     outputs = [

@@ -33,11 +33,12 @@ def sliced(tensor: Tensor) -> Tensor:
 
 
 def split_off(tensor: Tensor) -> Tensor:
-    """Copy into a part of the last dimension of a larger tensor, as queries lie in a fused projection of all three."""
-    size = tensor.shape[-1]
-    larger = torch.full((*tensor.shape[:-1], 2 * size), torch.nan, dtype=tensor.dtype, device=tensor.device)
-    larger[..., size:] = tensor
-    return larger[..., size:]
+    """Copy into a part of a larger tensor: one of the heads, as queries lie in a fused projection, or of each row."""
+    heads = tensor.dim() >= 3
+    halves = torch.full((2, *tensor.shape), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    larger = torch.cat(tuple(halves), dim=-2 if heads else -1)
+    part = larger[..., tensor.shape[-2] :, :] if heads else larger[..., tensor.shape[-1] :]
+    return part.copy_(tensor)
 
 
 def in_dtypes(named: Iterable[tuple[str, object, tuple[Feature, ...]]]) -> Iterator[Case]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch import distributed
 from torch.nn import functional
 
 from anytron.kernels import fused
 from anytron.kernels.contract import KernelName
 from anytron.kernels.log_prob import make_log_prob
-from tests.conformance.broken import BrokenPlatform
+from tests.conformance.kernel_mutant import KernelMutant
 
 
 def plain_log_probs(hidden, weight, labels, temperature, *, entropy_temperature=None, peak=True):
@@ -35,13 +38,13 @@ def kernel(score):
     return log_probs
 
 
-class ForgetsTheTemperature(BrokenPlatform):
-    rule = "log-probs-temperature"
+class ForgetsTheTemperature(KernelMutant):
+    rule, says = "log-probs-temperature", "The log-prob is wrong"
     log_probs = kernel(lambda spec, hidden, weight, labels, _temperature: plain_log_probs(hidden, weight, labels, 1.0))
 
 
-class EntropyWithoutTemperature(BrokenPlatform):
-    rule = "log-probs-temperature"
+class EntropyWithoutTemperature(KernelMutant):
+    rule, says = "log-probs-temperature", "The entropy is wrong"
     log_probs = kernel(
         lambda spec, hidden, weight, labels, temperature: plain_log_probs(
             hidden, weight, labels, temperature, entropy_temperature=1.0
@@ -49,8 +52,8 @@ class EntropyWithoutTemperature(BrokenPlatform):
     )
 
 
-class EntropyDoesNotLearn(BrokenPlatform):
-    rule = "log-probs-gradients"
+class EntropyDoesNotLearn(KernelMutant):
+    rule, says = "log-probs-gradients", "The entropy has no gradient"
 
     @staticmethod
     def score(spec, hidden, weight, labels, temperature):
@@ -60,15 +63,15 @@ class EntropyDoesNotLearn(BrokenPlatform):
     log_probs = kernel(score.__func__)
 
 
-class OutputLayerDoesNotLearn(BrokenPlatform):
-    rule = "log-probs"
+class OutputLayerDoesNotLearn(KernelMutant):
+    rule, says = "log-probs", "The gradient of the output layer's weight is missing"
     log_probs = kernel(
         lambda spec, hidden, weight, labels, temperature: plain_log_probs(hidden, weight.detach(), labels, temperature)
     )
 
 
-class ScoresIgnoredLabels(BrokenPlatform):
-    rule = "log-probs-ignored-labels"
+class ScoresIgnoredLabels(KernelMutant):
+    rule, says = "log-probs-ignored-labels", "The log-prob is wrong"
 
     def log_probs(self, spec):
         return lambda hidden, weight, labels, temperature, group: plain_log_probs(
@@ -76,8 +79,8 @@ class ScoresIgnoredLabels(BrokenPlatform):
         )
 
 
-class PaddingHasProbability(BrokenPlatform):
-    rule = "log-probs-vocabulary-padding"
+class PaddingHasProbability(KernelMutant):
+    rule, says = "log-probs-vocabulary-padding", "The log-prob is wrong"
 
     def log_probs(self, spec):
         def scored(hidden, weight, labels, temperature, group):
@@ -87,8 +90,8 @@ class PaddingHasProbability(BrokenPlatform):
         return scored
 
 
-class DropsTheLastOfAChunk(BrokenPlatform):
-    rule = "log-probs-chunks"
+class DropsTheLastOfAChunk(KernelMutant):
+    rule, says = "log-probs-chunks", "The log-prob is wrong"
 
     @staticmethod
     def score(spec, hidden, weight, labels, temperature):
@@ -99,8 +102,8 @@ class DropsTheLastOfAChunk(BrokenPlatform):
     log_probs = kernel(score.__func__)
 
 
-class Overflows(BrokenPlatform):
-    rule = "log-probs-large-logits"
+class Overflows(KernelMutant):
+    rule, says = "log-probs-large-logits", "The log-prob is wrong"
     log_probs = kernel(
         lambda spec, hidden, weight, labels, temperature: plain_log_probs(
             hidden, weight, labels, temperature, peak=False
@@ -108,8 +111,8 @@ class Overflows(BrokenPlatform):
     )
 
 
-class AnswersInTheOperandsType(BrokenPlatform):
-    rule = "log-probs"
+class AnswersInTheOperandsType(KernelMutant):
+    rule, says = "log-probs", "The log-prob has the wrong dtype"
 
     @staticmethod
     def score(spec, hidden, weight, labels, temperature):
@@ -118,8 +121,8 @@ class AnswersInTheOperandsType(BrokenPlatform):
     log_probs = kernel(score.__func__)
 
 
-class IgnoresStrides(BrokenPlatform):
-    rule = "log-probs-strides"
+class IgnoresStridesOfHidden(KernelMutant):
+    rule, says = "log-probs-strides", "it is nan"
 
     def log_probs(self, spec):
         score = make_log_prob(spec)
@@ -130,10 +133,10 @@ class IgnoresStrides(BrokenPlatform):
         return scored
 
 
-class SharesOneTile(BrokenPlatform):
+class SharesOneTile(KernelMutant):
     """Keeps the last call's hidden states for the backward pass."""
 
-    rule = "kernel-calls"
+    rule, says = "kernel-calls", "invalid gradient"
 
     def log_probs(self, spec):
         last = []
@@ -159,20 +162,67 @@ class SharesOneTile(BrokenPlatform):
         return Scored.apply
 
 
+class SumsTheGradientItself(KernelMutant):
+    """Adds up the gradient of the hidden states over the ranks, as the layer does afterwards."""
+
+    rule, says = "log-probs-tensor-parallel", "The gradient of the hidden states, summed over the ranks"
+
+    def log_probs(self, spec):
+        score = make_log_prob(spec)
+
+        def scored(hidden, weight, labels, temperature, group):
+            if spec.tensor_parallel > 1:
+                hidden = Summed.apply(hidden, group)
+            return score(hidden, weight, labels, temperature, group)
+
+        return scored
+
+
+class Summed(torch.autograd.Function):
+    """Adds up a gradient over a group."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        distributed.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class TakesItsRowsForAll(KernelMutant):
+    """Normalises over this rank's rows alone."""
+
+    rule, says = "log-probs-tensor-parallel", "The log-prob is wrong"
+
+    def log_probs(self, spec):
+        score = make_log_prob(replace(spec, tensor_parallel=1))
+
+        def scored(hidden, weight, labels, temperature, group):
+            if spec.tensor_parallel > 1:
+                labels = labels.where(labels < 0, labels % len(weight))
+            return score(hidden, weight, labels, temperature, None)
+
+        return scored
+
+
 def replacing(name, function):
     """Make ``fused`` of a platform: one kernel."""
     return lambda self, asked: function if asked is name else None
 
 
-class IgnoresEps(BrokenPlatform):
-    rule = "rms-norm"
+class IgnoresEps(KernelMutant):
+    rule, says = "rms-norm", "The output is wrong"
     fused = replacing(
         KernelName.RMS_NORM, lambda x, weight, eps, zero_centered: fused.rms_norm(x, weight, 1e-6, zero_centered)
     )
 
 
-class IgnoresZeroCentered(BrokenPlatform):
-    rule = "rms-norm"
+class IgnoresZeroCentered(KernelMutant):
+    rule, says = "rms-norm", "The output is wrong"
     fused = replacing(KernelName.RMS_NORM, lambda x, weight, eps, zero_centered: fused.rms_norm(x, weight, eps, False))
 
 
@@ -188,16 +238,16 @@ class Doubled(torch.autograd.Function):
         return 2 * grad
 
 
-class DoublesTheGradient(BrokenPlatform):
-    rule = "rms-norm"
+class DoublesTheGradient(KernelMutant):
+    rule, says = "rms-norm", "The gradient of the input is wrong"
     fused = replacing(
         KernelName.RMS_NORM,
         lambda x, weight, eps, zero_centered: fused.rms_norm(Doubled.apply(x), weight, eps, zero_centered),
     )
 
 
-class NormsMatricesOnly(BrokenPlatform):
-    rule = "rms-norm"
+class NormsMatricesOnly(KernelMutant):
+    rule, says = "rms-norm", "view size is not compatible"
     fused = replacing(
         KernelName.RMS_NORM,
         lambda x, weight, eps, zero_centered: fused.rms_norm(x.view(-1, x.shape[-1]), weight, eps, zero_centered).view(
@@ -206,8 +256,8 @@ class NormsMatricesOnly(BrokenPlatform):
     )
 
 
-class BiasDoesNotLearn(BrokenPlatform):
-    rule = "layer-norm"
+class BiasDoesNotLearn(KernelMutant):
+    rule, says = "layer-norm", "The gradient of the bias is missing"
     fused = replacing(
         KernelName.LAYER_NORM,
         lambda x, weight, bias, eps, zero_centered: fused.layer_norm(
@@ -216,18 +266,18 @@ class BiasDoesNotLearn(BrokenPlatform):
     )
 
 
-class SwapsTheHalves(BrokenPlatform):
-    rule = "swiglu"
+class SwapsTheHalves(KernelMutant):
+    rule, says = "swiglu", "The output is wrong"
     fused = replacing(KernelName.SWIGLU, lambda x: fused.swiglu(torch.cat(x.chunk(2, -1)[::-1], -1)))
 
 
-class IgnoresInterleaving(BrokenPlatform):
-    rule = "rope"
+class IgnoresInterleaving(KernelMutant):
+    rule, says = "rope", "The output is wrong"
     fused = replacing(KernelName.ROPE, lambda x, freqs, interleaved: fused.rope(x, freqs, False))
 
 
-class DropsTheRest(BrokenPlatform):
-    rule = "rope"
+class DropsTheRest(KernelMutant):
+    rule, says = "rope", "The output is wrong"
     fused = replacing(
         KernelName.ROPE,
         lambda x, freqs, interleaved: functional.pad(
@@ -236,8 +286,8 @@ class DropsTheRest(BrokenPlatform):
     )
 
 
-class TurnsGradientsForward(BrokenPlatform):
-    rule = "rope"
+class TurnsGradientsForward(KernelMutant):
+    rule, says = "rope", "The gradient of the input is wrong"
 
     class Turned(torch.autograd.Function):
         @staticmethod
@@ -252,8 +302,8 @@ class TurnsGradientsForward(BrokenPlatform):
     fused = replacing(KernelName.ROPE, Turned.apply)
 
 
-class EmptyGroupsHaveNoGradient(BrokenPlatform):
-    rule = "grouped-mm"
+class EmptyGroupsHaveNoGradient(KernelMutant):
+    rule, says = "grouped-mm", "The gradient of the weight of group 1 is missing"
 
     @staticmethod
     def multiply(x, weights, splits):
@@ -264,24 +314,24 @@ class EmptyGroupsHaveNoGradient(BrokenPlatform):
     fused = replacing(KernelName.GROUPED_MM, multiply.__func__)
 
 
-class ConvolvesNeighbours(BrokenPlatform):
-    rule = "causal-conv1d"
+class ConvolvesNeighbours(KernelMutant):
+    rule, says = "causal-conv1d", "The output is wrong"
     fused = replacing(
         KernelName.CAUSAL_CONV1D,
         lambda x, weight, bias, silu, cu_seqlens: fused.causal_conv1d(x, weight, bias, silu, None),
     )
 
 
-class CarriesTheStateOver(BrokenPlatform):
-    rule = "gated-delta-rule"
+class CarriesTheStateOver(KernelMutant):
+    rule, says = "gated-delta-rule", "The output is wrong"
     fused = replacing(
         KernelName.GATED_DELTA_RULE,
         lambda q, k, v, g, beta, scale, cu_seqlens: fused.gated_delta_rule(q, k, v, g, beta, scale, None),
     )
 
 
-class DecayDoesNotLearn(BrokenPlatform):
-    rule = "gated-delta-rule"
+class DecayDoesNotLearn(KernelMutant):
+    rule, says = "gated-delta-rule", "The gradient of the decay is missing"
     fused = replacing(
         KernelName.GATED_DELTA_RULE,
         lambda q, k, v, g, beta, scale, cu_seqlens: fused.gated_delta_rule(
@@ -290,13 +340,13 @@ class DecayDoesNotLearn(BrokenPlatform):
     )
 
 
-class DecaysOnlyDecoupled(BrokenPlatform):
-    rule = "adam"
+class DecaysOnlyDecoupled(KernelMutant):
+    rule, says = "adam", "The parameter"
     fused = replacing(KernelName.ADAM, lambda *tensors, **form: fused.adam(*tensors, **{**form, "decoupled": True}))
 
 
-class AlwaysCorrectsTheBias(BrokenPlatform):
-    rule = "adam"
+class AlwaysCorrectsTheBias(KernelMutant):
+    rule, says = "adam", "The parameter"
     fused = replacing(
         KernelName.ADAM, lambda *tensors, **form: fused.adam(*tensors, **{**form, "bias_correction": True})
     )
