@@ -46,7 +46,7 @@ def outputs_come_back(subject: Subject, case: Case) -> None:
     "With context parallelism postprocess_output gathers the values of all ranks, and gradients reach their own rank.",
     cases=[scene.case for scene in scenes(parallel=((1, 2),))],
     needs=[Feature.CONTEXT_PARALLEL],
-    limit_s=150.0,
+    limit_s=360.0,
 )
 def context_parallel_outputs(subject: Subject, case: Case) -> None:
     """Two ranks hold their parts of each sequence, and each gets the values of all tokens."""
