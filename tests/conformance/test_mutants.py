@@ -12,11 +12,12 @@ from anytron.testing.results import Status
 from anytron.testing.rules import LEVELS
 from anytron.testing.subject import Source, Subject
 from anytron_cpu import CpuPlatform
-from tests.conformance import device_mutants, sequence_mutants
+from tests.conformance import attention_mutants, device_mutants, kernel_mutants, sequence_mutants
 from tests.conformance.mutant import mutants_of
 
-MUTANTS = [*mutants_of(device_mutants), *mutants_of(sequence_mutants)]
-RANKS = ("collective-results", "context-parallel-outputs", "environment-reaches-ranks")
+MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants)
+MUTANTS = [mutant for module in MODULES for mutant in mutants_of(module)]
+RANKS = ("collective-results", "context-parallel-outputs", "environment-reaches-ranks", "log-probs-tensor-parallel")
 """Rules that start processes, which find the platform by name."""
 
 

@@ -57,8 +57,9 @@ def reference_attention(
     for hidden, applies in ((distance < 0, causal), (distance > left, left >= 0), (-distance > right, right >= 0)):
         seen = seen & ~hidden if applies else seen
 
-    doubles = (operand.double()[None] for operand in (query, key, value))
-    return attend_where(*doubles, seen[None, None], scale, None if sinks is None else sinks.double())[0]
+    sinks = None if sinks is None else sinks.double()
+    rows, columns, values = (operand.double()[None] for operand in (query, key, value))
+    return attend_where(rows, columns, values, seen[None, None], scale, sinks)[0]
 
 
 def attend_where(

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from anytron.kernels.contract import AttentionCall
 from anytron.platform import Feature
-from anytron.testing.kernels.attention_calls import Layer, Packing, packed, padded
+from anytron.reference.attention import reference_attention
+from anytron.testing.kernels.attention_calls import SCALE, Layer, Packing, packed, padded
 from anytron.testing.kernels.fused import grouped_mm_of, rms_norm_of, rope_of, swiglu_of
 from anytron.testing.kernels.linear_attention import convolution_of, delta_rule_of
 from anytron.testing.kernels.log_probs import Problem
@@ -176,7 +178,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, device_type: str, least: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
         self._least = max(2, least)
         self.elsewhere: set[str] = set()
@@ -248,18 +250,17 @@ def check_dropout(subject: Subject, sequence_format: str, probability: float) ->
     attend = layer.kernel(subject, dropout=0.3)
     operands = layer.operands((length,), (length,))
     unit = torch.eye(length)[:, None].expand(length, heads, length).contiguous()
-    definition = packed(subject, layer, Packing((length,)), torch.float32).definition
-    right = definition(operands["queries"].double(), operands["keys"].double(), unit.double())
+    right = reference_attention(operands["queries"], operands["keys"], unit, lengths=[length], scale=SCALE)
     call = Packing((length,)).call("padding_causal", subject.device)
     value = unit.to(subject.device).requires_grad_()
-    given = [operands[name].to(subject.device) for name in ("queries", "keys")]
+    query, key = (operands[name].to(subject.device) for name in ("queries", "keys"))
 
     def weights() -> Tensor:
         if sequence_format == "thd":
-            found = attend(*given, value, replace(call, dropout=probability))
+            found = attend(query, key, value, replace(call, dropout=probability))
         else:
-            told = type(call)("bshd", "causal", dropout=probability)
-            found = attend(*(one[None] for one in (*given, value)), told)[0]
+            told = AttentionCall("bshd", "causal", dropout=probability)
+            found = attend(query[None], key[None], value[None], told)[0]
         return found
 
     state = subject.runtime.get_rng_state()

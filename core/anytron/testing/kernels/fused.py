@@ -57,7 +57,7 @@ def _rows(shape: tuple[int, ...]) -> Tensor:
     return numbers
 
 
-def _norm_cases() -> list[tuple[str, object, tuple[Feature, ...]]]:
+def _norm_cases() -> list[tuple[str, Any, tuple[Feature, ...]]]:
     shapes = [(f"{list(shape)}", (shape, LAYINGS[0][1])) for shape in SHAPES]
     laid = [(f"{list(SHAPES[1])}, {name}", (SHAPES[1], lay)) for name, lay in LAYINGS[1:]]
     return [

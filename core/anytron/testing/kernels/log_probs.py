@@ -298,7 +298,7 @@ def score_on_rank(member: Member, problem: Problem, dtype: torch.dtype) -> None:
     leaves = [operand.to(subject.device).requires_grad_() for operand in (hidden, weight[mine])]
     labels = torch.tensor(problem.labels, device=subject.device)
     score = problem.kernel(subject, dtype)
-    results = score(*leaves, labels, problem.temperature, dist.group.WORLD)
+    results = score(leaves[0], leaves[1], labels, problem.temperature, dist.group.WORLD)
     found = torch.autograd.grad(results, leaves, [one.to(subject.device) for one in incoming], allow_unused=True)
     of_hidden = torch.zeros_like(leaves[0], dtype=torch.float32) if found[0] is None else found[0].float()
     dist.all_reduce(of_hidden)  # before anything is raised: the other rank waits

@@ -76,9 +76,10 @@ def own_mask(subject: Subject, case: Case) -> None:
     packed = sequence_format == "thd"
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        rows = [layout.pack(flat, torch.nan if packed else 7.0) for flat in (query, key, value)]
+        rows = (layout.pack(flat, torch.nan if packed else 7.0) for flat in (query, key, value))
+        queries, keys, values = (one[0] if packed else one for one in rows)
         with scopes.enter(batch.scope):
-            output = attend(*(one[0] if packed else one for one in rows), batch.call(sinks))
+            output = attend(queries, keys, values, batch.call(sinks))
         output = output[None] if packed else output
         if packed and bool((output[~layout.valid] != 0).any()):
             raise Broken("The output is not 0 in padding.")
@@ -136,7 +137,7 @@ def context_parallel(subject: Subject, case: Case) -> None:
                 call = batch.call(sinks)
                 if sequence_format == "thd":
                     calls = _chunk_calls(call, lengths, starts, rank, query.device)
-                    first_half, second_half = (attend(queries[0], *whole, one) for one in calls)
+                    first_half, second_half = (attend(queries[0], whole[0], whole[1], one) for one in calls)
                     output = first_half + second_half
                 else:
                     rows = [one.unflatten(0, (len(lengths), -1)) for one in whole]
@@ -150,9 +151,9 @@ def context_parallel(subject: Subject, case: Case) -> None:
 def _attend_to_prefixes(
     attend: AttentionKernel, queries: Tensor, others: Sequence[Tensor], call: AttentionCall, rank: int
 ) -> Tensor:
-    chunk = queries.shape[1] // 2
+    chunk, (key, value) = queries.shape[1] // 2, others
     outputs = [
-        attend(part, *(one[:, : (number + 1) * chunk] for one in others), call)
+        attend(part, key[:, : (number + 1) * chunk], value[:, : (number + 1) * chunk], call)
         for part, number in zip(queries.split(chunk, dim=1), (rank, 3 - rank), strict=True)
     ]
     return torch.cat(outputs, dim=1)

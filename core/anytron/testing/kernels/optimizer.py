@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,14 +16,16 @@ from anytron.testing.kernels.numbers import drawn
 from anytron.testing.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anytron.testing.subject import Subject
 
 SHAPES = ((1,), (5,), (3, 7), (2, 1, 129))
-SETTINGS = {"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 0.01}
+SETTINGS: Mapping[str, Any] = MappingProxyType({"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 0.01})
 
 
 def _cases() -> list[Case]:
-    found = []
+    found: list[Case] = []
     for dtype in (torch.float32, torch.bfloat16):
         needs = (Feature.BFLOAT16,) if dtype is torch.bfloat16 else ()
         for decoupled in (True, False):
