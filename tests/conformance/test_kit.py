@@ -131,7 +131,12 @@ def test_the_toy_keeps_the_rules(tmp_path, offer):
     skipped = {result.rule for result in report.results if result.status is Status.SKIPPED}
     by_declaration = {"own-device"}
     by_machine = {"peak-memory", "streams-order-work", "pinned-memory"}
-    of_two_devices = {"environment-reaches-ranks", "collective-results", "context-parallel-outputs"}
+    of_two_devices = {
+        "environment-reaches-ranks",
+        "ranks-own-devices",
+        "collective-results",
+        "context-parallel-outputs",
+    }
     assert skipped == by_declaration | by_machine | of_two_devices
 
 

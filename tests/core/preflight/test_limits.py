@@ -11,16 +11,22 @@ from anytron.preflight.limits import limit_diagnostics
 from anytron_cpu import CpuPlatform
 
 QWEN = {"model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+
+
+def model(dtype="float32", **fields):
+    return {"config": {**QWEN, **fields}, "tokenizer": "tokenizer", "dtype": dtype}
+
+
 ASKING = {
     Feature.BSHD: ("engine.sequence_format", {"engine": {"sequence_format": "bshd"}}),
-    Feature.BFLOAT16: ("model.dtype", {"model": {"config": QWEN, "dtype": "bfloat16"}}),
+    Feature.BFLOAT16: ("model.dtype", {"model": model(dtype="bfloat16")}),
     Feature.CONTEXT_PARALLEL: ("parallel.context_parallel_size", {"parallel": {"context_parallel_size": 2}}),
     Feature.RECOMPUTE: ("engine.recompute", {"engine": {"recompute": "full"}}),
-    Feature.LATENT_ATTENTION: ("model.config", {"model": {"config": {**QWEN, "kv_lora_rank": 4}}}),
-    Feature.MIXTURE_OF_EXPERTS: ("model.config", {"model": {"config": {**QWEN, "num_experts": 4}}}),
-    Feature.LINEAR_ATTENTION: ("model.config", {"model": {"config": {**QWEN, "layer_types": ["linear_attention"]}}}),
+    Feature.LATENT_ATTENTION: ("model.config", {"model": model(kv_lora_rank=4)}),
+    Feature.MIXTURE_OF_EXPERTS: ("model.config", {"model": model(num_experts=4)}),
+    Feature.LINEAR_ATTENTION: ("model.config", {"model": model(layer_types=["linear_attention"])}),
 }
-PLAIN = {"model": {"config": QWEN, "dtype": "float32"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact"}]}
+PLAIN = {"model": model(), "data": {"source": "jsonl"}, "rewards": [{"function": "exact"}]}
 
 
 class Limited(CpuPlatform):

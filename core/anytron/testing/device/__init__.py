@@ -11,7 +11,7 @@ from anytron.testing.device.memory import memory_figures, out_of_memory, peak_me
 from anytron.testing.device.options import options_are_typed
 from anytron.testing.device.patches import patches_take_effect
 from anytron.testing.device.placement import own_device, tensors_stay
-from anytron.testing.device.presence import probe_and_runtime, says_what_it_is
+from anytron.testing.device.presence import probe_and_runtime, ranks_own_devices, says_what_it_is
 from anytron.testing.device.random_numbers import own_generator, rng_round_trip, seeds_decide
 from anytron.testing.device.streams import pinned_memory, streams_order_work, synchronize_waits
 
@@ -38,5 +38,6 @@ RULES: tuple[Rule, ...] = (
     pinned_memory,
     patches_take_effect,
     environment_reaches_ranks,
+    ranks_own_devices,
     collective_results,
 )

@@ -62,7 +62,7 @@ def memory_figures(subject: Subject, case: Case) -> None:
     if after.reserved - before.reserved > SLACK:
         raise Broken("empty_cache keeps memory.", f"{after.reserved - before.reserved} bytes more are reserved")
     for stats in (before, during, freed, after):
-        if not 0 < stats.reserved <= stats.total or not 0 <= stats.allocated <= stats.reserved:
+        if not 0 <= stats.allocated <= stats.reserved <= stats.total:
             raise Broken("Not 0 <= allocated <= reserved <= total.", f"{stats}")
 
 

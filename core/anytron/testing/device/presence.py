@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from anytron.errors import AnytronError
 from anytron.platform import Availability, Probe, decisions_of, limits_of
 from anytron.plugins import check_requirements
+from anytron.testing.ranks import Member, on_ranks
 from anytron.testing.rules import Broken, rule
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     "the probe counted.",
 )
 def probe_and_runtime(subject: Subject, case: Case) -> None:
-    """The probe is asked twice, the runtime fetched twice, and each device made current.
+    """The probe is asked twice, the runtime fetched twice, and the current device set again.
 
     A runtime made anew at each call loses its state; a device count that differs from the probe's lets runs start
-    that have no device for a rank. `current_device()` must be the device that `set_device` chose.
+    that have no device for a rank. A process uses one device: that ranks get their own is a rule of its own.
     """
     del case
     probes = [subject.platform.probe() for _ in range(2)]
@@ -41,12 +42,9 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
     count = runtime.device_count()
     if count < 1 or (subject.platform.accelerator and count != probes[0].devices):
         raise Broken("Probe and runtime count different devices.", f"{probes[0].devices} and {count}")
-    for index in range(count):
-        runtime.set_device(index)
-        now = runtime.current_device()
-        if now.index not in (None, index):
-            raise Broken("set_device does not make the device the current one.", f"set {index}, current {now}")
     runtime.set_device(here.index or 0)
+    if runtime.current_device() != here:
+        raise Broken("Setting the current device changes it.", f"{here}, then {runtime.current_device()}")
 
 
 @rule(
@@ -69,3 +67,22 @@ def says_what_it_is(subject: Subject, case: Case) -> None:
         raise Broken(error.what, error.why) from error
     if type(platform)().name != platform.name:
         raise Broken("A second object of the platform's class has another name.")
+
+
+@rule("ranks-own-devices", "device", "Each rank computes on the device that set_device gave it.", limit_s=360.0)
+def ranks_own_devices(subject: Subject, case: Case) -> None:
+    """Two ranks set the devices 0 and 1, and each looks where its tensors are.
+
+    Ranks that share the first device in silence run out of its memory, or wait for each other for ever.
+    """
+    del case
+    on_ranks(subject, 2, compare_device)
+
+
+def compare_device(member: Member) -> None:
+    """Compare the device of this rank's tensors with its number."""
+    import torch
+
+    device = torch.ones(1, device=member.subject.device).device
+    if device.index not in (None, member.rank):
+        raise Broken("A rank's tensors are on another rank's device.", f"rank {member.rank} has them on {device}")

@@ -73,7 +73,7 @@ def _compare(subject: Subject, layout: SequenceLayout, shape: tuple[int, ...]) -
     if found.dtype != flat.dtype or found.shape != flat.shape:
         raise Broken("The values come back otherwise.", f"{found.dtype} {tuple(found.shape)}, not {tuple(flat.shape)}")
     if not torch.equal(found, flat):
-        wrong = (found != flat).reshape(total, -1).any(-1).nonzero()[0].item()
+        wrong = int((found != flat).reshape(total, -1).any(-1).nonzero()[0])
         raise Broken(
             "A value comes back for another token.", f"token {wrong} has {found[wrong]}, its own is {flat[wrong]}"
         )
