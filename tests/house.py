@@ -44,6 +44,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("doctor", "rollout"),
         ("trainer",),
         ("verification",),
+        ("testing",),
         ("cli",),
         ("__main__",),
     ),

@@ -1,4 +1,9 @@
-"""The contract of kernels: what each is told, what it is called with, and what it answers."""
+"""The contract of kernels: what each is told, what it is called with, and what it answers.
+
+Of every kernel: operands, and the gradients that come in, may lie in memory with any strides and are not written over,
+except by ``adam``. Results are on the operands' device. Random numbers are drawn for dropout only, and from the
+device's default generator, whose state recomputation restores.
+"""
 
 from __future__ import annotations
 
@@ -95,6 +100,7 @@ class AttentionKernel(Protocol):
     - Where queries and keys differ in number, as in context parallelism, a sequence's last query stands at its last
       key: causality is aligned bottom right. (``is_causal`` of torch's ``scaled_dot_product_attention`` is top left.)
       A sequence may be empty.
+    - Causality is what ``call.mode`` says, also in a layer of a causal model: its mask may say all.
     - One kernel is called for many micro-batches, again in recomputation, and on other threads: what a call needs
       is in the call.
     """

@@ -57,19 +57,42 @@ def reference_attention(
     for hidden, applies in ((distance < 0, causal), (distance > left, left >= 0), (-distance > right, right >= 0)):
         seen = seen & ~hidden if applies else seen
 
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (operand.double().repeat_interleave(repeats, 1) for operand in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
-    # Twice: once so that no score of a hidden pair can overflow, once so that it weighs nothing.
-    peak = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).clamp(min=-1e300).detach()
+    sinks = None if sinks is None else sinks.double()
+    rows, columns, values = (operand.double()[None] for operand in (query, key, value))
+    return attend_where(rows, columns, values, seen[None, None], scale, sinks)[0]
+
+
+def attend_where(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, sinks: Tensor | None = None
+) -> Tensor:
+    """Attend to the pairs that are named, in the type of the operands.
+
+    Args:
+        query: ``[B, Sq, H, D]``.
+        key: ``[B, Sk, G, D]``, H a multiple of G: query head h reads key head ``h // (H / G)``.
+        value: ``[B, Sk, G, Dv]``.
+        seen: bool, broadcastable to ``[B, H, Sq, Sk]``, True = the query attends to the key.
+        scale: Factor of the scores.
+        sinks: ``[H]`` logits that join the softmax's denominator.
+
+    Returns:
+        ``[B, Sq, H, Dv]``, differentiable; zero for rows that see no key.
+    """
+    heads, groups = query.shape[2], key.shape[2]
+    read = torch.tensor([head // (heads // groups) for head in range(heads)])
+    key, value = key[:, :, read], value[:, :, read]
+    scores = torch.einsum("bqhd,bkhd->bhqk", query, key) * scale
+    # Hidden scores are left out twice: of the peak, so that nothing overflows, and of the sum.
+    blind = ~seen.any(-1, keepdim=True)
+    peak = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).masked_fill(blind, 0.0).detach()
     if sinks is not None:
-        peak = peak.maximum(sinks.detach().double()[:, None, None])
-    weights = torch.where(seen, (scores.masked_fill(~seen, 0.0) - peak.masked_fill(peak < -1e299, 0.0)).exp(), 0.0)
+        peak = peak.maximum(sinks.detach()[:, None, None])
+    weights = torch.where(seen, (scores.masked_fill(~seen, 0.0) - peak).exp(), 0.0)
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
-        total = total + (sinks.double()[:, None, None] - peak).exp()
+        total = total + (sinks[:, None, None] - peak).exp()
     weights = weights / total.masked_fill(total == 0, 1.0)
-    return torch.einsum("hqk,khd->qhd", weights, value)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
 def _place(lengths: Sequence[int], starts: Sequence[int] | None, rows: int) -> tuple[Tensor, Tensor]:

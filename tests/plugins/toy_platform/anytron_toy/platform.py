@@ -15,7 +15,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit, Requirement
 from anytron.kernels.contract import KernelName
 from anytron.masks import AttnMask, MaskKind
-from anytron.platform import Availability, Decision, Probe
+from anytron.platform import Availability, Decision, Feature, Limit, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +76,10 @@ class ToyPlatform(Platform):
         reason = "platform.options.tile says so" if chosen else "its vendor's own programs use it"
         return [Decision("tile", str(self.options.tile), reason)]
 
+    def limits(self) -> list[Limit]:
+        """The processor plays the toy."""
+        return [Limit(Feature.OWN_DEVICE, "the processor plays the toy")]
+
     @hookimpl
     def requirements(self) -> list[Requirement]:
         """torch."""
@@ -131,18 +135,19 @@ class ToyPlatform(Platform):
 
         @contextlib.contextmanager
         def scope() -> Iterator[None]:
-            vendor.set_actual_lengths(lengths)
+            before = vendor.set_actual_lengths(lengths)
             try:
                 yield
             finally:
-                vendor.set_actual_lengths(None)
+                vendor.set_actual_lengths(before)
 
         return replace(inputs, scope=scopes.combine(inputs.scope, scope))
 
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
         """No tensor in thd: the library has the lengths. The rest is left to the neutral default."""
-        if request.format == "thd" and MaskKind.NONE in request.accepted and request.traits == type(request.traits)():
+        plain = request.traits == type(request.traits)() and request.parallel.context == 1
+        if request.format == "thd" and MaskKind.NONE in request.accepted and plain:
             from anytron_toy.kernels import LENGTHS
 
             return AttnMask(MaskKind.NONE, LENGTHS)
@@ -154,12 +159,13 @@ class ToyPlatform(Platform):
         return layout.unpack(values) if layout.shard.size == 1 else None
 
     @hookimpl
-    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Plain attention, one sequence after the other."""
-        from anytron_toy.kernels import LoopedAttention
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        """Plain attention, one sequence after the other; the rest is the neutral kernel's, which must read our mode."""
+        from anytron.kernels.attention import make_attention
+        from anytron_toy.kernels import LoopedAttention, read_toy_mode
 
         plain = spec.traits.window is None and not spec.sinks and spec.dropout == 0.0
-        return LoopedAttention(spec) if plain else None
+        return LoopedAttention(spec) if plain else read_toy_mode(make_attention(spec))
 
     @hookimpl
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
