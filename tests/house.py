@@ -44,6 +44,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rollout",),
         ("trainer",),
         ("verification",),
+        ("testing",),
         ("cli",),
         ("__main__",),
     ),
