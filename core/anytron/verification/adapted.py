@@ -23,7 +23,7 @@ def adapted(wanted: RunConfig, hooks: Hooks, key: str, value: Callable[[RunConfi
     Args:
         wanted: The configuration.
         hooks: Of the active platform.
-        key: What the configuration is about: a key, or a section.
+        key: What the configuration is about: a key, or a section; empty = several.
         value: What of it must stay as it is.
 
     Raises:
@@ -34,7 +34,7 @@ def adapted(wanted: RunConfig, hooks: Hooks, key: str, value: Callable[[RunConfi
     except ConfigError as error:
         raise NotPossible(error.why or error.what) from error
     if value(config) != value(wanted):
-        concerned = [(plugin, edit) for plugin, edit in edits if f"{edit.key}.".startswith(f"{key}.")]
+        concerned = [(plugin, edit) for plugin, edit in edits if not key or f"{edit.key}.".startswith(f"{key}.")]
         raise NotPossible(
             "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
         )

@@ -193,7 +193,7 @@ class _Run:
         return compare_logits(check, self._config.model.dtype, self._their_logits(), self._forward().logits)
 
     def hf_log_probs(self, check: str) -> CheckResult:
-        """Compare what the log-prob kernel gives with what the same logits give, at the run's temperature and another."""
+        """Compare what the log-prob kernel gives with what those logits give, at two temperatures."""
         first = first_sequences(self._trajectories().batch)
         outputs = self._forward().by_temperature
         return compare_token_outputs(check, self._config.model.dtype, self._their_logits(), first, outputs)

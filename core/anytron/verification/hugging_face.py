@@ -100,7 +100,7 @@ def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    return ExpectedGradients(_with_recorded(batch, torch.cat(recorded), *ratios), _published(model, named))
+    return ExpectedGradients(off_policy(batch, torch.cat(recorded)), _published(model, named))
 
 
 def _load(directory: Path, weights: Path | None, dtype: torch.dtype) -> Any:
@@ -177,6 +177,16 @@ def _image_arguments(model: Any, sequence: RaggedBatch, input_ids: Tensor) -> di
 
 def _repeated(values: Tensor, batch: RaggedBatch) -> Tensor:
     return values[torch.arange(batch.num_tokens) % len(values)]
+
+
+def off_policy(batch: RaggedBatch, log_probs: Tensor) -> RaggedBatch:
+    """Let a batch come from a policy, and have a reference, that are a little off.
+
+    Args:
+        batch: T tokens.
+        log_probs: float32 ``[T]``, those of the model that is trained.
+    """
+    return _with_recorded(batch, log_probs, _repeated(_OLD, batch), _repeated(_REFERENCE, batch))
 
 
 def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference: Tensor) -> RaggedBatch:

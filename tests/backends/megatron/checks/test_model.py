@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
+from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
-from tests.tiny_models import CONFIGS
 
 REGISTRY = """
 import json

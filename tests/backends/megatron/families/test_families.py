@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from anytron.errors import ConfigError
 from anytron.plugins import open_session
+from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe
 from tests.backends.megatron.families.table import PAGE, mask_rows, rows_of, support_rows
 from tests.backends.megatron.ranks import engine_config
-from tests.tiny_models import CONFIGS
 
 CASES = [
     pytest.param(
