@@ -15,6 +15,7 @@ from anytron.isolation.process import Gone, IsolatedProcess, ProcessSettings
 from anytron.isolation.worker import calls, enter, send
 from anytron.testing.checking import raised
 from anytron.testing.rules import Broken, Inapplicable
+from anytron.testing.subject import require_devices
 from anytron.testing.worker import open_subject
 
 if TYPE_CHECKING:
@@ -85,9 +86,8 @@ class Ranks:
     """
 
     def __init__(self, subject: Subject, count: int) -> None:
-        platform, devices = subject.platform, subject.session.probe.devices
-        if platform.accelerator and devices < count:
-            raise Inapplicable(f"{count} ranks need {count} devices, and the probe of {platform.name} finds {devices}")
+        require_devices(subject.session, count)
+        platform = subject.platform
         self.ended = False
         self._stores = StoreFiles()
         method = self._stores.new()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.testing.engines import Engines, said
 from anytron.testing.recorded import recorded, recorded_images
 from anytron.testing.rules import Broken
 from anytron.testing.tiny_models import write_tiny_model
+from anytron.testing.training_ranks import TrainingRanks, said
 from anytron.verification.gradients import computed_gradients
 from anytron.verification.hugging_face import expected_gradients, expected_logits
 from anytron.verification.observation import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
@@ -97,7 +97,7 @@ class Observer:
     def __init__(self, subject: Subject) -> None:
         self._output = subject.scratch / "model"
         self._output.mkdir(exist_ok=True)
-        self._engines = Engines(subject.source, self._output)
+        self._ranks = TrainingRanks(subject.source, self._output)
         self._models: dict[Family, Path] = {}
         self._truths: dict[tuple[Family, str], Truth] = {}
         self._seen: dict[tuple[Family, Layout], Seen] = {}
@@ -121,17 +121,17 @@ class Observer:
 
     def close(self) -> None:
         """End the engines."""
-        self._engines.close()
+        self._ranks.close()
 
     def _configured(self, family: Family, layout: Layout) -> RunConfig:
         # About three micro-batches, of several sequences each.
         engine = {"max_tokens_per_micro_batch": _batch(family).num_tokens // 3 + 3}
         sections = {**layout.sections, "engine": {**engine, **layout.sections.get("engine", {})}}
-        return self._engines.config(self._model(family), sections)
+        return self._ranks.config(self._model(family), sections)
 
     def _computed(self, config: RunConfig, truth: Truth) -> Seen:
         try:
-            trainer = self._engines.build(config)
+            trainer = self._ranks.build(config)
             with said():
                 forward = observe_forward(trainer, config, truth.batch)
         except Broken as broken:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.testing.engines import hold
 from anytron.testing.model.observed import Observer, Seen
 from anytron.testing.model.table import (
     CONTEXT,
@@ -22,6 +21,7 @@ from anytron.testing.model.table import (
     cases,
 )
 from anytron.testing.rules import Inapplicable, rule
+from anytron.testing.training_ranks import hold
 from anytron.verification.comparisons import compare_logits, compare_token_outputs, largest
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.observation import first_sequences

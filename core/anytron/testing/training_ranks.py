@@ -9,6 +9,7 @@ from anytron.config.schema import EngineSection, RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
 from anytron.testing.rules import Broken, Inapplicable
+from anytron.testing.subject import require_devices
 from anytron.trainer.workers import TrainingWorkers, training_group
 from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.report import Status, in_one_line
@@ -30,7 +31,7 @@ class _Started(NamedTuple):
     group: LocalWorkerGroup
 
 
-class Engines:
+class TrainingRanks:
     """Groups of training ranks on a platform, one for each number of ranks, started when first needed.
 
     Args:
@@ -64,11 +65,7 @@ class Engines:
         }
         tree = {name: {**known.get(name, {}), **sections.get(name, {})} for name in {**known, **sections}}
         wanted = RunConfig.model_validate({**tree, "rewards": [{"function": "exact_match"}]})
-        probe, platform = self.session.probe, self.session.platform
-        ranks = wanted.parallel.world_size
-        if platform.accelerator and probe.devices < ranks:
-            reason = f"the probe of {platform.name} finds {probe.devices}"
-            raise Inapplicable(f"{ranks} ranks need {ranks} devices, and {reason}")
+        require_devices(self.session, wanted.parallel.world_size)
         try:
             return adapted(wanted, self.session.hooks, "", _asked)
         except NotPossible as reason:
