@@ -15,7 +15,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit, Requirement
 from anytron.kernels.contract import KernelName
 from anytron.masks import AttnMask, MaskKind
-from anytron.platform import Availability, Decision, Probe
+from anytron.platform import Availability, Decision, Feature, Limit, Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +76,10 @@ class ToyPlatform(Platform):
         reason = "platform.options.tile says so" if chosen else "its vendor's own programs use it"
         return [Decision("tile", str(self.options.tile), reason)]
 
+    def limits(self) -> list[Limit]:
+        """The processor plays the toy."""
+        return [Limit(Feature.OWN_DEVICE, "the processor plays the toy")]
+
     @hookimpl
     def requirements(self) -> list[Requirement]:
         """torch."""
@@ -131,11 +135,11 @@ class ToyPlatform(Platform):
 
         @contextlib.contextmanager
         def scope() -> Iterator[None]:
-            vendor.set_actual_lengths(lengths)
+            before = vendor.set_actual_lengths(lengths)
             try:
                 yield
             finally:
-                vendor.set_actual_lengths(None)
+                vendor.set_actual_lengths(before)
 
         return replace(inputs, scope=scopes.combine(inputs.scope, scope))
 

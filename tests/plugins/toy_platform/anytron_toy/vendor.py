@@ -6,7 +6,8 @@ TILE = 16
 ACTUAL_LENGTHS: list[int] | None = None
 
 
-def set_actual_lengths(lengths: list[int] | None) -> None:
-    """Set what the toy's kernels would read behind everybody's back."""
-    global ACTUAL_LENGTHS  # noqa: PLW0603 - the fault of vendors' libraries that scopes are for
-    ACTUAL_LENGTHS = lengths
+def set_actual_lengths(lengths: list[int] | None) -> list[int] | None:
+    """Set what the toy's kernels would read behind everybody's back, and give what was set before."""
+    global ACTUAL_LENGTHS
+    before, ACTUAL_LENGTHS = ACTUAL_LENGTHS, lengths
+    return before
