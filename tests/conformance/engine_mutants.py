@@ -66,7 +66,7 @@ class AttentionMutant(Mutant):
 
 
 class LargerAttention(AttentionMutant):
-    rule, says = "model-logits", "Qwen3, packed, one rank"
+    rule, says = "model-logits", "Qwen3, one rank"
 
     def attend(self, attention, query, key, value, call):
         return 1.01 * attention(query, key, value, call)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from anytron.config.schema import EngineSection, RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
+from anytron.platform import Feature
 from anytron.testing.rules import Broken, Inapplicable
 from anytron.testing.subject import require_devices
 from anytron.trainer.workers import TrainingWorkers, training_group
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.executor.local import LocalWorkerGroup
-    from anytron.testing.subject import Source
+    from anytron.testing.subject import Source, Subject
     from anytron.verification.report import CheckResult
 
 ENGINE = str(EngineSection().name)
@@ -50,6 +51,8 @@ class TrainingRanks:
 
     def config(self, model: Path, sections: dict[str, dict[str, Any]]) -> RunConfig:
         """Make a run of nothing but a training engine, in float32 with plain SGD unless ``sections`` say otherwise.
+
+        The platform may set another dtype.
 
         Raises:
             Inapplicable: The plugins refuse it, or it needs more devices than there are.
@@ -107,6 +110,11 @@ def said() -> Iterator[None]:
         raise Broken(in_one_line(error)) from error
 
 
+def usual_format(subject: Subject) -> str:
+    """Give the format of sequences in which a platform is checked where a rule names none: packed, if it can."""
+    return "bshd" if subject.declined((Feature.THD,)) else "thd"
+
+
 def hold(result: CheckResult, what: str) -> None:
     """Take the result of a check of ``anytron verify`` as that of a rule's case.
 
@@ -129,7 +137,6 @@ def hold(result: CheckResult, what: str) -> None:
 def _asked(config: RunConfig) -> object:
     """What of a configuration a platform cannot change and still be checked in it."""
     return (
-        config.model.dtype,
         config.engine.sequence_format,
         config.engine.recompute,
         config.parallel.model_dump(exclude={"sequence_parallel", "expert_tensor_parallel_size"}),

@@ -10,7 +10,7 @@ import torch
 from anytron.testing.recorded import recorded, recorded_images
 from anytron.testing.rules import Broken
 from anytron.testing.tiny_models import write_tiny_model
-from anytron.testing.training_ranks import TrainingRanks, said
+from anytron.testing.training_ranks import TrainingRanks, said, usual_format
 from anytron.verification.gradients import computed_gradients
 from anytron.verification.hugging_face import expected_gradients, expected_logits
 from anytron.verification.observation import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
@@ -95,6 +95,7 @@ class Observer:
     """
 
     def __init__(self, subject: Subject) -> None:
+        self._format = usual_format(subject)
         self._output = subject.scratch / "model"
         self._output.mkdir(exist_ok=True)
         self._ranks = TrainingRanks(subject.source, self._output)
@@ -125,7 +126,7 @@ class Observer:
 
     def _configured(self, family: Family, layout: Layout) -> RunConfig:
         # About three micro-batches, of several sequences each.
-        engine = {"max_tokens_per_micro_batch": _batch(family).num_tokens // 3 + 3}
+        engine = {"sequence_format": self._format, "max_tokens_per_micro_batch": _batch(family).num_tokens // 3 + 3}
         sections = {**layout.sections, "engine": {**engine, **layout.sections.get("engine", {})}}
         return self._ranks.config(self._model(family), sections)
 

@@ -12,8 +12,8 @@ from anytron.testing.model.table import (
     FAMILIES,
     HALF,
     MIXTURES,
+    ONE,
     ONE_HEAD,
-    PACKED,
     PADDED,
     PIPELINE,
     QWEN3,
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 START_S = 300.0
 """A case may be the first one, for which processes start and import an engine."""
-ONE_RANK = (*cases(PACKED, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3))
+ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3))
 
 
 @rule(
     "model-logits",
     "model",
-    "A model's logits, packed on one rank, are those of transformers.",
+    "A model's logits are those of transformers.",
     cases=ONE_RANK,
     limit_s=START_S,
 )
@@ -184,13 +184,13 @@ def _see(subject: Subject, case: Case) -> Seen:
 
 
 def _compare_with_one_rank(subject: Subject, case: Case, what: str) -> None:
-    """Compare a layout with one rank and packed sequences.
+    """Compare a layout with one rank.
 
     Raises:
         Broken: They differ.
         Inapplicable: One rank cannot compute, which other rules say.
     """
-    one, seen = Observer.of(subject).see(case.values[0], PACKED), _see(subject, case)
+    one, seen = Observer.of(subject).see(case.values[0], ONE), _see(subject, case)
     if not one.is_whole:
         raise Inapplicable("there is nothing to compare with: one rank does not compute it, see model-gradients")
     differences, limit = {}, 0.0

@@ -41,25 +41,25 @@ class Layout:
     Attributes:
         name: For people.
         needs: What a platform may declare not to do and the layout asks for.
-        sections: Of the configuration.
+        sections: Of the configuration; sequences are packed, unless this or the platform says otherwise.
     """
 
     name: str
-    needs: tuple[Feature, ...] = (Feature.THD,)
+    needs: tuple[Feature, ...] = ()
     sections: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
 
 
 def _split(key: str, name: str, feature: Feature, **more: int) -> Layout:
-    return Layout(name, (Feature.THD, feature), {"parallel": {f"{key}_parallel_size": 2, **more}})
+    return Layout(name, (feature,), {"parallel": {f"{key}_parallel_size": 2, **more}})
 
 
-PACKED = Layout("packed, one rank")
-PADDED = Layout("padded, one rank", (Feature.BSHD,), {"engine": {"sequence_format": "bshd"}})
-HALF = Layout("packed, one rank, bfloat16", (Feature.THD, Feature.BFLOAT16), {"model": {"dtype": "bfloat16"}})
-TENSOR = _split("tensor_model", "packed, TP2", Feature.TENSOR_PARALLEL)
-PIPELINE = _split("pipeline_model", "packed, PP2", Feature.PIPELINE_PARALLEL)
-CONTEXT = _split("context", "packed, CP2", Feature.CONTEXT_PARALLEL)
-EXPERT = _split("expert_model", "packed, EP2", Feature.EXPERT_PARALLEL, data_parallel_size=2)
+ONE = Layout("one rank")
+PADDED = Layout("one rank, padded", (Feature.THD, Feature.BSHD), {"engine": {"sequence_format": "bshd"}})
+HALF = Layout("one rank, bfloat16", (Feature.BFLOAT16,), {"model": {"dtype": "bfloat16"}})
+TENSOR = _split("tensor_model", "TP2", Feature.TENSOR_PARALLEL)
+PIPELINE = _split("pipeline_model", "PP2", Feature.PIPELINE_PARALLEL)
+CONTEXT = _split("context", "CP2", Feature.CONTEXT_PARALLEL)
+EXPERT = _split("expert_model", "EP2", Feature.EXPERT_PARALLEL, data_parallel_size=2)
 
 _EXPERTS, _LATENT, _LINEAR = Feature.MIXTURE_OF_EXPERTS, Feature.LATENT_ATTENTION, Feature.LINEAR_ATTENTION
 QWEN3 = Family("qwen3", "Qwen3")

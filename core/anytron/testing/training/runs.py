@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from anytron.config.diagnostics import refuse
-from anytron.errors import AnytronError
+from anytron.errors import AnytronError, ConfigError
 from anytron.executor.local import LocalExecutor
 from anytron.preflight.open_run import open_run
-from anytron.testing.rules import Broken
+from anytron.testing.rules import Broken, Inapplicable
 from anytron.testing.training.sort_task import DIGITS, MODEL
 from anytron.tracking.progress import Progress
 from anytron.trainer.loop import train
 from anytron.verification.report import in_one_line
+from anytron.verification.tolerances import FACTORS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,11 +35,13 @@ class Run:
         directory: Its files.
         steps: Metrics of each step.
         warnings: What it found suspicious.
+        tolerance: How far metrics of the same step may differ, as a part of them.
     """
 
     directory: Path
     steps: list[dict[str, float]]
     warnings: list[str]
+    tolerance: float
 
 
 class _Warnings(Progress):
@@ -78,7 +81,8 @@ def run(source: Source, output: Path, **changes: Any) -> Run:
         changes: Keys of sections to change, ``section__key``.
 
     Raises:
-        Broken: The run is refused or fails.
+        Broken: The run fails.
+        Inapplicable: It is refused.
     """
     tree: dict[str, Any] = {**sections(source, output), "rewards": [{"function": f"{TASK}:reward"}]}
     for name, value in changes.items():
@@ -92,11 +96,13 @@ def run(source: Source, output: Path, **changes: Any) -> Run:
     file.write_text(yaml.safe_dump(tree), encoding="utf-8")
     warnings = _Warnings()
     try:
-        opened = open_run(file, [])
-        refuse(opened.diagnostics)
+        refuse((opened := open_run(file, [])).diagnostics)
+    except ConfigError as error:
+        raise Inapplicable(f"refused: {error.why or error.what}") from error
+    try:
         with LocalExecutor(opened.config, opened.session) as executor:
             train(opened.config, executor, warnings)
     except AnytronError as error:
         raise Broken(in_one_line(error)) from error
     lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return Run(output, [json.loads(line) for line in lines], warnings.said)
+    return Run(output, [json.loads(line) for line in lines], warnings.said, 10 * FACTORS[opened.config.model.dtype])

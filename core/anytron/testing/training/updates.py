@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.platform import Feature
-from anytron.testing.rules import Broken, Case, rule
+from anytron.testing.rules import Broken, Case, Inapplicable, rule
 from anytron.testing.training.recording import (
     ADAM,
     HALF,
@@ -17,7 +17,7 @@ from anytron.testing.training.recording import (
     record,
     with_micro_batches,
 )
-from anytron.testing.training_ranks import TrainingRanks, hold, said
+from anytron.testing.training_ranks import TrainingRanks, hold, said, usual_format
 from anytron.verification.comparisons import largest
 from anytron.verification.gradient_differences import SMALL, compare_gradients
 from anytron.verification.gradients import computed_gradients
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from anytron.config.schema import RunConfig
     from anytron.testing.subject import Subject
 
 START_S = 300.0
@@ -53,11 +54,22 @@ class Repetition:
         self.recording: Recording = record(self.output / "cpu")
         subject.source.open()  # its packages were hidden meanwhile
         self.ranks = TrainingRanks(subject.source, self.output)
+        self._format = usual_format(subject)
 
     @classmethod
     def of(cls, subject: Subject) -> Repetition:
         """The one of a subject."""
         return subject.keep("repetition", lambda: cls(subject))
+
+    def config(self, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
+        """Configure the platform's ranks.
+
+        Raises:
+            Inapplicable: The plugins refuse it, or there are not enough devices.
+        """
+        sections = with_micro_batches(changes)
+        sections["engine"].setdefault("sequence_format", self._format)
+        return self.ranks.config(self.recording.model, sections)
 
     def close(self) -> None:
         """End the ranks."""
@@ -67,8 +79,7 @@ class Repetition:
 def _case(
     size: int, course: str, layout: str, changes: Mapping[str, dict[str, Any]], *needs: Feature, **parallel: int
 ) -> Case:
-    sections = with_micro_batches({**changes, "parallel": parallel})
-    return Case(f"{course}, {layout}", (course, sections), size, (Feature.THD, *needs))
+    return Case(f"{course}, {layout}", (course, {**changes, "parallel": parallel}), size, needs)
 
 
 @rule(
@@ -93,7 +104,9 @@ def recorded_updates(subject: Subject, case: Case) -> None:
     """
     name, sections = case.values
     repetition = Repetition.of(subject)
-    recording, config = repetition.recording, repetition.ranks.config(repetition.recording.model, sections)
+    recording, config = repetition.recording, repetition.config(sections)
+    if config.model.dtype != sections.get("model", {}).get("dtype", "float32"):
+        raise Inapplicable(f"the platform computes in {config.model.dtype} only")
     trainer = repetition.ranks.build(config)
     with said():
         found = follow(trainer, config, recording.batch, repetition.output)
@@ -112,7 +125,7 @@ def recorded_updates(subject: Subject, case: Case) -> None:
     "recomputation",
     "training",
     "Recomputing activations in the backward pass changes no gradient, dropout included.",
-    needs=(Feature.THD, Feature.RECOMPUTE),
+    needs=(Feature.RECOMPUTE,),
     limit_s=START_S,
 )
 def recomputation(subject: Subject, case: Case) -> None:
@@ -125,8 +138,7 @@ def recomputation(subject: Subject, case: Case) -> None:
     repetition = Repetition.of(subject)
     found: list[dict[str, Tensor]] = []
     for recompute in ("none", "full"):
-        sections = with_micro_batches({**ADAPTERS, "engine": {**ADAPTERS["engine"], "recompute": recompute}})
-        config = repetition.ranks.config(repetition.recording.model, sections)
+        config = repetition.config({**ADAPTERS, "engine": {**ADAPTERS["engine"], "recompute": recompute}})
         trainer = repetition.ranks.build(config)
         with said():
             plan = plan_of(trainer, config)
@@ -134,7 +146,7 @@ def recomputation(subject: Subject, case: Case) -> None:
             found.append(computed_gradients(trainer, plan, mini_batch, repetition.output)[0])
     kept, recomputed = found
     result = compare_gradients(
-        "", recomputed, kept, dtype="float32", skipped={}, what="adapters", whose="those without recomputation"
+        "", recomputed, kept, dtype=config.model.dtype, skipped={}, what="adapters", whose="those without recomputation"
     )
     hold(result, "Recomputation changes gradients.")
 
@@ -143,7 +155,6 @@ def recomputation(subject: Subject, case: Case) -> None:
     "restored-checkpoint",
     "training",
     "An engine that has loaded a checkpoint goes on as the one that saved it, dropout included.",
-    needs=(Feature.THD,),
     limit_s=START_S,
 )
 def restored_checkpoint(subject: Subject, case: Case) -> None:
@@ -154,7 +165,7 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
     """
     del case
     repetition = Repetition.of(subject)
-    config = repetition.ranks.config(repetition.recording.model, with_micro_batches(ADAPTERS))
+    config = repetition.config(ADAPTERS)
     checkpoint = repetition.output / "checkpoint"
     checkpoint.mkdir()
     trainer = repetition.ranks.build(config)
@@ -178,9 +189,9 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
             )
         metrics_then = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
         moved_then = _moves(before, exported(trainer, repetition.output))
-    whose = "those of the engine that saved the checkpoint"
-    _compare_metrics(metrics_then, metrics, 10 * FACTORS["float32"], whose)
-    _compare_moves(moved_then, moved, 10 * FACTORS["float32"] * ADAM_FACTOR, "in the engine that saved the checkpoint")
+    limit = 10 * FACTORS[config.model.dtype]
+    _compare_metrics(metrics_then, metrics, limit, "those of the engine that saved the checkpoint")
+    _compare_moves(moved_then, moved, limit * ADAM_FACTOR, "in the engine that saved the checkpoint")
 
 
 def _moves(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,15 +9,14 @@ from anytron.platform import Feature
 from anytron.testing.rules import Broken, Case, rule
 from anytron.testing.subject import require_devices
 from anytron.testing.training.runs import Run, run
+from anytron.testing.training_ranks import usual_format
 from anytron.trainer.metrics import AGREEMENT
-from anytron.verification.tolerances import FACTORS
 
 if TYPE_CHECKING:
     from anytron.testing.subject import Subject
 
 START_S = 300.0
 """A run starts its processes."""
-TOLERANCE = 10 * FACTORS["float32"]
 COMPARED = ("reward/", "loss/", "policy/", "rollout/", "grad_norm")
 """Beginnings of the names of metrics that are the same whenever a step is done."""
 
@@ -41,6 +40,7 @@ class Runs:
     def make(self, name: str, **changes: object) -> Run:
         """Make a run, or give the one that was made under this name."""
         if name not in self._made:
+            changes = {"engine__sequence_format": usual_format(self._subject), **changes}
             self._made[name] = run(self._subject.source, self._subject.scratch / "runs" / name, **changes)
         return self._made[name]
 
@@ -56,7 +56,6 @@ class Runs:
         Case("one rank", {}, 0),
         Case("TP2", {"parallel__tensor_model_parallel_size": 2}, 1, (Feature.TENSOR_PARALLEL,)),
     ),
-    needs=(Feature.THD,),
     limit_s=START_S,
 )
 def sampled_steps(subject: Subject, case: Case) -> None:
@@ -75,10 +74,10 @@ def sampled_steps(subject: Subject, case: Case) -> None:
             raise Broken("Metrics of a step are not finite.", f"step {number}: {', '.join(wrong)}")
         if metrics["update/skipped"] or not metrics["grad_norm"] > 0.0:
             raise Broken("A step has no gradient.", f"step {number}: grad_norm {metrics['grad_norm']}")
-        if metrics[AGREEMENT] > TOLERANCE:
+        if metrics[AGREEMENT] > made.tolerance:
             raise Broken(
                 "Rollout and training engine do not agree on the log-probs of what was sampled.",
-                f"mean difference {metrics[AGREEMENT]:.3g} in step {number}, allowed {TOLERANCE:.1g}",
+                f"mean difference {metrics[AGREEMENT]:.3g} in step {number}, allowed {made.tolerance:.1g}",
             )
 
 
@@ -86,7 +85,6 @@ def sampled_steps(subject: Subject, case: Case) -> None:
     "resumed-run",
     "training",
     "A run that continues from a checkpoint does the steps of the run that saved it.",
-    needs=(Feature.THD,),
     limit_s=START_S,
 )
 def resumed_run(subject: Subject, case: Case) -> None:
@@ -103,7 +101,7 @@ def resumed_run(subject: Subject, case: Case) -> None:
         raise Broken("A continued run does not do all steps.", f"{len(resumed.steps)} of {len(whole.steps)}")
     wanted, found = whole.steps[-1], resumed.steps[-1]
     for name in (key for key in wanted if key.startswith(COMPARED)):
-        allowed = TOLERANCE * max(1.0, abs(wanted[name]))
+        allowed = whole.tolerance * max(1.0, abs(wanted[name]))
         if not abs(found[name] - wanted[name]) <= allowed:
             raise Broken(
                 "A continued run does another step than the run that was not interrupted.",
