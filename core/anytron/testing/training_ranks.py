@@ -60,6 +60,7 @@ class TrainingRanks:
         known: dict[str, dict[str, Any]] = {
             "model": {"path": str(model), "dtype": "float32"},
             "data": {"source": "jsonl"},
+            "rollout": {"samples_per_prompt": 2, "max_new_tokens": 1},  # not used, and fits every model
             "optimizer": {"name": "sgd", "lr": 0.5, "clip_grad": 0.0},
             "engine": {"distributed_optimizer": False},
             "executor": {"num_threads": 1},

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file
 
 from anytron.config.schema import RunConfig
+from anytron.errors import EngineError
 from anytron.executor.local import LocalExecutor
 from anytron.preflight.prepare import prepare
+from anytron.testing.rules import Inapplicable
 from anytron.testing.subject import Source
 from anytron.testing.training.runs import TASK, sections
 from anytron.testing.training_ranks import ENGINE, TrainingRanks
@@ -78,6 +80,9 @@ def record(output: Path) -> Recording:
 
     Args:
         output: A directory for its files.
+
+    Raises:
+        AnytronError: The platform ``cpu`` cannot do it.
     """
     rollout = {"samples_per_prompt": SAMPLES, "max_new_tokens": 12, "min_new_tokens": 4, "temperature": TEMPERATURE}
     tree = {**sections(REFERENCE, output), "rollout": rollout, "rewards": [{"function": f"{TASK}:reward"}]}
@@ -93,7 +98,10 @@ def record(output: Path) -> Recording:
         batch = off_policy(batch, trainer.score(batch, plan_of(trainer, config), "policy"))
         courses = {}
         for name, changes in COURSES.items():
-            own = ranks.config(model, with_micro_batches(changes))
+            try:
+                own = ranks.config(model, with_micro_batches(changes))
+            except Inapplicable as refused:  # of the platform under test nothing would be known
+                raise EngineError("Updates cannot be recorded with the platform cpu.", why=refused.reason) from refused
             courses[name] = follow(engines.trainer_to_update(own), own, batch, output)
     return Recording(model, batch, courses)
 

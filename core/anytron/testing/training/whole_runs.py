@@ -97,9 +97,10 @@ def resumed_run(subject: Subject, case: Case) -> None:
     runs = Runs.of(subject)
     whole = runs.make("one rank")
     resumed = runs.make("resumed", resume=str(whole.directory / "checkpoints" / "step-000002"))
-    if len(resumed.steps) != len(whole.steps):
-        raise Broken("A continued run does not do all steps.", f"{len(resumed.steps)} of {len(whole.steps)}")
     wanted, found = whole.steps[-1], resumed.steps[-1]
+    if len(resumed.steps) != 1 or found["step"] != wanted["step"]:
+        steps = ", ".join(f"{metrics['step']:g}" for metrics in resumed.steps)
+        raise Broken("A continued run does other steps than are left.", f"it does {steps}, expected {wanted['step']:g}")
     for name in (key for key in wanted if key.startswith(COMPARED)):
         allowed = whole.tolerance * max(1.0, abs(wanted[name]))
         if not abs(found[name] - wanted[name]) <= allowed:
