@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from anytron_toy import vendor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from anytron.kernels.contract import AttentionCall, AttentionSpec
+    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
 
 
 LENGTHS = "toy_lengths"
@@ -30,9 +31,11 @@ class LoopedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Give ``[T, H, Dv]`` in thd and ``[B, S, H, Dv]`` in bshd."""
         causal = call.mode == LENGTHS or is_causal(call, "toy's attention kernel")
-        assert call.mask is None
         if call.format == "bshd":
-            return torch.stack([self._attend(q, k, v, causal) for q, k, v in zip(query, key, value, strict=True)])
+            hidden = torch.zeros((), dtype=torch.bool, device=query.device) if call.mask is None else call.mask
+            hidden = hidden.expand(len(query), query.shape[2], query.shape[1], key.shape[1])
+            rows = zip(query, key, value, hidden, strict=True)
+            return torch.stack([self._attend(q, k, v, causal, row) for q, k, v, row in rows])
         queries = _parts(call.cu_seqlens_q, call.cu_seqlens_q_padded)
         keys = _parts(call.cu_seqlens_kv, call.cu_seqlens_kv_padded)
         lengths = [part.stop - part.start for part in queries]
@@ -43,15 +46,26 @@ class LoopedAttention:
             out[of_queries] = self._attend(query[of_queries], key[of_keys], value[of_keys], causal)
         return out
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, hidden: Tensor | None = None) -> Tensor:
         heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         # torch's is_causal is aligned to the first query and the first key, ours to the last ones.
         seen = torch.ones(len(query), len(key), dtype=torch.bool, device=query.device)
         seen = seen.tril(len(key) - len(query)) if causal else seen
+        seen = seen if hidden is None else seen & ~hidden
         out = functional.scaled_dot_product_attention(
             *heads_first, attn_mask=seen, scale=self.spec.scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
+
+
+def read_toy_mode(attend: AttentionKernel) -> AttentionKernel:
+    """Let a kernel of the neutral modes read the toy's as well."""
+
+    def reading(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        mode = "padding_causal" if call.mode == LENGTHS else call.mode
+        return attend(query, key, value, replace(call, mode=mode))
+
+    return reading
 
 
 def _parts(lengths: Tensor, starts: Tensor | None) -> list[slice]:

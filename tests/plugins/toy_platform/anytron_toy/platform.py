@@ -146,7 +146,8 @@ class ToyPlatform(Platform):
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
         """No tensor in thd: the library has the lengths. The rest is left to the neutral default."""
-        if request.format == "thd" and MaskKind.NONE in request.accepted and request.traits == type(request.traits)():
+        plain = request.traits == type(request.traits)() and request.parallel.context == 1
+        if request.format == "thd" and MaskKind.NONE in request.accepted and plain:
             from anytron_toy.kernels import LENGTHS
 
             return AttnMask(MaskKind.NONE, LENGTHS)
@@ -158,12 +159,13 @@ class ToyPlatform(Platform):
         return layout.unpack(values) if layout.shard.size == 1 else None
 
     @hookimpl
-    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Plain attention, one sequence after the other."""
-        from anytron_toy.kernels import LoopedAttention
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        """Plain attention, one sequence after the other; the rest is the neutral kernel's, which must read our mode."""
+        from anytron.kernels.attention import make_attention
+        from anytron_toy.kernels import LoopedAttention, read_toy_mode
 
         plain = spec.traits.window is None and not spec.sinks and spec.dropout == 0.0
-        return LoopedAttention(spec) if plain else None
+        return LoopedAttention(spec) if plain else read_toy_mode(make_attention(spec))
 
     @hookimpl
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
