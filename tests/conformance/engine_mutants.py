@@ -159,7 +159,7 @@ def rounding(original):
     return all_to_all_single
 
 
-class TopLeftCausal(AttentionMutant):
+class HalvedParts(AttentionMutant):
     rule, says = "context-parallel", "CP2"
 
     def attend(self, attention, query, key, value, call):

@@ -15,12 +15,12 @@ from anytron.isolation.process import Gone, IsolatedProcess, ProcessSettings
 from anytron.isolation.worker import calls, enter, send
 from anytron.testing.checking import raised
 from anytron.testing.rules import Broken, Inapplicable
-from anytron.testing.subject import require_devices
 from anytron.testing.worker import open_subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from anytron.plugins import Session
     from anytron.testing.subject import Subject
 
 CALL_S = 40.0
@@ -50,6 +50,17 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
     finally:
         if ranks.ended:
             subject.drop(name)
+
+
+def require_devices(session: Session, count: int) -> None:
+    """Make sure that so many ranks have a device each.
+
+    Raises:
+        Inapplicable: There are fewer devices here.
+    """
+    platform, devices = session.platform, session.probe.devices
+    if platform.accelerator and devices < count:
+        raise Inapplicable(f"{count} ranks need {count} devices, and the probe of {platform.name} finds {devices}")
 
 
 @dataclass(frozen=True)

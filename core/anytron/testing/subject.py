@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from anytron.plugins import open_session
 from anytron.testing.declared import declared_limits
-from anytron.testing.rules import Inapplicable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -119,14 +118,3 @@ class Subject:
         """Close all that is kept."""
         while self._kept:
             self._kept.popitem()[1].close()
-
-
-def require_devices(session: Session, count: int) -> None:
-    """Make sure that so many ranks have a device each.
-
-    Raises:
-        Inapplicable: There are fewer devices here.
-    """
-    platform, devices = session.platform, session.probe.devices
-    if platform.accelerator and devices < count:
-        raise Inapplicable(f"{count} ranks need {count} devices, and the probe of {platform.name} finds {devices}")

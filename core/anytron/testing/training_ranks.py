@@ -9,8 +9,8 @@ from anytron.config.schema import EngineSection, RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
 from anytron.platform import Feature
+from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Inapplicable
-from anytron.testing.subject import require_devices
 from anytron.trainer.workers import TrainingWorkers, training_group
 from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.report import Status, in_one_line

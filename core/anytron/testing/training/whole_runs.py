@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from anytron.platform import Feature
+from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Case, rule
-from anytron.testing.subject import require_devices
 from anytron.testing.training.runs import Run, run
 from anytron.testing.training_ranks import usual_format
 from anytron.trainer.metrics import AGREEMENT
