@@ -101,7 +101,7 @@ class DetachedOutput(Mutant):
 
 
 class NoWeightGradient(LogProbMutant):
-    rule, says = "model-gradients", "lm_head.weight, which is missing"
+    rule, says = "model-gradients", "lm_head.weight"
 
     def log_prob(self, kernel, hidden, weight, labels, temperature, group):
         return kernel(hidden, weight.detach(), labels, temperature, group)
@@ -187,8 +187,12 @@ class RestoresNoState(Mutant):
 
 
 class ForgetfulRuntime(CpuRuntime):
+    """Restores some other state each time."""
+
+    calls = itertools.count()
+
     def set_rng_state(self, state):
-        pass
+        self.manual_seed(next(self.calls))
 
 
 RUNTIME = ForgetfulRuntime()
@@ -197,7 +201,7 @@ RUNTIME = ForgetfulRuntime()
 class CountingAttention(AttentionMutant):
     """Whoever computes a second time computes something else."""
 
-    rule, says = "recomputation", "recomputation"
+    rule, says = "recomputation", "Recomputation changes gradients"
     calls = itertools.count()
 
     def attend(self, attention, query, key, value, call):
