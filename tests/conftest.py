@@ -31,6 +31,7 @@ SKIPPED = {"gpu": 56, "triton": 5, "npu": 0, "compiler": 0, "verifiers": 17, "vl
 WARM = (
     "tests/backends/megatron/",
     "tests/benchmarks/",
+    "tests/conformance/test_engine_levels.py",
     "tests/core/engines/",
     "tests/core/kernels/test_log_prob.py",
     "tests/core/rollout/test_processes.py",

@@ -184,7 +184,7 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
     failing = {"mask-conformance", "export-equals-import", "rollout-equals-training", *hugging_face}
     assert with_status(results, "failed") == failing, results
     assert {name: results[name]["detail"] for name in with_status(results, "skipped")} == {
-        "packed-equals-padded": "there is no bshd here: "
+        "packed-equals-padded": "bshd is not possible for this model and layout: "
         "sabotage sets engine.sequence_format to 'thd': there is no padded layout on this chip",
         "parallel-equals-single": "the configured layout has one rank",
     }

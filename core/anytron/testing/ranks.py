@@ -20,6 +20,7 @@ from anytron.testing.worker import open_subject
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from anytron.plugins import Session
     from anytron.testing.subject import Subject
 
 CALL_S = 40.0
@@ -49,6 +50,17 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
     finally:
         if ranks.ended:
             subject.drop(name)
+
+
+def require_devices(session: Session, count: int) -> None:
+    """Make sure that so many ranks have a device each.
+
+    Raises:
+        Inapplicable: There are fewer devices here.
+    """
+    platform, devices = session.platform, session.probe.devices
+    if platform.accelerator and devices < count:
+        raise Inapplicable(f"{count} ranks need {count} devices, and the probe of {platform.name} finds {devices}")
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,8 @@ class Ranks:
     """
 
     def __init__(self, subject: Subject, count: int) -> None:
-        platform, devices = subject.platform, subject.session.probe.devices
-        if platform.accelerator and devices < count:
-            raise Inapplicable(f"{count} ranks need {count} devices, and the probe of {platform.name} finds {devices}")
+        require_devices(subject.session, count)
+        platform = subject.platform
         self.ended = False
         self._stores = StoreFiles()
         method = self._stores.new()

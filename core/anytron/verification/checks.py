@@ -11,12 +11,14 @@ import torch
 
 from anytron.components import TRAINING_ENGINES
 from anytron.config.schema import ParallelSection
-from anytron.errors import AnytronError, ConfigError
+from anytron.errors import AnytronError
 from anytron.executor.protocol import GroupSpec
 from anytron.preflight.capabilities import compares_weights, shows_gradients
 from anytron.preflight.prepare import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.workers import TrainingWorkers
+from anytron.verification.adapted import NotPossible, adapted
+from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.verification.engines import Engines
 from anytron.verification.gradients import check_gradients
 from anytron.verification.observation import (
@@ -29,7 +31,7 @@ from anytron.verification.observation import (
 )
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
 from anytron.verification.tied import tied_output
-from anytron.verification.tolerances import FACTORS, tolerance
+from anytron.verification.tolerances import tolerance
 from anytron.verification.trajectories import Trajectories, sample_trajectories
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
-    from anytron.hooks.types import ConfigEdit
     from anytron.plugins import Session
     from anytron.preflight.prepare import PreparedRun
     from anytron.verification.report import Watcher
@@ -188,40 +189,14 @@ class _Run:
         return measured(check, worst, 0.0, detail)
 
     def hf_logits(self, check: str) -> CheckResult:
-        """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine.
-
-        Their log-softmax, because not every engine gives the constant of each row, which means nothing.
-        """
-        theirs, own = self._their_logits(), self._forward().logits
-        width = min(theirs.shape[1], own.shape[1])
-        expected, found = theirs[:, :width].log_softmax(-1), own[:, :width].log_softmax(-1)
-        limit = tolerance(self._config.model.dtype, expected)
-        detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}"
-        return measured(check, _largest(found - expected), limit, detail)
+        """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine."""
+        return compare_logits(check, self._config.model.dtype, self._their_logits(), self._forward().logits)
 
     def hf_log_probs(self, check: str) -> CheckResult:
-        """Compare what the log-prob kernel gives with what the same logits give, at the run's temperature and another.
-
-        Each has a tolerance of its own; the result shows the one that is used up most.
-        """
-        dtype, first = self._config.model.dtype, first_sequences(self._trajectories().batch)
-        places = first.response_mask.nonzero()[:, 0]
-        logits = self._their_logits()[places - 1]
-        worst, limit, parts = 0.0, FACTORS[dtype], []
-        for temperature, outputs in self._forward().by_temperature.items():
-            scores = (logits / temperature).log_softmax(-1)
-            log_probs = scores.gather(1, first.tokens[places][:, None])[:, 0]
-            entropy = -(scores.exp() * scores).sum(-1)
-            assert outputs.log_probs is not None
-            assert outputs.entropy is not None
-            differences = []
-            for expected, found in ((log_probs, outputs.log_probs), (entropy, outputs.entropy)):
-                difference, allowed = _largest(found[places] - expected), tolerance(dtype, expected)
-                differences.append(difference)
-                if not difference / allowed <= worst / limit:
-                    worst, limit = difference, allowed
-            parts.append(f"at temperature {temperature:g} {differences[0]:.2g} and {differences[1]:.2g}")
-        return measured(check, worst, limit, f"log-probs and entropies of {len(places)} tokens: {'; '.join(parts)}")
+        """Compare what the log-prob kernel gives with what those logits give, at two temperatures."""
+        first = first_sequences(self._trajectories().batch)
+        outputs = self._forward().by_temperature
+        return compare_token_outputs(check, self._config.model.dtype, self._their_logits(), first, outputs)
 
     def hf_gradients(self, check: str) -> CheckResult:
         """Compare the gradient of each parameter with that of transformers, which computes in this process."""
@@ -246,23 +221,23 @@ class _Run:
         seen, computed = batch.rollout_log_probs[drawn], own[drawn]
         limit = tolerance(self._config.model.dtype, seen)
         detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
-        return measured(check, _largest(seen - computed), limit, detail)
+        return measured(check, largest(seen - computed), limit, detail)
 
     def packed_equals_padded(self, check: str) -> CheckResult:
         """Compare with the other sequence format, in the same processes."""
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
-        wanted = self._config.model_copy(
-            update={"engine": self._config.engine.model_copy(update={"sequence_format": other})}
-        )
+        engine = self._config.engine.model_copy(update={"sequence_format": other})
+        wanted = self._config.model_copy(update={"engine": engine})
         try:
-            config, edits, _ = self._session.hooks.configure(wanted)
-        except ConfigError as error:
-            return skipped(check, f"{other} is refused for this model and layout: {error.why or error.what}")
-        if config.engine.sequence_format != other:
-            return skipped(check, f"there is no {other} here: {_reasons(edits, 'engine.sequence_format')}")
+            config = adapted(
+                wanted, self._session.hooks, "engine.sequence_format", lambda one: one.engine.sequence_format
+            )
+        except NotPossible as reason:
+            return skipped(check, f"{other} is not possible for this model and layout: {reason}")
         own, batch = self._own(), self._trajectories().batch
         found = observe(self._engines.trainer_to_update(config), config, batch)
-        return self._compare(check, own, found, f"{self._config.engine.sequence_format} and {other}")
+        formats = f"{self._config.engine.sequence_format} and {other}"
+        return compare_observations(check, config.model.dtype, own, found, formats)
 
     def parallel_equals_single(self, check: str) -> CheckResult:
         """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""
@@ -271,11 +246,9 @@ class _Run:
             return skipped(check, "the configured layout has one rank")
         wanted = self._config.model_copy(update={"parallel": ParallelSection()})
         try:
-            config, edits, _ = self._session.hooks.configure(wanted)
-        except ConfigError as error:
-            return skipped(check, f"one rank is refused for this model: {error.why or error.what}")
-        if config.parallel.world_size != 1:
-            return skipped(check, f"one rank is not possible here: {_reasons(edits, 'parallel')}")
+            config = adapted(wanted, self._session.hooks, "parallel", lambda one: one.parallel.world_size)
+        except NotPossible as reason:
+            return skipped(check, f"one rank is not possible for this model: {reason}")
         own, batch = self._own(), self._trajectories().batch
         self._engines.close()
         try:
@@ -286,22 +259,7 @@ class _Run:
             if any(words in str(error) for words in _OUT_OF_MEMORY):
                 return skipped(check, "the model does not fit on one rank")
             raise
-        return self._compare(check, own, found, f"{ranks} ranks and one")
-
-    def _compare(self, check: str, own: Observation, found: Observation, what: str) -> CheckResult:
-        """Compare log-probs absolutely and the norm of the gradient relatively."""
-        if own.grad_norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
-            return failed(check, "the gradient is 0, although every response has an advantage: something cuts it off")
-        dtype = self._config.model.dtype
-        log_probs = _largest(found.log_probs - own.log_probs)
-        limit = tolerance(dtype, own.log_probs)
-        relative = abs(found.grad_norm - own.grad_norm) / max(own.grad_norm, 1e-12)
-        detail = f"{what}: log-probs {log_probs:.2g}, gradient norm {relative:.2g} relative"
-        result = measured(check, log_probs, limit, detail)
-        # Gradients add up the differences of the forward passes: we allow ten times their factor.
-        if relative > 10 * FACTORS[dtype]:
-            return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
-        return result
+        return compare_observations(check, config.model.dtype, own, found, f"{ranks} ranks and one")
 
     def _trajectories(self) -> Trajectories:
         return self._once(
@@ -341,13 +299,3 @@ class _Run:
 
     def _file(self, name: str) -> Path:
         return Path(self._config.trainer.output_dir) / f"{name}.safetensors"
-
-
-def _reasons(edits: list[tuple[str, ConfigEdit]], key: str) -> str:
-    """Return the reasons of the edits at and below a key."""
-    concerned = [(plugin, edit) for plugin, edit in edits if f"{edit.key}.".startswith(f"{key}.")]
-    return "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
-
-
-def _largest(values: torch.Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0

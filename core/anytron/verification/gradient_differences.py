@@ -57,6 +57,7 @@ def compare_gradients(
     dtype: str,
     skipped: Mapping[str, int],
     what: str,
+    whose: str = "Hugging Face's",
 ) -> CheckResult:
     """Compare gradients.
 
@@ -67,12 +68,13 @@ def compare_gradients(
         dtype: Element type that the engine computes in.
         skipped: How many tensors are not compared, by reason.
         what: What the gradients belong to, for people.
+        whose: Who computed ``expected``, for people.
     """
     limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
     size = max((_largest(tensor) for tensor in expected.values()), default=0.0)
     if not expected or size == 0.0:
-        return failed(check, f"there is nothing to compare: Hugging Face's gradients are 0{_counted(skipped)}")
-    differences = [_difference(name, found.get(name), tensor, size) for name, tensor in expected.items()]
+        return failed(check, f"there is nothing to compare: {whose} gradients are 0{_counted(skipped)}")
+    differences = [_difference(name, found.get(name), tensor, size, whose) for name, tensor in expected.items()]
     worst = sorted(differences, key=lambda one: -one.relative)
     wrong = [one for one in worst if not one.relative <= limit]
     if not wrong:
@@ -129,7 +131,7 @@ def _weight_of(layer: str, weights: Mapping[str, Tensor]) -> str:
     return name if name in weights else name.replace("model.language_model.layers.", "model.layers.")
 
 
-def _difference(name: str, found: Tensor | None, expected: Tensor, size: float) -> Difference:
+def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, whose: str) -> Difference:
     largest = _largest(expected)
     if found is None:
         return Difference(name, 1.0, "is missing", absent=True)
@@ -143,7 +145,7 @@ def _difference(name: str, found: Tensor | None, expected: Tensor, size: float) 
     wide = expected.double()
     times = float((found.double() * wide).sum() / wide.square().sum()) if largest > 0.0 else math.nan
     parallel = _largest(found - times * expected) <= 0.1 * _largest(found - expected)
-    words = f"is {times:.3g} times Hugging Face's" if parallel else f"is off by {relative:.2g}"
+    words = f"is {times:.3g} times {whose}" if parallel else f"is off by {relative:.2g}"
     return Difference(name, relative, words)
 
 

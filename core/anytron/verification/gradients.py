@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
+    from anytron.engines.weights import WeightManifest
+    from anytron.trainer.updates import UpdatePlan
     from anytron.trainer.workers import TrainingWorkers
     from anytron.verification.report import CheckResult
 
@@ -56,12 +58,8 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         expected = expected_gradients(model_directory(config), weights, getattr(torch, config.model.dtype), batch)
     except ResourceError as error:
         return skipped(check, in_one_line(error))
-    batch = expected.batch
-    if plan.replays_scoring:
-        batch = replace(batch, routing=trainer.token_outputs(batch, plan, "policy").routing)
-    file = directory / "gradients.safetensors"
-    manifest = trainer.export_gradients(str(file), batch, plan, LOSS)
-    found, wanted = load_file(file), expected.gradients
+    found, manifest = computed_gradients(trainer, plan, expected.batch, directory)
+    wanted = expected.gradients
     if lora is not None:
         what, reasons = "adapters", {"the run trains adapters only (model.lora)": len(wanted)}
         wanted = adapter_gradients(adapters, wanted, lora.scaling)
@@ -73,7 +71,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         unknown = found.keys() - wanted.keys() - tied_output(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
     reasons["unknown to Hugging Face's model"] = len(unknown - manifest.optional)
-    result = compare_gradients(
+    return compare_gradients(
         check,
         found,
         wanted,
@@ -81,8 +79,31 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         skipped=reasons,
         what=f"{what} at temperature {batch.temperature:g}",
     )
+
+
+def computed_gradients(
+    trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, directory: Path
+) -> tuple[dict[str, Tensor], WeightManifest]:
+    """Let the training engine compute the gradients of :data:`~anytron.verification.hugging_face.LOSS`.
+
+    Args:
+        trainer: Its ranks.
+        plan: How they divide the batch.
+        batch: With everything that the loss reads.
+        directory: Holds the gradients on their way.
+
+    Returns:
+        float32, by the weights' names in files; and what the engine says of them.
+    """
+    from safetensors.torch import load_file
+
+    if plan.replays_scoring:
+        batch = replace(batch, routing=trainer.token_outputs(batch, plan, "policy").routing)
+    file = directory / "gradients.safetensors"
+    manifest = trainer.export_gradients(str(file), batch, plan, LOSS)
+    found = load_file(file)
     file.unlink()
-    return result
+    return found, manifest
 
 
 def _frozen(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:

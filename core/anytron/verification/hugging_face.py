@@ -1,4 +1,4 @@
-"""Let transformers compute the gradients of the policy's loss: float32, on the host, in the driver.
+"""Let transformers compute logits, and the gradients of the policy's loss: float32, on the host, in the driver.
 
 Nothing of a training engine, of a platform or of its patches is in this process.
 """
@@ -75,6 +75,17 @@ def expected_gradients(
         ) from error
 
 
+def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Tensor:
+    """Compute whole logits, float32 ``[T, V]``, row t after token t. Arguments as for :func:`expected_gradients`.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+    """
+    with _quiet(), torch.no_grad():
+        model = _load(directory, None, dtype)
+        return torch.cat([_logits(model, batch.select(torch.tensor([index]))) for index in range(batch.num_sequences)])
+
+
 def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
     ratios = _repeated(_OLD, batch), _repeated(_REFERENCE, batch)
     recorded: list[Tensor] = []
@@ -89,7 +100,7 @@ def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    return ExpectedGradients(_with_recorded(batch, torch.cat(recorded), *ratios), _published(model, named))
+    return ExpectedGradients(off_policy(batch, torch.cat(recorded)), _published(model, named))
 
 
 def _load(directory: Path, weights: Path | None, dtype: torch.dtype) -> Any:
@@ -137,16 +148,22 @@ def available_memory() -> int:
 
 def _token_outputs(model: Any, sequence: RaggedBatch) -> TokenOutputs:
     """Compute log-probs and entropies of one sequence's response, float32 ``[T]``, with gradients."""
-    input_ids = sequence.tokens[None]
-    images = {} if sequence.images is None else _image_arguments(model, sequence, input_ids)
-    logits = model(input_ids, use_cache=False, **images).logits[0]
+    logits = _logits(model, sequence)
     places = sequence.response_mask.nonzero()[:, 0]
     places = places[places > 0]
-    scores = (logits[places - 1].float() / sequence.temperature).log_softmax(-1)
+    scores = (logits[places - 1] / sequence.temperature).log_softmax(-1)
     log_probs = scores.gather(1, sequence.tokens[places][:, None])[:, 0]
     entropy = -(scores.exp() * scores).sum(-1)
     nothing = torch.zeros(sequence.num_tokens)
     return TokenOutputs(nothing.index_put((places,), log_probs), nothing.index_put((places,), entropy))
+
+
+def _logits(model: Any, sequence: RaggedBatch) -> Tensor:
+    """Compute one sequence's logits, float32 ``[T, V]``."""
+    input_ids = sequence.tokens[None]
+    images = {} if sequence.images is None else _image_arguments(model, sequence, input_ids)
+    logits: Tensor = model(input_ids, use_cache=False, **images).logits[0]
+    return logits.float()
 
 
 def _image_arguments(model: Any, sequence: RaggedBatch, input_ids: Tensor) -> dict[str, Tensor]:
@@ -160,6 +177,16 @@ def _image_arguments(model: Any, sequence: RaggedBatch, input_ids: Tensor) -> di
 
 def _repeated(values: Tensor, batch: RaggedBatch) -> Tensor:
     return values[torch.arange(batch.num_tokens) % len(values)]
+
+
+def off_policy(batch: RaggedBatch, log_probs: Tensor) -> RaggedBatch:
+    """Let a batch come from a policy, and have a reference, that are a little off.
+
+    Args:
+        batch: T tokens.
+        log_probs: float32 ``[T]``, those of the model that is trained.
+    """
+    return _with_recorded(batch, log_probs, _repeated(_OLD, batch), _repeated(_REFERENCE, batch))
 
 
 def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference: Tensor) -> RaggedBatch:

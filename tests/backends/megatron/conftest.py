@@ -11,19 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import anytron.testing.recorded as recorded_trajectories
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.batch import RaggedBatch
-from anytron.data.images import ImagePatches
+from anytron.testing.recorded import VOCABULARY
+from anytron.testing.tiny_models import write_tiny_model
 from anytron.trainer.updates import UpdatePlan
 from tests.backends.megatron.ranks import Ranks, install_extension
-from tests.tiny_models import IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-LENGTHS = [5, 9, 7, 12, 3, 8, 16, 4]
-VOCABULARY = 97  # not divisible by 2: Megatron pads the vocabulary on two tensor-parallel ranks
+    from anytron.batch import RaggedBatch
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +53,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_family(tmp_path_factory) -> Callable[[str], Path]:
-    """Give the directory of a family's tiny model (:mod:`tests.tiny_models`), written when first asked for."""
+    """Give the directory of a family's tiny model (:mod:`anytron.testing.tiny_models`), written when first asked."""
 
     @functools.cache
     def write(family: str) -> Path:
@@ -73,72 +72,12 @@ def ranks(tmp_path_factory) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def recorded() -> RaggedBatch:
-    """Trajectories as if recorded from a run: an off-policy GRPO loss on them is far from zero."""
-    generator = torch.Generator().manual_seed(1)
-    lengths = torch.tensor(LENGTHS)
-    total = int(lengths.sum())
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])
-    response = positions >= 2
-
-    def recorded_log_probs():
-        return (-4.6 + 0.3 * torch.randn(total, generator=generator)) * response
-
-    return RaggedBatch(
-        lengths=lengths,
-        tokens=torch.randint(0, VOCABULARY, (total,), generator=generator),
-        response_mask=response,
-        rollout_log_probs=recorded_log_probs(),
-        old_log_probs=recorded_log_probs(),
-        reference_log_probs=recorded_log_probs(),
-        advantages=torch.randn(len(LENGTHS), generator=generator).repeat_interleave(lengths),
-        loss_weights=response / response.sum(),
-        token_shares=response / response.sum(),
-    )
-
-
-GRIDS = [[], [(4, 4)], [(2, 6), (6, 4)], [(4, 2)], [], [(6, 6)], [(2, 2), (4, 4)], [(2, 4)]]
-"""Height and width, in patches, of the images of each recorded sequence with images."""
+    return recorded_trajectories.recorded()
 
 
 @pytest.fixture(scope="session")
 def recorded_images() -> RaggedBatch:
-    """Recorded trajectories with no, one or two images each, for the tiny vision-language models."""
-    generator = torch.Generator().manual_seed(2)
-
-    def text(count):
-        return torch.randint(3, 120, (count,), generator=generator).tolist()
-
-    tokens, prompts, lengths, images = [], [], [], []
-    for index, grids in enumerate(GRIDS):
-        sequence = text(index % 3)  # now and then an image comes first
-        for height, width in grids:
-            sequence += [VISION_START, *[IMAGE_TOKEN] * (height * width // 4), VISION_END, *text(2)]
-        sequence += text(2)
-        prompts.append(len(sequence))
-        sequence += text(3 + index % 4)
-        tokens += sequence
-        lengths.append(len(sequence))
-        patches = sum(height * width for height, width in grids)
-        pixels = torch.randn(patches, 96, generator=generator)
-        images.append(ImagePatches(pixels, torch.tensor([[1, *grid] for grid in grids])) if grids else None)
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    response = positions >= torch.tensor(prompts).repeat_interleave(torch.tensor(lengths))
-
-    def recorded_log_probs():
-        return (-4.85 + 0.3 * torch.randn(len(tokens), generator=generator)) * response
-
-    return RaggedBatch(
-        lengths=torch.tensor(lengths),
-        tokens=torch.tensor(tokens),
-        response_mask=response,
-        rollout_log_probs=recorded_log_probs(),
-        old_log_probs=recorded_log_probs(),
-        reference_log_probs=recorded_log_probs(),
-        advantages=torch.randn(len(lengths), generator=generator).repeat_interleave(torch.tensor(lengths)),
-        loss_weights=response / response.sum(),
-        token_shares=response / response.sum(),
-        images=tuple(images),
-    )
+    return recorded_trajectories.recorded_images()
 
 
 @pytest.fixture(scope="session")

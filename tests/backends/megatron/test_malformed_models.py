@@ -21,8 +21,8 @@ from anytron.data.model_files import faults
 from anytron.errors import AnytronError
 from anytron.preflight.open_run import open_run
 from anytron.preflight.prepare import prepare
+from anytron.testing.tiny_models import write_tiny_model
 from anytron_megatron.models.families import FAMILIES
-from tests.tiny_models import write_tiny_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

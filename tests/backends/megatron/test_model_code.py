@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anytron.config.imports import resolve
-from tests.tiny_models import CONFIGS, write_tiny_model
+from anytron.testing.tiny_models import CONFIGS, write_tiny_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = ("code", "modeling_kimi_k25", "configuration_kimi_k25", "custom_generate/generate")

@@ -14,9 +14,9 @@ from anytron.config.schema import RunConfig
 from anytron.data.images import ImagePatches
 from anytron.errors import DataError
 from anytron.sequences import ContextShard, plan_layout
+from anytron.testing.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from anytron_megatron.plugin import MegatronBackend
 from anytron_megatron.training.vision import VisionInputs, refuse_images
-from tests.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 
 WIDTH = 96
 MODELS = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel, "qwen3_5": Qwen3_5Model}

@@ -10,8 +10,8 @@ from transformers import AutoModelForImageTextToText
 
 from anytron.data.images import ImagePatches
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron.testing.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 from tests.backends.rollout.conftest import generate
-from tests.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 
 SAMPLING = SamplingParams(max_new_tokens=5, end_token_ids=tuple(range(2, 12)))
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]

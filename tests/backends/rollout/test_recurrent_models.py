@@ -11,9 +11,9 @@ from transformers import AutoConfig
 
 from anytron.data.pretrained import model_class
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron.testing.tiny_models import write_tiny_model
 from tests.backends.rollout.conftest import generate
 from tests.backends.rollout.test_generation import teacher_forced
-from tests.tiny_models import write_tiny_model
 
 # Shorter than the convolution, and longer than a chunk of the delta rule.
 LENGTHS = (1, 2, 3, 4, 7, 70)

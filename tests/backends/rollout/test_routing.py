@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from anytron.data.pretrained import model_class
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
+from anytron.testing.tiny_models import write_tiny_model
 from anytron_rollout.routing import RoutingRecorder
 from anytron_rollout.routing_check import TOLD, routing_diagnostics
 from tests.backends.rollout.conftest import generate, run_config
-from tests.tiny_models import write_tiny_model
 
 LENGTHS = (1, 2, 9, 4)
 CHANGES = {"qwen3_moe": {"num_experts": 8}, "deepseek_v3": {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}}

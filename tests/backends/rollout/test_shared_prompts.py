@@ -12,9 +12,9 @@ from transformers import AutoConfig
 
 from anytron.data.pretrained import model_class
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron.testing.tiny_models import write_tiny_model
 from anytron_rollout import shared_prompts
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
-from tests.tiny_models import write_tiny_model
 
 if TYPE_CHECKING:
     from anytron_rollout.transformers_engine import TransformersEngine

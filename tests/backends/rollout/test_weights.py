@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
+from anytron.testing.tiny_models import CONFIGS, write_tiny_model
 from anytron_rollout import weights as loading
 from tests.backends.rollout.conftest import generate
-from tests.tiny_models import CONFIGS, write_tiny_model
 
 SAMPLING = SamplingParams(max_new_tokens=6, top_k=1)
 PROMPT = [PromptInputs((1, 10))]

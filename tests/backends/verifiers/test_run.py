@@ -10,10 +10,10 @@ import sys
 import pytest
 import yaml
 
+from anytron.testing.tiny_models import CONFIGS
 from tests.backends.verifiers import characters
 from tests.house import ROOT
 from tests.needs_verifiers import NEEDS_VERIFIERS
-from tests.tiny_models import CONFIGS
 
 pytestmark = NEEDS_VERIFIERS
 OPTIONS = {"name": "tests.backends.verifiers.toys", "args": {"kind": "guess", "max_turns": 3}}

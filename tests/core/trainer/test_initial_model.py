@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from anytron.config.imports import resolve
 from anytron.data.pretrained import model_class
 from anytron.errors import ConfigError
+from anytron.testing.tiny_models import CONFIGS
 from anytron.trainer.initial_model import model_directory, write_random_model
-from tests.tiny_models import CONFIGS
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,5 @@
-"""Level ``model``: tiny models of every family, compared with the platform ``cpu``."""
+"""Level ``model``: tiny models of every family, compared with transformers, and in several layouts."""
 
-from __future__ import annotations
+from anytron.testing.model.rules import RULES
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from anytron.testing.rules import Rule
-
-RULES: tuple[Rule, ...] = ()
+__all__ = ["RULES"]

@@ -1,10 +1,8 @@
-"""Level ``training``: recorded trajectories and sampled steps, compared with the platform ``cpu``."""
+"""Level ``training``: updates of recorded trajectories and steps of whole runs, compared with the platform ``cpu``."""
 
-from __future__ import annotations
+from anytron.testing.training.updates import recomputation, recorded_updates, restored_checkpoint
+from anytron.testing.training.whole_runs import resumed_run, sampled_steps
 
-from typing import TYPE_CHECKING
+__all__ = ["RULES"]
 
-if TYPE_CHECKING:
-    from anytron.testing.rules import Rule
-
-RULES: tuple[Rule, ...] = ()
+RULES = (recorded_updates, recomputation, restored_checkpoint, sampled_steps, resumed_run)

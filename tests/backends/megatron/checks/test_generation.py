@@ -6,9 +6,9 @@ import pytest
 
 from anytron.errors import ConfigError
 from anytron.plugins import open_session
+from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.ranks import engine_config
-from tests.tiny_models import CONFIGS
 
 GENERATES = {"rollout": {"engine": "megatron"}}
 

@@ -8,10 +8,10 @@ import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.patches.versions import in_range, installed_version
+from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
-from tests.tiny_models import CONFIGS
 
 MEGATRON = installed_version("megatron-core")
 REGISTRY = """

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from anytron.testing.tiny_models import write_tiny_model
 from tests.backends.megatron.engine.test_rotary_embeddings import hugging_face
-from tests.tiny_models import write_tiny_model
 
 VARIANTS = {
     # DeepSeek-V3 has 8 groups of 32, takes 4 of them, and 8 experts from those.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anytron.batch import RaggedBatch
-from tests.tiny_models import write_tiny_model
+from anytron.testing.tiny_models import write_tiny_model
 
 LENGTHS = [5, 150, 33]
 SCALED = {

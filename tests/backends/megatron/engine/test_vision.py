@@ -7,15 +7,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from anytron.data.pretrained import model_class
+from anytron.testing.tiny_models import IMAGE_TOKEN
 from tests.backends.megatron.engine.test_agreement import differences
-from tests.tiny_models import IMAGE_TOKEN, hf_model_class
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 
 
 def hugging_face_log_probs(directory, batch):
     """Log-probs of responses, 0 elsewhere, one sequence at a time."""
-    model = hf_model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
+    model = model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
     scores = []
     for tokens, images in zip(batch.tokens.split(batch.lengths.tolist()), batch.images, strict=True):
         extra = {} if images is None else {"pixel_values": images.pixel_values, "image_grid_thw": images.grid_thw}
@@ -74,7 +75,7 @@ def generation_log_probs(directory, batch):
 
     float32 ``[T]``, token coordinates.
     """
-    model = hf_model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
+    model = model_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
     lengths, scores = batch.lengths.tolist(), []
     parts = zip(batch.tokens.split(lengths), batch.response_mask.split(lengths), batch.images, strict=True)
     for tokens, response, images in parts:

@@ -14,10 +14,10 @@ from anytron.batch import TokenOutputs
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.errors import EngineError
 from anytron.rewards.sample import Sample
+from anytron.testing.tiny_models import VOCABULARY, write_tiny_model
 from anytron.trainer.trajectories import assemble
 from tests.backends.megatron.families.observe import largest, relative_difference
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
-from tests.tiny_models import VOCABULARY, write_tiny_model
 
 FAMILIES = {
     "qwen3_moe": {"num_experts": 8},

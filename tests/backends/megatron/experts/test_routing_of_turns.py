@@ -15,11 +15,11 @@ from anytron.data.prompts import TokenizedPrompt
 from anytron.engines.rollout_engine import SamplingParams
 from anytron.environments.pool import EnvironmentPool
 from anytron.rollout.conversations import Conversations
+from anytron.testing.tiny_models import VOCABULARY, write_tiny_model
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.weight_transfer import load
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
 from tests.core.rollout.replicas import Executor, pool_of
-from tests.tiny_models import VOCABULARY, write_tiny_model
 
 ENVIRONMENT = """
 from anytron.environments import Observation

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from anytron.data.pretrained import model_class
+from anytron.testing.tiny_models import IMAGE_TOKEN
 from anytron.trainer.updates import UpdatePlan
-from tests.tiny_models import IMAGE_TOKEN, hf_model_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def observe(
 
 def hugging_face_logits(model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Tensor:
     """What transformers computes, sequence by sequence: float32 ``[T, V]``."""
-    computed = hf_model_class(AutoConfig.from_pretrained(model)).from_pretrained(model, dtype=dtype).eval()
+    computed = model_class(AutoConfig.from_pretrained(model)).from_pretrained(model, dtype=dtype).eval()
     images = batch.images or [None] * batch.num_sequences
     found = []
     for tokens, seen in zip(batch.tokens.split(batch.lengths.tolist()), images, strict=True):

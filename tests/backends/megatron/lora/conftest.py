@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from tests.tiny_models import hf_model_class
+from anytron.data.pretrained import model_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -126,8 +126,8 @@ def hf_model(tiny_family):
 
     def build(family_or_directory):
         directory = tiny_family(family_or_directory) if isinstance(family_or_directory, str) else family_or_directory
-        model_class = hf_model_class(AutoConfig.from_pretrained(directory))
-        return model_class.from_pretrained(directory, dtype=torch.float32)
+        chosen = model_class(AutoConfig.from_pretrained(directory))
+        return chosen.from_pretrained(directory, dtype=torch.float32)
 
     return build
 

@@ -6,7 +6,7 @@ The tests of the unpatched model fail once mcore-bridge has fixed it: then the p
 import pytest
 
 from anytron.patches.versions import installed_version
-from tests.tiny_models import write_tiny_model
+from anytron.testing.tiny_models import write_tiny_model
 
 pytestmark = [
     pytest.mark.mcore,

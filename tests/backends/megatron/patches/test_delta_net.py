@@ -5,7 +5,7 @@ import math
 import pytest
 
 from anytron.patches.versions import installed_version
-from tests.tiny_models import write_tiny_model
+from anytron.testing.tiny_models import write_tiny_model
 
 pytestmark = [
     pytest.mark.mcore,

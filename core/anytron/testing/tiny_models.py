@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models of every family, float32, on disk: what Megatron is measured against.
+"""Tiny random Hugging Face models of every family, float32, on disk: what engines and platforms are measured against.
 
 Every parameter is moved away from its initial value where that would hide a mistake (norms of 1, biases
 of 0, routers that choose by rounding error, padding that is embedded as zeros).
@@ -6,10 +6,9 @@ of 0, routers that choose by rounding error, padding that is embedded as zeros).
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-import torch
+from anytron.data.pretrained import model_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,13 +138,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Family name -> Hugging Face config, with ``model_type``."""
 
 
-def hf_model_class(config: Any) -> Any:
-    """The transformers class that computes logits for a config: text or image-text-to-text."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-
-
 def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Write a tiny model of a family: config and float32 safetensors, no tokenizer.
 
@@ -158,12 +150,13 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
     Returns:
         The directory.
     """
+    import torch
     from transformers import AutoConfig
 
     fields = {**CONFIGS[family], **changes}
     torch.manual_seed(seed)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = hf_model_class(config).from_config(config, dtype=torch.float32)
+    model = model_class(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name and parameter.ndim == 1:
@@ -179,33 +172,3 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     return directory
-
-
-def turn_last_layers_into_prediction_modules(directory: Path, count: int) -> None:
-    """Make multi-token prediction modules of the last layers of a DeepSeek-V3, named as in the published files.
-
-    Hugging Face's model has none: it reads the layers before them.
-
-    Args:
-        directory: Of a model with one file of weights; changed in place.
-        count: Layers that become modules.
-    """
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(directory / "model.safetensors")
-    config = json.loads((directory / "config.json").read_text())
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    torch.manual_seed(3)
-    for number in range(layers - count, layers):
-        module = {
-            "enorm.weight": 1.0 + 0.1 * torch.randn(hidden),
-            "hnorm.weight": 1.0 + 0.1 * torch.randn(hidden),
-            "shared_head.norm.weight": 1.0 + 0.1 * torch.randn(hidden),
-            "eh_proj.weight": 0.1 * torch.randn(hidden, 2 * hidden),
-            "embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
-            "shared_head.head.weight": weights["lm_head.weight"].clone(),
-        }
-        weights |= {f"model.layers.{number}.{name}": tensor for name, tensor in module.items()}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    config |= {"num_hidden_layers": layers - count, "num_nextn_predict_layers": count}
-    (directory / "config.json").write_text(json.dumps(config))

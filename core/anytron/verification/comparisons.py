@@ -1,0 +1,81 @@
+"""Compare what an engine computes with what another one does: whole logits, values of tokens, and what layouts give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.verification.report import failed, measured
+from anytron.verification.tolerances import FACTORS, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.verification.observation import Observation
+    from anytron.verification.report import CheckResult
+
+
+def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> CheckResult:
+    """Compare logits, float32 ``[T, V]``.
+
+    Their log-softmax, because not every engine gives the constant of each row, which means nothing.
+    """
+    width = min(expected.shape[1], found.shape[1])
+    expected, found = expected[:, :width].log_softmax(-1), found[:, :width].log_softmax(-1)
+    detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}"
+    return measured(check, largest(found - expected), tolerance(dtype, expected), detail)
+
+
+def compare_token_outputs(
+    check: str, dtype: str, logits: Tensor, sequences: RaggedBatch, found: Mapping[float, TokenOutputs]
+) -> CheckResult:
+    """Compare log-probs and entropies with what logits of another engine give.
+
+    Each has a tolerance of its own; the result shows the one that is used up most.
+
+    Args:
+        check: Name of the check.
+        dtype: Element type that the engine computes in.
+        logits: float32 ``[T, V]`` after each token.
+        sequences: Their tokens, T of them.
+        found: What the engine computed, by temperature, of these sequences and maybe more after them.
+    """
+    places = sequences.response_mask.nonzero()[:, 0]
+    rows = logits[places - 1]
+    worst, limit, parts = 0.0, FACTORS[dtype], []
+    for temperature, outputs in found.items():
+        scores = (rows / temperature).log_softmax(-1)
+        log_probs = scores.gather(1, sequences.tokens[places][:, None])[:, 0]
+        entropy = -(scores.exp() * scores).sum(-1)
+        assert outputs.log_probs is not None
+        assert outputs.entropy is not None
+        differences = []
+        for expected, computed in ((log_probs, outputs.log_probs), (entropy, outputs.entropy)):
+            difference, allowed = largest(computed[places] - expected), tolerance(dtype, expected)
+            differences.append(difference)
+            if not difference / allowed <= worst / limit:
+                worst, limit = difference, allowed
+        parts.append(f"at temperature {temperature:g} {differences[0]:.2g} and {differences[1]:.2g}")
+    return measured(check, worst, limit, f"log-probs and entropies of {len(places)} tokens: {'; '.join(parts)}")
+
+
+def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> CheckResult:
+    """Compare log-probs absolutely and the norm of the gradient relatively."""
+    if own.grad_norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
+        return failed(check, "the gradient is 0, although every response has an advantage: something cuts it off")
+    log_probs = largest(found.log_probs - own.log_probs)
+    limit = tolerance(dtype, own.log_probs)
+    relative = abs(found.grad_norm - own.grad_norm) / max(own.grad_norm, 1e-12)
+    detail = f"{what}: log-probs {log_probs:.2g}, gradient norm {relative:.2g} relative"
+    result = measured(check, log_probs, limit, detail)
+    # Gradients add up the differences of the forward passes: we allow ten times their factor.
+    if relative > 10 * FACTORS[dtype]:
+        return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
+    return result
+
+
+def largest(values: Tensor) -> float:
+    """Give the largest absolute value; 0 of none."""
+    return float(values.abs().max()) if values.numel() else 0.0

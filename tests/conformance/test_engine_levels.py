@@ -1,0 +1,88 @@
+"""Levels ``model`` and ``training``: the processor keeps their rules, and each sabotaged platform breaks its own."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import pytest
+
+from anytron.testing.checking import check_rule
+from anytron.testing.levels import rules_of
+from anytron.testing.model.table import FAMILIES
+from anytron.testing.results import Status
+from anytron.testing.subject import Source, Subject
+from anytron.testing.tiny_models import CONFIGS
+from tests.conformance import engine_mutants
+from tests.conformance.mutant import mutants_of
+
+RULES = {rule.name: rule for level in ("model", "training") for rule in rules_of(level)}
+MUTANTS = mutants_of(engine_mutants)
+QUICK = ("DetachedOutput", "OtherEntropy", "AdamWithoutDecay")
+"""The others are left to ``tox -e slow``."""
+ONE_RANK = ("model-logits", "model-log-probs", "model-gradients", "packed-equals-padded")
+"""Rules of which the normal suite checks one family."""
+
+
+@pytest.fixture
+def open_subject(tmp_path, monkeypatch):
+    """Open a platform under its name, as installed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    opened = []
+
+    def opening(name, value=None):
+        if value is not None:
+            info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[anytron.platforms]\n{name} = {value}\n")
+            importlib.invalidate_caches()
+        source = Source(name)
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        opened.append(Subject(source, source.open(), scratch))
+        return opened[-1]
+
+    yield opening
+    for subject in opened:
+        subject.close()
+
+
+def test_the_processor_computes_a_dense_model_right(open_subject):
+    subject = open_subject("cpu")
+    for name in ONE_RANK:
+        rule = replace(RULES[name], cases=tuple(RULES[name].cases_for(subject)[:1]))
+        result = check_rule(rule, subject)
+        assert result.status is Status.PASSED, result.explanation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["model", "training"])
+def test_the_processor_keeps_every_rule(level, open_subject):
+    subject = open_subject("cpu")
+    results = [check_rule(rule, subject) for rule in rules_of(level)]
+    assert {result.rule: result.explanation for result in results if result.status is not Status.PASSED} == {}
+    # Gated DeltaNet has no context parallelism; nothing else is left out.
+    assert sum(result.skipped for result in results) == (2 if level == "model" else 0)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(one, marks=() if one.__name__ in QUICK else pytest.mark.slow) for one in MUTANTS],
+    ids=lambda mutant: mutant.__name__,
+)
+def test_a_sabotaged_platform_is_caught(mutant, open_subject):
+    subject = open_subject(mutant.name, f"{mutant.__module__}:{mutant.__name__}")
+
+    result = check_rule(RULES[mutant.rule], subject)
+
+    assert result.status is Status.FAILED
+    assert mutant.says in f"{result.reason} {result.case} {result.difference}"
+
+
+def test_every_rule_has_a_mutant():
+    assert {mutant.rule for mutant in MUTANTS} == RULES.keys()
+
+
+def test_every_family_has_a_tiny_model():
+    assert {family.name for family in FAMILIES} <= CONFIGS.keys()
