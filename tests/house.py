@@ -43,7 +43,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("executor", "preflight"),
         ("rollout",),
         ("trainer",),
-        ("verification",),
+        ("scaffold", "verification"),
         ("cli",),
         ("__main__",),
     ),
