@@ -65,6 +65,43 @@ class Decision:
         return f"{self.name}: {self.value} ({self.reason})"
 
 
+class Feature(str, Enum):
+    """What a platform may do or not; see :meth:`Platform.limits`."""
+
+    THD = "thd"
+    """Packed sequences."""
+    BSHD = "bshd"
+    """Padded rows."""
+    BFLOAT16 = "bfloat16"
+    TENSOR_PARALLEL = "tensor-parallel"
+    PIPELINE_PARALLEL = "pipeline-parallel"
+    CONTEXT_PARALLEL = "context-parallel"
+    EXPERT_PARALLEL = "expert-parallel"
+    RECOMPUTE = "recompute"
+    """Forward passes that are computed again in the backward pass."""
+    LATENT_ATTENTION = "latent-attention"
+    """Multi-latent attention (MLA)."""
+    LINEAR_ATTENTION = "linear-attention"
+    """Gated DeltaNet."""
+    MIXTURE_OF_EXPERTS = "mixture-of-experts"
+    VISION = "vision"
+    SLIDING_WINDOW = "sliding-window"
+    ATTENTION_SINKS = "attention-sinks"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Something that a platform does not do; see :meth:`Platform.limits`.
+
+    Attributes:
+        feature: What.
+        reason: Why not, for the user whose run asks for it. No full stop.
+    """
+
+    feature: Feature
+    reason: str
+
+
 @dataclass(frozen=True)
 class MemoryStats:
     """Device memory of this process, in bytes.
@@ -322,6 +359,14 @@ class Platform(abc.ABC):
         """
         return ()
 
+    def limits(self) -> Iterable[Limit]:
+        """Say what the platform does not do, whatever the configuration.
+
+        A run that asks for it is refused with the reason, and the conformance kit counts what it does not check
+        for it. What depends on other keys of the configuration, the hook ``configure`` refuses.
+        """
+        return ()
+
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:  # noqa: B027 - optional to override
         """Set this process's global state for the engine that is about to be built.
 
@@ -353,4 +398,21 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
             f"Platform '{platform.name}' breaks the contract of decisions.",
             why=f"something is decided twice: {', '.join(names)}",
         )
+    return found
+
+
+def limits_of(platform: Platform) -> dict[Feature, str]:
+    """Ask a platform for its limits: the reason by feature.
+
+    Raises:
+        HookContractError: The answer holds something else, or a limit without a reason.
+    """
+    found: dict[Feature, str] = {}
+    for one in platform.limits():
+        if not isinstance(one, Limit) or not isinstance(one.feature, Feature) or not one.reason:
+            raise HookContractError(
+                f"Platform '{platform.name}' breaks the contract of limits.",
+                why=f"the answer lists {one!r}, which is no Limit of a Feature with a reason",
+            )
+        found[one.feature] = one.reason
     return found

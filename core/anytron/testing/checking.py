@@ -1,0 +1,82 @@
+"""Check one rule in this process: its cases from small to large, until one fails."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from anytron.errors import AnytronError
+from anytron.testing.results import RuleResult, Status
+from anytron.testing.rules import Broken, Inapplicable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.testing.rules import Case, Rule
+    from anytron.testing.subject import Subject
+
+
+def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = lambda _case: None) -> RuleResult:
+    """Make the cases of a rule, the smallest first, and stop at the first that fails.
+
+    Args:
+        rule: The rule.
+        subject: The platform.
+        begins: Is told each case before it is made.
+
+    Returns:
+        What came of it. Whatever a platform's code raises is a failure with its traceback's end.
+    """
+    start, made = time.monotonic(), 0
+    skipped: Counter[str] = Counter()
+    case: Case | None = None
+    try:
+        reason = subject.declined(rule.needs)
+        cases = [] if reason else rule.cases_for(subject)
+        if reason:
+            skipped[reason] += 1
+        for case in cases:
+            reason = subject.declined(case.needs)
+            if reason is None:
+                begins(case)
+                try:
+                    rule.check(subject, case)
+                    made += 1
+                except Inapplicable as error:
+                    reason = error.reason
+            if reason is not None:
+                skipped[reason] += 1
+    except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
+        broken = error if isinstance(error, Broken) else None
+        return RuleResult.failed(
+            rule,
+            broken.what if broken else raised(error),
+            cases=made + 1,
+            skipped=skipped.total(),
+            case=case.name if case else "",
+            difference=broken.difference if broken else "",
+            seconds=time.monotonic() - start,
+        )
+    return RuleResult(
+        rule=rule.name,
+        level=rule.level,
+        status=Status.PASSED if made else Status.SKIPPED,
+        contract=rule.contract,
+        docs=rule.docs,
+        cases=made,
+        skipped=skipped.total(),
+        reason="; ".join(skipped) or ("" if made else "the rule has no case here"),
+        seconds=time.monotonic() - start,
+    )
+
+
+def raised(error: BaseException) -> str:
+    """Say what was raised, and where: the innermost line, which is usually the platform's."""
+    if isinstance(error, AnytronError):
+        return " ".join(part for part in (error.what, error.why) if part)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    message = str(error).strip().splitlines()
+    return f"It raised {type(error).__name__}: {message[0] if message else 'without a message'}{place}"

@@ -1,0 +1,54 @@
+"""A process that checks rules, one after another, for the driver of the kit.
+
+Importing this module imports no torch: the platform's environment is set before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import AnytronError
+from anytron.hooks.types import ProcessInfo
+from anytron.isolation.worker import calls, enter, send
+from anytron.testing.levels import find_rule
+from anytron.testing.subject import Source, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Check the rules that the driver names: (level, name), each answered with a result as JSON.
+
+    Arguments as for :func:`anytron.isolation.worker.enter`.
+    """
+    connection, start = enter(channel, lifeline)
+    subject = open_subject(start, ProcessInfo("trainer"))
+
+    from anytron.testing.checking import check_rule
+
+    for level, name in calls(connection):
+        result = check_rule(find_rule(level, name), subject, lambda case: send(connection, {"at": case.name}))
+        send(connection, result.as_json())
+    subject.close()
+
+
+def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
+    """Open the platform in this process, in the environment that its plugins want.
+
+    Args:
+        start: ``platform``, ``options`` and ``scratch``.
+        process: What the plugins are told of this process.
+    """
+    source = Source(start["platform"], start["options"])
+    session = source.open()
+    with suppress(AnytronError):  # plugins that disagree: a rule of its own says so
+        os.environ.update(session.hooks.runtime_env(process))
+
+    import torch
+
+    torch.set_num_threads(start["threads"])
+    return Subject(source, session, Path(start["scratch"]))
