@@ -68,6 +68,8 @@ class Decision:
 class Feature(str, Enum):
     """What a platform may do or not; see :meth:`Platform.limits`."""
 
+    OWN_DEVICE = "own-device"
+    """Memory and arithmetic apart from the processor's; a platform for development has the processor play its device."""
     THD = "thd"
     """Packed sequences."""
     BSHD = "bshd"

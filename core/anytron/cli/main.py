@@ -117,6 +117,41 @@ def verify(
 
 
 @app.command()
+def conformance(
+    platform: Annotated[str, typer.Argument(metavar="NAME", help="A platform, as in platform.name.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of platform.options to set.", show_default=False),
+    ] = None,
+    levels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="device, sequences, kernels, model or training; may be given again. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts}.")
+    ] = False,
+) -> None:
+    """Check a platform against the contract, rule by rule, on its device.
+
+    No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
+    and says where the rule is explained. What the platform declares not to do, or this machine cannot, is skipped
+    and counted. The exit status is 1 if a rule is broken.
+
+    Example: anytron conformance cpu --level device --level sequences
+    """
+    from anytron.cli.conformance import run_conformance
+
+    _handle_signals()
+    if not run_conformance(platform, options or [], levels or [], as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def replay(
     batch: Annotated[Path, typer.Argument(metavar="BATCH", help="Directory below bad_batches/ in a run's directory.")],
     overrides: Overrides = None,

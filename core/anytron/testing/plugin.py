@@ -15,8 +15,9 @@ def conformance(
 ) -> Callable[..., None]:
     """Make a platform's test function.
 
-    With ``test_conformance = conformance("acme", level="device")`` pytest makes one test per rule of it, ``test_conformance[device/rng-round-trip]``. What the platform declares not to
-    do is skipped with its reason; of a rule of which only some cases are, the test's properties say it.
+    With ``test_conformance = conformance("acme", level="device")`` pytest makes one test per rule of that level, such
+    as ``test_conformance[device/rng-round-trip]``. What the platform declares not to do is skipped with its reason; of
+    a rule of which only some cases are, the test's properties say it.
 
     Args:
         platform: Its name, as in ``platform.name``; it must be installed.

@@ -4,7 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.testing.device.collectives import collective_results
+from anytron.testing.device.dtypes import dtypes_compute
+from anytron.testing.device.environment import environment_agrees, environment_is_plain, environment_reaches_ranks
+from anytron.testing.device.memory import memory_figures, out_of_memory, peak_memory
+from anytron.testing.device.options import options_are_typed
+from anytron.testing.device.patches import patches_take_effect
+from anytron.testing.device.placement import own_device, tensors_stay
+from anytron.testing.device.presence import probe_and_runtime, says_what_it_is
+from anytron.testing.device.random_numbers import own_generator, rng_round_trip, seeds_decide
+from anytron.testing.device.streams import pinned_memory, streams_order_work, synchronize_waits
+
 if TYPE_CHECKING:
     from anytron.testing.rules import Rule
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (
+    probe_and_runtime,
+    says_what_it_is,
+    options_are_typed,
+    environment_is_plain,
+    environment_agrees,
+    own_device,
+    tensors_stay,
+    dtypes_compute,
+    rng_round_trip,
+    seeds_decide,
+    own_generator,
+    memory_figures,
+    peak_memory,
+    out_of_memory,
+    streams_order_work,
+    synchronize_waits,
+    pinned_memory,
+    patches_take_effect,
+    environment_reaches_ranks,
+    collective_results,
+)

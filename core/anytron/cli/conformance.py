@@ -1,0 +1,124 @@
+"""``anytron conformance``: check a platform against the contract, rule by rule."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from anytron.cli.scratch import ScratchDirectory
+from anytron.cli.tables import print_table
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.testing.results import ConformanceReport, RuleResult
+    from anytron.testing.rules import Rule
+
+_COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str], *, as_json: bool) -> bool:
+    """Check all rules of some levels, and print what came of them.
+
+    The standard output has the table and the failures, or the JSON object; progress goes to the error output.
+
+    Returns:
+        Whether no rule is broken.
+
+    Raises:
+        AnytronError: The platform is not installed or its device not there; there is no such level or option.
+    """
+    from anytron.testing.levels import checked_levels, rules_of
+    from anytron.testing.run import run
+    from anytron.testing.subject import Source
+
+    asked = checked_levels(levels)
+    source = Source(platform, _parsed(options))
+    session = source.open()
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes.print(f"platform: {platform} ({session.probe.reason})", markup=False)
+    with ScratchDirectory("conformance", notes) as scratch:
+        logs = scratch.path / "logs"
+        logs.mkdir()
+        with _Watcher(notes, sum(len(rules_of(level)) for level in asked)) as watcher:
+            report = run(source, asked, logs, watcher)
+        if not report.passed:
+            scratch.keep_logs()
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        _print_report(report)
+    return report.passed
+
+
+class _Watcher:
+    """A bar on a terminal, and a line for each rule that is over."""
+
+    def __init__(self, notes: Console, total: int) -> None:
+        self._notes = notes
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def begins(self, rule: Rule) -> None:
+        self._bar.update(self._task, description=f"{rule.level}/{rule.name}")
+
+    def made(self, result: RuleResult) -> None:
+        status, seconds = result.status.value, f"{result.seconds:.1f} s"
+        self._notes.print(f"{result.level}/{result.rule}: [{_COLORS[status]}]{status}[/], {seconds}")
+        self._bar.advance(self._task)
+
+    def __enter__(self) -> _Watcher:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+def _parsed(options: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"'{option}' is no KEY=VALUE.", where="command line", fix="write, for example, tile=8")
+        found[key] = yaml.safe_load(value)
+    return found
+
+
+def _print_report(report: ConformanceReport) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("level", "rule", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cases", "skipped"):
+        table.add_column(name, justify="right")
+    table.add_column("why")
+    for result in report.results:
+        status = result.status.value
+        counted = (str(result.cases), str(result.skipped or ""))
+        why = escape(result.reason.splitlines()[0] if result.reason else "")
+        table.add_row(result.level, result.rule, f"[{_COLORS[status]}]{status}[/]", *counted, why)
+    print_table(table)
+    for result in report.results:
+        if result.status.value == "failed":
+            print(f"\n{result.level}/{result.rule} failed\n{result.explanation}")
+    counts = report.counts
+    print(
+        f"\n{counts['passed']} rules passed, {counts['failed']} failed, {counts['skipped']} skipped; "
+        f"{counts['cases']} cases made, {counts['cases_skipped']} skipped"
+    )
