@@ -65,6 +65,9 @@ class AcmePlatform(Platform):
     #   patch_model            changes of third-party code, each with its reason and version range
     #   rollout_options        options of the engine that generates
     #
+    # What the device cannot do at all, the method ``limits`` declares: such runs are refused with the reason, and the
+    # conformance kit counts what it does not check.
+    #
     # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md what kernels must
     # satisfy, and examples/third_party_platform is a complete package.
 
