@@ -63,7 +63,7 @@ def entry_point(page):
 @pytest.fixture
 def library(monkeypatch):
     """The vendor's library that the examples are about."""
-    made = ModuleType("toy_library")
+    made = ModuleType("vendors_library")
     made.told, made.TILE, made.buffer_size = None, 16, lambda: 1
 
     def set_lengths(lengths):
@@ -71,33 +71,34 @@ def library(monkeypatch):
         return before
 
     made.set_lengths = set_lengths
-    monkeypatch.setitem(sys.modules, "toy_library", made)
+    for name in ("acme_library", "toy_library"):
+        monkeypatch.setitem(sys.modules, name, made)
     return made
 
 
 # ---- a platform ---------------------------------------------------------------------------------------
 
 
-def test_the_first_two_sections_are_a_platform(module, monkeypatch):
-    runtime = module("toy_runtime", example(PLATFORM, "class ToyRuntime"))
-    made = module("toy_platform_of_the_page", example(PLATFORM, "class ToyPlatform"))
-    monkeypatch.setitem(sys.modules, "anytron_toy", ModuleType("anytron_toy"))
-    monkeypatch.setitem(sys.modules, "anytron_toy.runtime", runtime)
+def test_the_third_section_is_a_platform(module, monkeypatch):
+    runtime = module("acme_runtime", example(PLATFORM, "class AcmeRuntime"))
+    made = module("acme_platform_of_the_page", example(PLATFORM, "class AcmePlatform"))
+    monkeypatch.setitem(sys.modules, "anytron_acme", ModuleType("anytron_acme"))
+    monkeypatch.setitem(sys.modules, "anytron_acme.runtime", runtime)
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
 
-    platform = made.ToyPlatform()
+    platform = made.AcmePlatform()
 
     assert platform.probe().devices == platform.runtime().device_count() == 2
     assert isinstance(platform.runtime(), DeviceRuntime)
-    assert platform.runtime() is made.ToyPlatform().runtime()
-    assert entry_point(PLATFORM) == ("anytron.platforms", platform.name, "anytron_toy:ToyPlatform")
+    assert platform.runtime() is made.AcmePlatform().runtime()
+    assert entry_point(PLATFORM) == ("anytron.platforms", platform.name, "anytron_acme:AcmePlatform")
 
 
 def test_the_example_of_a_scope_sets_and_puts_back(module, library):
     plugin = module("with_lengths", example(PLATFORM, "class WithLengths")).WithLengths()
     layout, tokens = plan_layout([3, 2]), torch.arange(5)
     given = ModelInputs(layout, layout.pack(tokens), layout.position_ids, layout.next_tokens(tokens))
-    inputs = hooks_of(extensions={"toy": plugin}).preprocess_sequences(given)
+    inputs = hooks_of(extensions={"acme": plugin}).preprocess_sequences(given)
     library.told = "before"
     with scopes.enter(inputs.scope):
         assert library.told == [3, 2]
@@ -117,9 +118,9 @@ def test_the_example_of_an_error_is_shown_in_four_lines(module):
 def test_the_example_of_a_test_asks_a_facade(module):
     test = module("tiles", example(PLATFORM, "test_sequences_are_whole_tiles")).test_sequences_are_whole_tiles
 
-    toy = module("toy_of_the_page", example(PLATFORM, "class ToyPlatform"))
+    acme = module("acme_of_the_page", example(PLATFORM, "class AcmePlatform"))
 
-    class WithTiles(toy.ToyPlatform):
+    class WithTiles(acme.AcmePlatform):
         @hookimpl
         def layout_constraints(self, request):
             return LayoutConstraints(align=8)

@@ -138,8 +138,8 @@ def test_the_sample_s_own_tests_pass_beside_ours(installed):
 
 def test_the_sample_trains_beside_ours(installed, tmp_path):
     assert_trained(train(installed, tmp_path, 2, **USABLE), 2)
-    (ledger,) = json.loads((tmp_path / "run" / "patches.json").read_text())["ranks"]
-    assert "basalt.tile" in {patch["id"] for patch in ledger["patches"] if patch["outcome"] == "applied"}
+    (rank,) = json.loads((tmp_path / "run" / "patches.json").read_text())["trainer"]
+    assert "basalt.tile" in {patch["id"] for patch in rank["patches"] if patch["outcome"] == "applied"}
 
 
 @pytest.mark.slow
@@ -167,3 +167,47 @@ def test_a_new_platform_passes_level_device_at_once(installed, pip_here, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
     assert "platform: acme (anytron-acme computes on the host's processor" in done.stderr
+
+
+INTO = {
+    "anytron_acme/runtime.py": "    # Delete these two methods",
+    "anytron_acme/platform.py": "    # What to write next.",
+}
+"""Before which line of a file the tutorial's methods are put."""
+
+
+@pytest.mark.slow
+def test_the_tutorial_word_for_word(installed, pip_here, tmp_path):
+    """Its files are written, its methods put in, and its commands run, in the order of the page."""
+    page = "docs/tutorial/bring-up-a-chip.md"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    package = tmp_path / "anytron-acme"
+    first, second, broken, checked, trained = blocks(page, "sh")
+    fault, kernels, hook = (text.partition("\n")[::2] for text in blocks(page, "python"))
+
+    def commands(block: str) -> subprocess.CompletedProcess[str]:
+        done = run(installed, "bash", "-euc", block, cwd=tmp_path, **pip_here)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def put_in(heading: str, method: str) -> tuple[Path, str]:
+        name = heading.removeprefix("# ")
+        before = (package / name).read_text()
+        assert before.count(INTO[name]) == 1
+        text = before.replace("import Platform\n", "import Platform, hookimpl\n")
+        (package / name).write_text(text.replace(INTO[name], f"{method}\n{INTO[name]}"))
+        return package / name, before
+
+    assert "platform: acme (anytron-acme computes" in commands(first).stderr
+    assert "device" in commands(second).stdout
+    file, before = put_in(*fault)
+    said = commands(broken).stdout
+    assert "rng-round-trip" in said
+    assert said.endswith("a rule is broken\n")
+    file.write_text(before)
+    (package / kernels[0].removeprefix("# ")).write_text(kernels[1])
+    put_in(*hook)
+    commands(checked)
+    commands(trained)
+    (rank,) = json.loads((tmp_path / "runs/acme/patches.json").read_text())["trainer"]
+    assert rank["kernels"]["fused_kernel swiglu"] == "acme"
