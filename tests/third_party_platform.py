@@ -13,22 +13,25 @@ SAMPLE = ROOT / "examples" / "third_party_platform"
 USABLE = {"BASALT_DEVICES": "8"}
 """Environment variables with which its probe finds devices."""
 
-_DISTRIBUTIONS = {
-    ("anytron_basalt", "0.1.0"): "[anytron.platforms]\nbasalt = anytron_basalt:BasaltPlatform\n",
-    ("basalt_sdk", "1.2.0"): "",
-}
-
 
 def install_into(folder: Path) -> list[str]:
-    """Write the metadata of its two distributions into a folder.
+    """Write the metadata of the platform and of its library into a folder.
 
     Returns:
         What has to be on sys.path, or in PYTHONPATH: the folder and the sources.
     """
-    for (name, version), points in _DISTRIBUTIONS.items():
-        info = folder / f"{name}-{version}.dist-info"
-        info.mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-        (info / "METADATA").write_text(metadata)
-        (info / "entry_points.txt").write_text(points)
-    return [str(folder), str(SAMPLE), str(SAMPLE / "sdk")]
+    _describe(folder, "anytron-basalt", "0.1.0", "[anytron.platforms]\nbasalt = anytron_basalt:BasaltPlatform\n")
+    return [*install_sdk(folder), str(SAMPLE)]
+
+
+def install_sdk(folder: Path) -> list[str]:
+    """The same for its library alone."""
+    _describe(folder, "basalt-sdk", "1.2.0", "")
+    return [str(folder), str(SAMPLE / "sdk")]
+
+
+def _describe(folder: Path, name: str, version: str, points: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(points)

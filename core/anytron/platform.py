@@ -69,7 +69,7 @@ class Feature(str, Enum):
     """What a platform may do or not; see :meth:`Platform.limits`."""
 
     OWN_DEVICE = "own-device"
-    """Memory and arithmetic apart from the processor's; a platform for development has the processor play its device."""
+    """Memory and arithmetic apart from the processor's, which plays the device of a platform for development."""
     THD = "thd"
     """Packed sequences."""
     BSHD = "bshd"

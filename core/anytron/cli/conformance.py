@@ -17,6 +17,8 @@ from anytron.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Self
+
     from anytron.testing.results import ConformanceReport, RuleResult
     from anytron.testing.rules import Rule
 
@@ -81,7 +83,7 @@ class _Watcher:
         self._notes.print(f"{result.level}/{result.rule}: [{_COLORS[status]}]{status}[/], {seconds}")
         self._bar.advance(self._task)
 
-    def __enter__(self) -> _Watcher:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 

@@ -52,7 +52,7 @@ def _refusal(hooks: Hooks, key: str, value: Any) -> str:
     section, _, name = key.partition(".")
     asked: dict[str, Any] = {
         "model": {"path": "model"},
-        "data": {"source": "jsonl", "path": "prompts.jsonl"},
+        "data": {"source": "jsonl"},
         "rewards": [{"function": "exact"}],
     }
     asked.setdefault(section, {})[name] = value

@@ -12,7 +12,7 @@ from anytron import Platform, hookimpl
 from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit, Requirement
 from anytron.masks import AttnMask, MaskKind
-from anytron.platform import Availability, Decision, Probe
+from anytron.platform import Availability, Decision, Feature, Limit, Probe
 from anytron.traits import ModelTraits
 from anytron_basalt.options import BasaltOptions
 
@@ -74,6 +74,10 @@ class BasaltPlatform(Platform):
         chosen = "tile" in self.options.model_fields_set
         reason = "platform.options.tile says so" if chosen else "its vendor's own programs use it"
         return [Decision("tile", str(self.options.tile), reason)]
+
+    def limits(self) -> list[Limit]:
+        """The simulator has no memory and no arithmetic of its own; a real device does not declare this."""
+        return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
 
     @hookimpl
     def requirements(self) -> list[Requirement]:

@@ -62,7 +62,10 @@ def rng_round_trip(subject: Subject, case: Case) -> None:
     cases=CASES,
 )
 def seeds_decide(subject: Subject, case: Case) -> None:
-    """Draw after seeding with 1, with 2, and with 1 again. Ranks get different seeds, and runs are repeated by theirs."""
+    """Draw after seeding with 1, with 2, and with 1 again.
+
+    Ranks get different seeds, and runs are repeated by theirs.
+    """
     draws = []
     for seed in (1, 2, 1):
         subject.runtime.manual_seed(seed)

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from anytron import Platform
-from anytron.platform import Availability, Decision, Probe
+from anytron.platform import Availability, Decision, Feature, Limit, Probe
 from anytron_acme.options import AcmeOptions
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ class AcmePlatform(Platform):
         """Say in the first lines of each run what was chosen, and why."""
         return (Decision("device", "the host's processor", "anytron_acme/runtime.py names no other"),)
 
+    def limits(self) -> tuple[Limit, ...]:
+        """Say what the device does not do at all: such runs are refused with the reason, and the kit counts its skips.
+
+        Delete this first one when there is a device.
+        """
+        return (Limit(Feature.OWN_DEVICE, "anytron_acme/runtime.py names no device yet"),)
+
     # What to write next. A hook is a method with the decorator ``anytron.hookimpl``; take the arguments that you need,
     # and return None where the neutral default is enough. Each has a section in docs/reference/hooks.md of Anytron's
     # repository, and the same text in python -m pydoc anytron.hooks.specs. Most authors write them in this order:
@@ -64,9 +71,6 @@ class AcmePlatform(Platform):
     #   postprocess_output     a faster way from the model's output to one value per token
     #   patch_model            changes of third-party code, each with its reason and version range
     #   rollout_options        options of the engine that generates
-    #
-    # What the device cannot do at all, the method ``limits`` declares: such runs are refused with the reason, and the
-    # conformance kit counts what it does not check.
     #
     # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md what kernels must
     # satisfy, and examples/third_party_platform is a complete package.

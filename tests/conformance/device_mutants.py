@@ -1,0 +1,261 @@
+"""Platforms whose device, environment, options or patches are wrong."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+
+import torch
+from pydantic import BaseModel
+from torch import distributed
+
+from anytron import hookimpl
+from anytron.patches import Installed, Patch, Phase
+from anytron_cpu.runtime import CpuRuntime
+from tests.conformance.mutant import Mutant
+
+
+def with_runtime(**methods):
+    """Make ``runtime`` of a platform: the processor's, with some methods exchanged."""
+    made = type("BrokenRuntime", (CpuRuntime,), methods)()
+    return lambda self: made
+
+
+def peak_as_present(stats):
+    return replace(stats, allocated=stats.peak_allocated, reserved=stats.peak_allocated)
+
+
+def in_kibibytes(stats):
+    return replace(stats, allocated=stats.allocated // 1024)
+
+
+class NewRuntimeEachTime(Mutant):
+    rule, says = "probe-and-runtime", "new object at each call"
+
+    def runtime(self):
+        return CpuRuntime()
+
+
+class CountsNoDevice(Mutant):
+    rule, says = "probe-and-runtime", "count different devices"
+    runtime = with_runtime(device_count=lambda self: 0)
+
+
+class SilentFallback(Mutant):
+    rule, says = "own-device", "its tensors are the processor's"
+    accelerator = True
+
+
+class NoFloat32(Mutant):
+    rule, says = "dtypes-compute", "float32"
+    runtime = with_runtime(supports_dtype=lambda self, dtype: dtype is torch.bfloat16)
+
+
+class RestoresNothing(Mutant):
+    rule, says = "rng-round-trip", "gives another state"
+    runtime = with_runtime(set_rng_state=lambda self, state: None)
+
+
+class SavesAnotherGenerator(Mutant):
+    rule, says = "rng-round-trip", "drew other numbers"
+    other = torch.Generator()
+    runtime = with_runtime(
+        get_rng_state=lambda self: SavesAnotherGenerator.other.get_state(),
+        set_rng_state=lambda self, state: SavesAnotherGenerator.other.set_state(state),
+    )
+
+
+class OneSeed(Mutant):
+    rule, says = "seeds-decide", "drew the same numbers"
+    runtime = with_runtime(manual_seed=lambda self, seed: torch.default_generator.manual_seed(1))
+
+
+class OwnSeeds(Mutant):
+    rule, says = "seeds-decide", "The same seed drew other numbers"
+    runtime = with_runtime(manual_seed=lambda self, seed: None)
+
+
+class AnotherGenerator(Mutant):
+    rule, says = "own-generator", "as it was"
+    runtime = with_runtime(default_generator=lambda self: torch.Generator())
+
+
+class PeakForPresent(Mutant):
+    rule, says = "memory-figures", "does not grow"
+
+    runtime = with_runtime(memory_stats=lambda self: peak_as_present(CpuRuntime.memory_stats(self)))
+
+
+class Kibibytes(Mutant):
+    rule, says = "memory-figures", "by the size of a tensor"
+
+    runtime = with_runtime(memory_stats=lambda self: in_kibibytes(CpuRuntime.memory_stats(self)))
+
+
+class PeakStays(Mutant):
+    rule, says = "peak-memory", "leaves the peak"
+    runtime = with_runtime(reset_peak_memory_stats=lambda self: None)
+
+
+class KnowsNoEnd(Mutant):
+    rule, says = "out-of-memory", "does not know the error"
+    runtime = with_runtime(is_out_of_memory=lambda self, error: isinstance(error, torch.OutOfMemoryError))
+
+
+class EverythingIsMemory(Mutant):
+    rule, says = "out-of-memory", "any error"
+    runtime = with_runtime(is_out_of_memory=lambda self, error: True)
+
+
+class HalfAStream(Mutant):
+    rule, says = "streams-order-work", "the other a stream"
+    runtime = with_runtime(new_stream=lambda self: object())
+
+
+class PromisesPins(Mutant):
+    rule, says = "pinned-memory", ""
+    runtime = with_runtime(can_pin_memory=lambda self: True)
+
+
+class ChangingEnvironment(Mutant):
+    rule, says = "environment-is-plain", "QUEUE"
+    numbers = itertools.count()
+
+    @hookimpl
+    def runtime_env(self, process):
+        return {"QUEUE": str(next(self.numbers))}
+
+
+class NumericEnvironment(Mutant):
+    rule, says = "environment-is-plain", "values are strings"
+
+    @hookimpl
+    def runtime_env(self, process):
+        return {"QUEUE": 1}
+
+
+class Cluster:
+    @hookimpl
+    def runtime_env(self, process):
+        return {"QUEUE": "2"}
+
+
+class ConflictingEnvironment(Mutant):
+    rule, says = "environment-agrees", "'cluster' gives '2'"
+    extensions = {"cluster": Cluster()}  # noqa: RUF012
+
+    @hookimpl
+    def runtime_env(self, process):
+        return {"QUEUE": "1"}
+
+
+class Loose(BaseModel):
+    tile: int = 8
+
+
+class IgnoresOptions(Mutant):
+    rule, says = "options-are-typed", "no_such_option"
+    options_model = Loose
+
+
+class Undefined(BaseModel):
+    tile: int
+
+
+class NoDefaults(Mutant):
+    rule, says = "options-are-typed", "no defaults"
+    options_model = Undefined
+
+
+class TwoDecisions(Mutant):
+    rule, says = "says-what-it-is", "which is no Decision"
+
+    def decisions(self):
+        return ["tile"]
+
+
+class LimitWithoutReason(Mutant):
+    rule, says = "says-what-it-is", "with a reason"
+
+    def limits(self):
+        return ["mla"]
+
+
+def nothing(context):
+    return Installed(lambda: None)
+
+
+def for_ever(context):
+    from tests.conformance import vendor
+
+    vendor.TILE = 8
+    return Installed(lambda: None)
+
+
+class WithPatch(Mutant):
+    install = ""
+
+    @hookimpl
+    def patch_model(self, phase, context):
+        if phase is not Phase.BEFORE_BUILD:
+            return []
+        patch = Patch(
+            id="mutant.tile",
+            target="tests.conformance.vendor",
+            phase=phase,
+            reason="the library knows one tile size only",
+            install=f"tests.conformance.device_mutants:{self.install}",
+        )
+        return [patch]
+
+
+class PatchDoesNothing(WithPatch):
+    rule, says = "patches-take-effect", "changes nothing"
+    install = "nothing"
+
+
+class PatchStays(WithPatch):
+    rule, says = "patches-take-effect", "left tests.conformance.vendor changed"
+    install = "for_ever"
+
+
+class PatchOfNothing(WithPatch):
+    rule, says = "patches-take-effect", "could not be applied"
+    install = "missing"
+
+
+class AveragingSum(Mutant):
+    rule, says = "collective-results", "The sum is wrong"
+
+    def runtime(self):
+        if not hasattr(distributed.all_reduce, "averages"):
+            original = distributed.all_reduce
+
+            @functools.wraps(original)
+            def all_reduce(tensor, *arguments, **more):
+                work = original(tensor, *arguments, **more)
+                tensor.div_(distributed.get_world_size())
+                return work
+
+            all_reduce.averages = True
+            distributed.all_reduce = all_reduce
+        return super().runtime()
+
+
+class ReversedGather(Mutant):
+    rule, says = "collective-results", "all-gather is wrong"
+
+    def runtime(self):
+        if not hasattr(distributed.all_gather_into_tensor, "reverses"):
+            original = distributed.all_gather_into_tensor
+
+            @functools.wraps(original)
+            def gather(found, own, *arguments, **more):
+                work = original(found, own, *arguments, **more)
+                found.copy_(found.view(distributed.get_world_size(), -1).flip(0).flatten())
+                return work
+
+            gather.reverses = True
+            distributed.all_gather_into_tensor = gather
+        return super().runtime()

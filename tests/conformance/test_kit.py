@@ -1,0 +1,220 @@
+"""The kit itself: a rule fails alone, the smallest case is shown, and nothing is skipped in silence."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from anytron.cli.main import app
+from anytron.errors import ConfigError, PlatformError
+from anytron.platform import Feature, Limit
+from anytron.testing import document
+from anytron.testing.checking import check_rule
+from anytron.testing.levels import checked_levels, find_rule, rules_of
+from anytron.testing.results import ConformanceReport, Status
+from anytron.testing.rules import LEVELS, PAGE, Broken, Case, Inapplicable, rule
+from anytron.testing.run import Checker, run
+from anytron.testing.subject import Source
+from anytron_cpu import CpuPlatform
+from tests.conformance.device_mutants import with_runtime
+from tests.conformance.mutant import Mutant
+from tests.docs.test_pages import ROOT
+
+
+class Misbehaves(Mutant):
+    """Its seed kills the process, its generator hangs, its memory raises; its dtypes are right."""
+
+    runtime = with_runtime(
+        manual_seed=lambda self, seed: os._exit(3),
+        default_generator=lambda self: time.sleep(600),
+        memory_stats=lambda self: 1 // 0,
+    )
+
+
+class Watcher:
+    def begins(self, rule):
+        pass
+
+    def made(self, result):
+        pass
+
+
+class Declines:
+    """A subject that declares things."""
+
+    def __init__(self, **reasons):
+        self.reasons = reasons
+
+    def declined(self, features):
+        return next((self.reasons[feature.name] for feature in features if feature.name in self.reasons), None)
+
+
+def made_rule(check, **options):
+    """A rule outside of every level."""
+    return rule("made", "device", "It is made.", **options)(check)
+
+
+def test_what_kills_hangs_or_raises_fails_alone(tmp_path, offer):
+    name = offer(Misbehaves.name, f"{__name__}:Misbehaves")
+    names = ("seeds-decide", "own-generator", "memory-figures", "dtypes-compute")
+    rules = [find_rule("device", one) for one in names]
+    rules[0] = replace(rules[0], limit_s=20.0)
+    rules[1] = replace(rules[1], limit_s=3.0)
+    with Checker(Source(name), tmp_path) as checker:
+        dead, late, raised, right = (checker.check(one) for one in rules)
+    assert (dead.status, dead.case) == (Status.FAILED, "rand")
+    assert "exited with status 3" in dead.reason
+    assert late.reason.startswith("It did not end within 3 s")
+    assert "default_generator" in late.reason, "the place where it hangs is shown"
+    assert "ZeroDivisionError" in raised.reason
+    assert "test_kit.py" in raised.reason, "the platform's line is shown"
+    assert right.status is Status.PASSED
+
+
+def test_the_smallest_case_that_fails_is_shown():
+    tried = []
+
+    def check(subject, case):
+        tried.append(case.name)
+        if case.values >= 3:
+            raise Broken("Too many.", "3, allowed 2")
+
+    cases = [Case(str(number), number, number) for number in (9, 3, 1, 5)]
+    result = check_rule(made_rule(check, cases=cases), Declines())
+    assert tried == ["1", "3"]
+    assert (result.case, result.reason, result.difference, result.cases) == ("3", "Too many.", "3, allowed 2", 2)
+
+
+def test_what_is_declared_or_impossible_is_counted():
+    cases = [Case("b", needs=(Feature.BSHD,)), Case("a"), Case("c")]
+
+    def check(subject, case):
+        if case.name == "c":
+            raise Inapplicable("one device only")
+
+    result = check_rule(made_rule(check, cases=cases), Declines(BSHD="no rows"))
+    assert (result.status, result.cases, result.skipped) == (Status.PASSED, 1, 2)
+    assert result.reason == "no rows; one device only"
+    whole = check_rule(made_rule(check, needs=[Feature.BSHD]), Declines(BSHD="no rows"))
+    assert (whole.status, whole.cases, whole.skipped, whole.reason) == (Status.SKIPPED, 0, 1, "no rows")
+
+
+def test_no_case_is_no_pass():
+    assert check_rule(made_rule(lambda *_: None, cases=[]), Declines()).status is Status.SKIPPED
+
+
+class NoContext(Mutant):
+    def limits(self):
+        return [Limit(Feature.CONTEXT_PARALLEL, "the ring is not written yet")]
+
+
+def test_a_declared_limit_is_a_skip_with_its_reason(tmp_path, offer):
+    name = offer(NoContext.name, f"{__name__}:NoContext")
+    with Checker(Source(name), tmp_path) as checker:
+        result = checker.check(find_rule("sequences", "context-parallel-outputs"))
+        partly = checker.check(find_rule("sequences", "constraints-are-fixed"))
+    reason = f"{name} declares no context-parallel: the ring is not written yet"
+    assert (result.status, result.reason) == (Status.SKIPPED, reason)
+    assert (partly.status, partly.reason, partly.cases, partly.skipped) == (Status.PASSED, reason, 24, 24)
+
+
+def test_the_sample_keeps_the_rules(tmp_path, offer):
+    name = offer("basalt", "anytron_basalt:BasaltPlatform")
+    report = run(Source(name), ("device", "sequences"), tmp_path, Watcher())
+    failed = [result.explanation for result in report.results if result.status is Status.FAILED]
+    assert failed == []
+    skipped = {result.rule for result in report.results if result.status is Status.SKIPPED}
+    by_declaration = {"own-device"}
+    by_machine = {"peak-memory", "streams-order-work", "pinned-memory"}
+    of_two_devices = {"environment-reaches-ranks", "collective-results", "context-parallel-outputs"}
+    assert skipped == by_declaration | by_machine | of_two_devices
+
+
+def test_the_processor_keeps_the_rules_and_the_command_says_so(offer):
+    done = CliRunner().invoke(app, ["conformance", "cpu", "--level", "device", "--level", "sequences", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [*found] == ["platform", "versions", "levels", "counts"]
+    assert [level["level"] for level in found["levels"]] == ["device", "sequences"]
+    rules = [one for level in found["levels"] for one in level["rules"]]
+    assert all({"rule", "status", "cases", "reason", "case", "docs", "seconds"} <= one.keys() for one in rules)
+    assert found["counts"]["passed"] + found["counts"]["skipped"] == len(rules)
+    skipped = {one["rule"] for one in rules if one["status"] == "skipped"}
+    assert skipped == {"peak-memory", "streams-order-work", "pinned-memory", "patches-take-effect"}
+
+
+def test_the_command_fails_if_a_rule_is_broken(offer):
+    name = offer(
+        NoContext.name.replace("nocontext", "silentfallback"), "tests.conformance.device_mutants:SilentFallback"
+    )
+    done = CliRunner().invoke(app, ["conformance", name, "--level", "device"])
+    assert done.exit_code == 1
+    assert "device/own-device failed\nThe platform says that it is an accelerator" in done.stdout
+    assert f"docs: {PAGE}#own-device" in done.stdout
+
+
+def test_unknown_names_are_refused_with_the_nearest(offer):
+    offer("basalt", "anytron_basalt:BasaltPlatform")
+    for arguments, error in ((["basal"], PlatformError), (["cpu", "--level", "kernel"], ConfigError)):
+        done = CliRunner().invoke(app, ["conformance", *arguments])
+        assert isinstance(done.exception, error)
+        assert done.exception.fix.startswith("did you mean ")
+
+
+def test_levels_come_in_their_order():
+    assert checked_levels(["sequences", "device"]) == ("device", "sequences")
+    assert checked_levels([]) == LEVELS
+
+
+def test_a_report_counts():
+    results = [check_rule(made_rule(lambda *_: None), Declines()), check_rule(made_rule(lambda *_: 1 // 0), Declines())]
+    report = ConformanceReport("acme", {"device": results})
+    assert not report.passed
+    assert report.counts == {"passed": 1, "failed": 1, "skipped": 0, "cases": 2, "cases_skipped": 0}
+
+
+def test_every_rule_has_a_name_of_its_own_and_a_section():
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    rules = [rule for level in LEVELS for rule in rules_of(level)]
+    assert len({rule.name for rule in rules}) == len(rules)
+    for one in rules:
+        assert f"\n### {one.name}\n" in page
+        assert one.help, one.name
+    assert document.render() == page, "run python -m anytron.testing.document docs/reference/conformance.md"
+
+
+def test_it_is_three_lines_in_a_suite(pytester_run):
+    output = pytester_run(
+        "from anytron.testing import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
+    )
+    assert "test_conformance[device/rng-round-trip] PASSED" in output
+    assert "basalt declares no own-device: the simulator computes on the host's processor" in output
+    assert "failed" not in output
+
+
+@pytest.fixture
+def pytester_run(offer, tmp_path):
+    """Run pytest on a file, in a process of its own, where the sample is installed."""
+    import subprocess
+    import sys
+
+    offer("basalt", "anytron_basalt:BasaltPlatform")
+
+    def ran(source):
+        (tmp_path / "test_sample.py").write_text(source)
+        program = f"import sys, pytest; sys.path[:0] = {sys.path!r}; sys.exit(pytest.main(sys.argv[1:]))"
+        command = [sys.executable, "-c", program, "-v", "-rs", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        return subprocess.run(
+            [*command, str(tmp_path / "test_sample.py")], capture_output=True, text=True, timeout=300, check=False
+        ).stdout
+
+    return ran
+
+
+def test_the_processor_declares_nothing():
+    assert list(CpuPlatform().limits()) == []

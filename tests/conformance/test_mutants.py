@@ -1,0 +1,45 @@
+"""Every broken platform is caught by the rule that it breaks, with the right words; a right one passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from anytron.plugins import hooks_of
+from anytron.plugins.session import Session
+from anytron.testing.checking import check_rule
+from anytron.testing.levels import rules_of
+from anytron.testing.results import Status
+from anytron.testing.rules import LEVELS
+from anytron.testing.subject import Source, Subject
+from anytron_cpu import CpuPlatform
+from tests.conformance import device_mutants, sequence_mutants
+from tests.conformance.mutant import mutants_of
+
+MUTANTS = [*mutants_of(device_mutants), *mutants_of(sequence_mutants)]
+RANKS = ("collective-results", "context-parallel-outputs", "environment-reaches-ranks")
+"""Rules that start processes, which find the platform by name."""
+
+
+def result_of(name, platform, scratch, extensions=None):
+    rule = next(rule for level in LEVELS for rule in rules_of(level) if rule.name == name)
+    hooks = hooks_of(platform, extensions)
+    subject = Subject(Source(platform.name), Session(hooks, platform, platform.probe(), "", (), ()), scratch)
+    try:
+        return check_rule(rule, subject)
+    finally:
+        subject.close()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_it_is_caught(mutant, tmp_path, offer):
+    offer(mutant.name, f"{mutant.__module__}:{mutant.__name__}")
+
+    result = result_of(mutant.rule, mutant(), tmp_path, mutant.extensions)
+
+    assert result.status is Status.FAILED
+    assert mutant.says in f"{result.reason} {result.difference}"
+
+
+@pytest.mark.parametrize("name", sorted({mutant.rule for mutant in MUTANTS} - set(RANKS)))
+def test_the_processor_keeps_the_rule(name, tmp_path):
+    assert result_of(name, CpuPlatform(), tmp_path).status is not Status.FAILED

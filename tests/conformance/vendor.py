@@ -1,0 +1,4 @@
+"""Stands for a vendor's library."""
+
+TILE = 16
+TOLD = None
