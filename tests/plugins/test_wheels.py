@@ -150,20 +150,24 @@ def test_the_sample_passes_the_whole_kit_and_trains_five_steps(installed, tmp_pa
 
 
 @pytest.fixture
-def pip_here(installed) -> dict[str, str]:
-    """Environment variables with which ``pip`` is a command of the fresh environment, and asks no index."""
+def pip_here(installed):
+    """``pip install`` is a command of the fresh environment; it asks no index."""
     program = installed / "bin" / "pip"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {installed}/bin/python "$@"\n')
+    offline = "--no-index --no-build-isolation --no-deps"
+    program.write_text(
+        f'#!/bin/sh\nshift\nexec {sys.executable} -m pip --python {installed}/bin/python install {offline} "$@"\n'
+    )
     program.chmod(0o755)
-    yield {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1"}
+    yield
     pip("--python", installed / "bin" / "python", "uninstall", "--yes", "anytron-acme")
 
 
-def test_a_new_platform_passes_level_device_at_once(installed, pip_here, tmp_path):
+@pytest.mark.usefixtures("pip_here")
+def test_a_new_platform_passes_level_device_at_once(installed, tmp_path):
     """Word for word what ``anytron new-platform --help`` says, and then what that says."""
     said = run(installed, "anytron", "new-platform", "--help").stdout
     (example,) = [line.partition("Example: ")[2] for line in said.splitlines() if "Example: " in line]
-    done = run(installed, "bash", "-euc", example, cwd=tmp_path, **pip_here)
+    done = run(installed, "bash", "-euc", example, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
     assert "platform: acme (anytron-acme computes on the host's processor" in done.stderr
@@ -177,7 +181,8 @@ INTO = {
 
 
 @pytest.mark.slow
-def test_the_tutorial_word_for_word(installed, pip_here, tmp_path):
+@pytest.mark.usefixtures("pip_here")
+def test_the_tutorial_word_for_word(installed, tmp_path):
     """Its files are written, its methods put in, and its commands run, in the order of the page."""
     page = "docs/tutorial/bring-up-a-chip.md"
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -186,7 +191,7 @@ def test_the_tutorial_word_for_word(installed, pip_here, tmp_path):
     fault, kernels, hook = (text.partition("\n")[::2] for text in blocks(page, "python"))
 
     def commands(block: str) -> subprocess.CompletedProcess[str]:
-        done = run(installed, "bash", "-euc", block, cwd=tmp_path, **pip_here)
+        done = run(installed, "bash", "-euc", block, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
