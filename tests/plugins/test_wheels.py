@@ -166,7 +166,7 @@ def pip_here(installed):
 def test_a_new_platform_passes_level_device_at_once(installed, tmp_path):
     """Word for word what ``anytron new-platform --help`` says, and then what that says."""
     said = run(installed, "anytron", "new-platform", "--help").stdout
-    (example,) = [line.partition("Example: ")[2] for line in said.splitlines() if "Example: " in line]
+    example = " ".join(said.partition("Example: ")[2].partition("\n\n")[0].split())
     done = run(installed, "bash", "-euc", example, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
