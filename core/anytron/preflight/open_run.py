@@ -12,6 +12,7 @@ from anytron.hooks.edits import apply_edits
 from anytron.platform import decisions_of
 from anytron.plugins import Session, check_requirements, open_session
 from anytron.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
+from anytron.preflight.limits import limit_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
 
@@ -74,6 +75,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     found += training_diagnostics(config)
     found += rollout_diagnostics(config)
     found += platform_diagnostics(config, session.platform)
+    found += limit_diagnostics(config, session.platform)
     return OpenRun(config, session, remarks, places.locate(found))
 
 

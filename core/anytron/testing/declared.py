@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
 from anytron.errors import AnytronError
 from anytron.platform import Feature, limits_of
+from anytron.preflight.limits import SIZES, VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from anytron.hooks.facade import Hooks
     from anytron.platform import Platform
-
-ASKING: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
-    {
-        Feature.THD: ("engine.sequence_format", "thd"),
-        Feature.BSHD: ("engine.sequence_format", "bshd"),
-        Feature.BFLOAT16: ("model.dtype", "bfloat16"),
-        Feature.TENSOR_PARALLEL: ("parallel.tensor_model_parallel_size", 2),
-        Feature.PIPELINE_PARALLEL: ("parallel.pipeline_model_parallel_size", 2),
-        Feature.CONTEXT_PARALLEL: ("parallel.context_parallel_size", 2),
-        Feature.EXPERT_PARALLEL: ("parallel.expert_model_parallel_size", 2),
-        Feature.RECOMPUTE: ("engine.recompute", "full"),
-    }
-)
-"""The key and the value with which a run asks for a feature; the others are a matter of the model."""
 
 
 def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
@@ -37,7 +21,7 @@ def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
     an error at its key, or an edit that sets another value, is a declaration.
     """
     found = limits_of(platform)
-    for feature, (key, value) in ASKING.items():
+    for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():
         if feature not in found and (reason := _refusal(hooks, key, value)):
             found[feature] = reason
     if Feature.BFLOAT16 not in found:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anytron.testing.subject import Subject
 
 CALL_S = 40.0
-START_S = 120.0
+START_S = 300.0
 
 
 def on_ranks(subject: Subject, count: int, function: Callable[..., None], *arguments: Any) -> None:

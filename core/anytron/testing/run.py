@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anytron.testing.rules import Level, Rule
     from anytron.testing.subject import Source
 
-START_S = 120.0
+START_S = 300.0
 """Seconds in which the platform must be opened."""
 
 

@@ -123,7 +123,7 @@ CASES = [
     "device",
     "Collectives over two ranks give what arithmetic gives, in rank order, in float32 and bfloat16.",
     cases=CASES,
-    limit_s=150.0,
+    limit_s=360.0,
 )
 def collective_results(subject: Subject, case: Case) -> None:
     """Two processes on two devices call each collective with numbers that tell ranks and places apart.

@@ -53,7 +53,7 @@ def environment_agrees(subject: Subject, case: Case) -> None:
         raise Broken(error.what, error.why) from error
 
 
-@rule("environment-reaches-ranks", "device", "A rank has the environment that the plugins want for it.", limit_s=150.0)
+@rule("environment-reaches-ranks", "device", "A rank has the environment that the plugins want for it.", limit_s=360.0)
 def environment_reaches_ranks(subject: Subject, case: Case) -> None:
     """Two ranks are started, and each reads its own variables after the device's libraries were loaded.
 

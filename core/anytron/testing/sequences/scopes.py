@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anytron.testing.subject import Subject
 
 FIRST, SECOND = (2, 1), (3, 1, 2)
-CASES = [Scene(sequence_format, FIRST).case for sequence_format in ("thd", "bshd")]  # type: ignore[arg-type]
+CASES = [Scene(sequence_format, FIRST).case for sequence_format in ("thd", "bshd")]
 PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, torch.Tensor)
 
 

@@ -1,0 +1,81 @@
+"""Refuse a run that asks for something that the platform says it does not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.data.model_files import faults, read_config
+from anytron.errors import ConfigError
+from anytron.platform import Feature, limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.platform import Platform
+
+VALUES: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
+    {
+        Feature.THD: ("engine.sequence_format", "thd"),
+        Feature.BSHD: ("engine.sequence_format", "bshd"),
+        Feature.BFLOAT16: ("model.dtype", "bfloat16"),
+        Feature.RECOMPUTE: ("engine.recompute", "full"),
+    }
+)
+"""Features that a run asks for by a value of a key."""
+SIZES: Mapping[Feature, str] = MappingProxyType(
+    {
+        Feature.TENSOR_PARALLEL: "parallel.tensor_model_parallel_size",
+        Feature.PIPELINE_PARALLEL: "parallel.pipeline_model_parallel_size",
+        Feature.CONTEXT_PARALLEL: "parallel.context_parallel_size",
+        Feature.EXPERT_PARALLEL: "parallel.expert_model_parallel_size",
+    }
+)
+"""Features that a run asks for by a size above 1."""
+
+
+def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Find what of a run the platform declares not to do (:meth:`anytron.platform.Platform.limits`)."""
+    limits = limits_of(platform)
+    asked = {**_asked_by_configuration(config), **_asked_by_model(config)} if limits else {}
+    for feature, key in asked.items():
+        if feature in limits:
+            message = f"the platform {platform.name} has no {feature.value}: {limits[feature]}"
+            yield Diagnostic("error", key, message, "change it, or use another platform")
+
+
+def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
+    found = {feature: key for feature, (key, value) in VALUES.items() if _value(config, key) == value}
+    return found | {feature: key for feature, key in SIZES.items() if _value(config, key) > 1}
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _asked_by_model(config: RunConfig) -> dict[Feature, str]:
+    """Read the model's Hugging Face config; one that is missing or malformed is reported elsewhere."""
+    key = "model.config" if config.model.path is None else "model.path"
+    try:
+        whole = (config.model.config or {}) if config.model.path is None else read_config(Path(config.model.path))
+    except ConfigError:
+        return {}
+    if any(faults(whole)):
+        return {}
+    text: Mapping[str, Any] = whole.get("text_config") or whole
+    layers = text.get("layer_types") or ()
+    asked = {
+        Feature.VISION: "vision_config" in whole,
+        Feature.LATENT_ATTENTION: bool(text.get("kv_lora_rank")),
+        Feature.LINEAR_ATTENTION: "linear_attention" in layers,
+        Feature.MIXTURE_OF_EXPERTS: any(
+            text.get(one) for one in ("num_experts", "num_local_experts", "n_routed_experts")
+        ),
+        Feature.SLIDING_WINDOW: bool(text.get("use_sliding_window")) or "sliding_attention" in layers,
+        Feature.ATTENTION_SINKS: text.get("model_type") == "gpt_oss",
+    }
+    return {feature: key for feature, present in asked.items() if present}
