@@ -45,6 +45,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("trainer",),
         ("verification",),
         ("testing",),
+        ("scaffold",),
         ("cli",),
         ("__main__",),
     ),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-TOY = Path(__file__).parents[1] / "plugins" / "toy_platform"
+from tests.third_party_platform import SAMPLE, install_sdk
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +19,10 @@ def one_thread():
 @pytest.fixture
 def offer(tmp_path, monkeypatch):
     """Offer a platform under its name, as an installed distribution does."""
-    monkeypatch.setenv("TOY_DEVICE", "usable")
+    monkeypatch.setenv("BASALT_DEVICES", "1")
     monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "megatron")
-    monkeypatch.syspath_prepend(TOY)
-    monkeypatch.syspath_prepend(tmp_path)
+    for path in (SAMPLE, *install_sdk(tmp_path)):
+        monkeypatch.syspath_prepend(path)
 
     def offered(name, value):
         info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
@@ -34,5 +33,5 @@ def offer(tmp_path, monkeypatch):
         return name
 
     yield offered
-    for name in [name for name in sys.modules if name.partition(".")[0] == "anytron_toy"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("anytron_basalt", "basalt_sdk")]:
         del sys.modules[name]

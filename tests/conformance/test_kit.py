@@ -123,8 +123,8 @@ def test_a_declared_limit_is_a_skip_with_its_reason(tmp_path, offer):
     assert (partly.status, partly.reason, partly.cases, partly.skipped) == (Status.PASSED, reason, 24, 24)
 
 
-def test_the_toy_keeps_the_rules(tmp_path, offer):
-    name = offer("toy", "anytron_toy:ToyPlatform")
+def test_the_sample_keeps_the_rules(tmp_path, offer):
+    name = offer("basalt", "anytron_basalt:BasaltPlatform")
     report = run(Source(name), ("device", "sequences"), tmp_path, Watcher())
     failed = [result.explanation for result in report.results if result.status is Status.FAILED]
     assert failed == []
@@ -164,8 +164,8 @@ def test_the_command_fails_if_a_rule_is_broken(offer):
 
 
 def test_unknown_names_are_refused_with_the_nearest(offer):
-    offer("toy", "anytron_toy:ToyPlatform")
-    for arguments, error in ((["toi"], PlatformError), (["cpu", "--level", "kernel"], ConfigError)):
+    offer("basalt", "anytron_basalt:BasaltPlatform")
+    for arguments, error in ((["basal"], PlatformError), (["cpu", "--level", "kernel"], ConfigError)):
         done = CliRunner().invoke(app, ["conformance", *arguments])
         assert isinstance(done.exception, error)
         assert done.exception.fix.startswith("did you mean ")
@@ -178,7 +178,7 @@ def test_levels_come_in_their_order():
 
 def test_a_report_counts():
     results = [check_rule(made_rule(lambda *_: None), Declines()), check_rule(made_rule(lambda *_: 1 // 0), Declines())]
-    report = ConformanceReport("toy", {"device": results})
+    report = ConformanceReport("acme", {"device": results})
     assert not report.passed
     assert report.counts == {"passed": 1, "failed": 1, "skipped": 0, "cases": 2, "cases_skipped": 0}
 
@@ -195,27 +195,27 @@ def test_every_rule_has_a_name_of_its_own_and_a_section():
 
 def test_it_is_three_lines_in_a_suite(pytester_run):
     output = pytester_run(
-        "from anytron.testing import conformance\n\ntest_conformance = conformance('toy', level='device')\n"
+        "from anytron.testing import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
     )
     assert "test_conformance[device/rng-round-trip] PASSED" in output
-    assert "toy declares no own-device: the processor plays the toy" in output
+    assert "basalt declares no own-device: the simulator computes on the host's processor" in output
     assert "failed" not in output
 
 
 @pytest.fixture
 def pytester_run(offer, tmp_path):
-    """Run pytest on a file, in a process of its own, where the toy is installed."""
+    """Run pytest on a file, in a process of its own, where the sample is installed."""
     import subprocess
     import sys
 
-    offer("toy", "anytron_toy:ToyPlatform")
+    offer("basalt", "anytron_basalt:BasaltPlatform")
 
     def ran(source):
-        (tmp_path / "test_toy.py").write_text(source)
+        (tmp_path / "test_sample.py").write_text(source)
         program = f"import sys, pytest; sys.path[:0] = {sys.path!r}; sys.exit(pytest.main(sys.argv[1:]))"
         command = [sys.executable, "-c", program, "-v", "-rs", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
         return subprocess.run(
-            [*command, str(tmp_path / "test_toy.py")], capture_output=True, text=True, timeout=300, check=False
+            [*command, str(tmp_path / "test_sample.py")], capture_output=True, text=True, timeout=300, check=False
         ).stdout
 
     return ran

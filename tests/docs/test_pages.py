@@ -16,7 +16,9 @@ from anytron.environments.loading import check_environment
 from anytron.rewards import Sample
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md"), *ROOT.glob("examples/**/*.md")]
+)
 SOURCES = sorted(path for folder in ("core", "backends", "plugins") for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -23,13 +23,13 @@ from anytron.plugins import hooks_of, survey_plugins
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
 from anytron.traits import ModelTraits, ParallelSizes
 from tests.docs.test_pages import ROOT, blocks
+from tests.third_party_platform import SAMPLE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PLATFORM, EXTENSION = "docs/how-to/write-a-platform.md", "docs/how-to/write-an-extension.md"
 KERNELS, PATCHES = "docs/how-to/check-your-kernels.md", "docs/explanation/patches.md"
-TOY = ROOT / "tests" / "plugins" / "toy_platform"
 CONFIG = {"model": {"path": "x"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact"}]}
 
 
@@ -63,7 +63,7 @@ def entry_point(page):
 @pytest.fixture
 def library(monkeypatch):
     """The vendor's library that the examples are about."""
-    made = ModuleType("toy_library")
+    made = ModuleType("vendors_library")
     made.told, made.TILE, made.buffer_size = None, 16, lambda: 1
 
     def set_lengths(lengths):
@@ -71,33 +71,34 @@ def library(monkeypatch):
         return before
 
     made.set_lengths = set_lengths
-    monkeypatch.setitem(sys.modules, "toy_library", made)
+    for name in ("acme_library", "toy_library"):
+        monkeypatch.setitem(sys.modules, name, made)
     return made
 
 
 # ---- a platform ---------------------------------------------------------------------------------------
 
 
-def test_the_first_two_sections_are_a_platform(module, monkeypatch):
-    runtime = module("toy_runtime", example(PLATFORM, "class ToyRuntime"))
-    made = module("toy_platform_of_the_page", example(PLATFORM, "class ToyPlatform"))
-    monkeypatch.setitem(sys.modules, "anytron_toy", ModuleType("anytron_toy"))
-    monkeypatch.setitem(sys.modules, "anytron_toy.runtime", runtime)
+def test_the_third_section_is_a_platform(module, monkeypatch):
+    runtime = module("acme_runtime", example(PLATFORM, "class AcmeRuntime"))
+    made = module("acme_platform_of_the_page", example(PLATFORM, "class AcmePlatform"))
+    monkeypatch.setitem(sys.modules, "anytron_acme", ModuleType("anytron_acme"))
+    monkeypatch.setitem(sys.modules, "anytron_acme.runtime", runtime)
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device_count=lambda: 2))
 
-    platform = made.ToyPlatform()
+    platform = made.AcmePlatform()
 
     assert platform.probe().devices == platform.runtime().device_count() == 2
     assert isinstance(platform.runtime(), DeviceRuntime)
-    assert platform.runtime() is made.ToyPlatform().runtime()
-    assert entry_point(PLATFORM) == ("anytron.platforms", platform.name, "anytron_toy:ToyPlatform")
+    assert platform.runtime() is made.AcmePlatform().runtime()
+    assert entry_point(PLATFORM) == ("anytron.platforms", platform.name, "anytron_acme:AcmePlatform")
 
 
 def test_the_example_of_a_scope_sets_and_puts_back(module, library):
     plugin = module("with_lengths", example(PLATFORM, "class WithLengths")).WithLengths()
     layout, tokens = plan_layout([3, 2]), torch.arange(5)
     given = ModelInputs(layout, layout.pack(tokens), layout.position_ids, layout.next_tokens(tokens))
-    inputs = hooks_of(extensions={"toy": plugin}).preprocess_sequences(given)
+    inputs = hooks_of(extensions={"acme": plugin}).preprocess_sequences(given)
     library.told = "before"
     with scopes.enter(inputs.scope):
         assert library.told == [3, 2]
@@ -117,9 +118,9 @@ def test_the_example_of_an_error_is_shown_in_four_lines(module):
 def test_the_example_of_a_test_asks_a_facade(module):
     test = module("tiles", example(PLATFORM, "test_sequences_are_whole_tiles")).test_sequences_are_whole_tiles
 
-    toy = module("toy_of_the_page", example(PLATFORM, "class ToyPlatform"))
+    acme = module("acme_of_the_page", example(PLATFORM, "class AcmePlatform"))
 
-    class WithTiles(toy.ToyPlatform):
+    class WithTiles(acme.AcmePlatform):
         @hookimpl
         def layout_constraints(self, request):
             return LayoutConstraints(align=8)
@@ -181,16 +182,24 @@ def test_the_example_of_patches_is_applied_where_it_is_needed(module, library, t
 # ---- kernels ------------------------------------------------------------------------------------------
 
 MUTANTS = {
-    "top-left": ("kernels.py", "tril(len(key) - len(query))", "tril()", "last_query"),
-    "not-causal": ("kernels.py", "seen.tril(len(key) - len(query)) if causal else seen", "seen", ""),
-    "heads": ("kernels.py", "key[of_keys], value", "key[of_keys].flip(1), value", ""),
-    "padding": ("kernels.py", "query.new_zeros", "query.new_ones", "attention_is"),
-    "temperature": ("kernels.py", ".float() / temperature", ".float()", "log_probs"),
-    "vocabulary": ("kernels.py", "weight[:entries]", "weight", "log_probs"),
-    "ignored": ("kernels.py", "torch.where(real, entropy, 0.0)", "entropy", "log_probs"),
-    "entropy": ("kernels.py", "-(every.exp() * every)", "-(every.exp() * every).detach()", "log_probs"),
-    "halves": ("kernels.py", "gate, up = ", "up, gate = ", "swiglu"),
-    "gradient": ("kernels.py", "functional.silu(gate) * up", "functional.silu(gate.detach()) * up", "swiglu"),
+    "top-left": ("attention.py", "arange(keys - queries, keys,", "arange(queries,", "last_query"),
+    "not-causal": (
+        "attention.py",
+        "hidden = distance > 0 if causal else",
+        "hidden = distance > keys if causal else",
+        "",
+    ),
+    "heads": ("attention.py", "key[None, of_keys], value", "key[None, of_keys].flip(2), value", ""),
+    "padding": ("attention.py", "query.new_zeros", "query.new_ones", "attention_is"),
+    "temperature": ("log_probs.py", ".float() / temperature", ".float()", "log_probs"),
+    "vocabulary": ("log_probs.py", "weight[:entries]", "weight", "log_probs"),
+    "ignored": ("log_probs.py", "torch.where(real, entropy, 0.0)", "entropy", "log_probs"),
+    "entropy": ("log_probs.py", "-(every.exp() * every)", "-(every.exp() * every).detach()", "log_probs"),
+    "eps": ("fused.py", "keepdim=True) + eps)", "keepdim=True))", "rms_norm"),
+    "centre": ("fused.py", "1.0 + weight.float() if zero_centered else weight", "weight", "rms_norm"),
+    "through-the-root": ("fused.py", "normal * (scaled * normal)", "0 * (scaled * normal)", "rms_norm"),
+    "halves": ("fused.py", "gate, up = ", "up, gate = ", "swiglu"),
+    "gradient": ("fused.py", "functional.silu(gate) * up", "functional.silu(gate.detach()) * up", "swiglu"),
     "output": ("platform.py", "layout.unpack(values) if", "layout.unpack(values).flip(0) if", "outputs"),
     "detached": (
         "platform.py",
@@ -199,33 +208,32 @@ MUTANTS = {
         "outputs",
     ),
 }
-"""By name: the toy's file, what stands in it, what stands there instead, and whose failure is expected."""
+"""By name: the sample's file, what stands in it, what stands there instead, and whose failure is expected."""
 
 
-def run_the_file(folder: Path, *, toy: Path) -> subprocess.CompletedProcess[str]:
+def run_the_file(folder: Path, *paths: str) -> subprocess.CompletedProcess[str]:
     (source,) = [block for block in blocks(KERNELS, "python") if "MyPlatform" in block]
     (folder / "test_my_kernels.py").write_text(source)
-    paths = [str(toy), *filter(None, sys.path)]
-    program = f"import sys, pytest; sys.path[:0] = {paths!r}; sys.exit(pytest.main(sys.argv[1:]))"
+    program = f"import sys, pytest; sys.path[:0] = {[*paths, *sys.path]!r}; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
 
 
-def test_the_file_passes_for_the_toy(tmp_path):
-    done = run_the_file(tmp_path, toy=TOY)
+def test_the_file_passes_for_the_sample(tmp_path):
+    done = run_the_file(tmp_path, str(SAMPLE), str(SAMPLE / "sdk"))
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_file_notices_what_is_wrong(tmp_path, mutant):
     file, right, wrong, test = MUTANTS[mutant]
-    folder = tmp_path / "toy" / "anytron_toy"
+    folder = tmp_path / "mutant" / "anytron_basalt"
     folder.mkdir(parents=True)
-    for path in (TOY / "anytron_toy").glob("*.py"):
+    for path in (SAMPLE / "anytron_basalt").glob("*.py"):
         text = path.read_text()
         assert path.name != file or right in text
         (folder / path.name).write_text(text.replace(right, wrong) if path.name == file else text)
-    done = run_the_file(tmp_path, toy=folder.parent)
+    done = run_the_file(tmp_path, str(folder.parent), str(SAMPLE / "sdk"))
     failed = re.findall(r"^FAILED .*::(test_\w+\S*)", done.stdout, re.MULTILINE)
     assert done.returncode == 1, done.stdout
     assert failed

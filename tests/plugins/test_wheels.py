@@ -1,4 +1,7 @@
-"""The distributions as people install them: wheels, extras, entry points, a fresh environment."""
+"""The distributions as people install them: wheels, extras, entry points, a fresh environment.
+
+Beside ours lies a stranger's: the complete platform of examples/third_party_platform, and one that is written here.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT, ROOT / "plugins" / "cuda", ROOT / "plugins" / "ascend", Path(__file__).parent / "toy_platform")
+from tests.docs.test_pages import blocks
+from tests.house import ROOT
+from tests.third_party_platform import SAMPLE, USABLE
+
+SOURCES = (ROOT, ROOT / "plugins" / "cuda", ROOT / "plugins" / "ascend", SAMPLE, SAMPLE / "sdk")
+SHORT = ("rollout.samples_per_prompt=4", "data.prompts_per_step=8")
 
 
 def pip(*arguments: object) -> None:
@@ -24,7 +31,7 @@ def pip(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A fresh environment with ``anytron[ascend]`` and the toy from wheels; third-party packages are borrowed."""
+    """A fresh environment with ``anytron[ascend]`` and the sample from wheels; third-party packages are borrowed."""
     base = tmp_path_factory.mktemp("wheels")
     wheels, environment, borrowed = base / "dist", base / "venv", base / "borrowed"
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, *SOURCES)
@@ -32,7 +39,8 @@ def installed(tmp_path_factory) -> Path:
         "anytron",
         "anytron_cuda",
         "anytron_ascend",
-        "anytron_toy",
+        "anytron_basalt",
+        "basalt_sdk",
     }
     venv.create(environment, with_pip=False)
     # Links to the packages of this environment, all but our own, so that nothing has to be downloaded.
@@ -44,21 +52,21 @@ def installed(tmp_path_factory) -> Path:
     (site_packages / "borrowed.pth").write_text(f"{borrowed}\n")
     pip(
         "--python", environment / "bin" / "python", "install", "--no-index", "--find-links", wheels,
-        "anytron[ascend]", "anytron-toy",
+        "anytron[ascend]", "anytron-basalt",
     )  # fmt: skip
     return environment
 
 
-def run(environment: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(environment: Path, *command: str, cwd: Path | None = None, **variables: str):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ANYTRON_", "PYTHON"))}
-    program = environment / "bin" / command[0]
+    clean["PATH"] = f"{environment / 'bin'}{os.pathsep}{clean['PATH']}"
     return subprocess.run(
-        [program, *command[1:]],
+        command,
         env={**clean, **variables},
-        cwd=environment,
+        cwd=cwd or environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=540,
         check=False,
     )
 
@@ -67,24 +75,24 @@ def test_the_extra_brings_the_platform_and_the_command_lists_it(installed):
     done = run(installed, "anytron", "plugins", "list", "--json")
     assert done.returncode == 0, done.stderr
     found = {report["name"]: report for report in json.loads(done.stdout)}
-    assert set(found) == {"cpu", "ascend", "toy", "megatron"}
+    assert set(found) == {"cpu", "ascend", "basalt", "megatron"}
     assert (found["ascend"]["distribution"], found["ascend"]["state"]) == ("anytron-ascend", "unavailable")
     assert found["cpu"]["state"] == "active"
     assert "every installed accelerator is absent" in found["cpu"]["reason"]
-    assert len(found["toy"]["hooks"]) == 12
+    assert len(found["basalt"]["hooks"]) == 12
 
 
 def test_an_installed_platform_whose_device_is_there_becomes_active(installed):
-    done = run(installed, "anytron", "plugins", "list", "--json", TOY_DEVICE="usable")
+    done = run(installed, "anytron", "plugins", "list", "--json", **USABLE)
     states = {report["name"]: report["state"] for report in json.loads(done.stdout)}
-    assert (states["toy"], states["cpu"]) == ("active", "available")
+    assert (states["basalt"], states["cpu"]) == ("active", "available")
 
 
 def test_no_import_name_but_ours_is_installed(installed):
     site_packages = next(installed.glob("lib/python*/site-packages"))
     names = {path.name for path in site_packages.iterdir() if path.suffix not in (".dist-info", ".pth")}
-    parts = ("", "_megatron", "_ray", "_rollout", "_verifiers", "_vllm", "_cpu", "_ascend", "_toy")
-    assert names == {f"anytron{part}" for part in parts}
+    parts = ("", "_megatron", "_ray", "_rollout", "_verifiers", "_vllm", "_cpu", "_ascend", "_basalt")
+    assert names == {*(f"anytron{part}" for part in parts), "basalt_sdk"}
 
 
 def test_the_package_is_typed_and_imported_from_the_wheel(installed):
@@ -99,3 +107,112 @@ def test_an_ascend_run_without_an_npu_is_refused_with_what_why_and_fix(installed
     assert "Platform 'ascend' cannot be used: its device is not on this machine." in done.stderr
     assert "torch_npu is not installed" in done.stderr
     assert "pip install torch-npu" in done.stderr
+
+
+# ---- a stranger's platform ----------------------------------------------------------------------------
+
+
+def train(environment: Path, directory: Path, steps: int, **variables: str) -> list[dict]:
+    """Train the example for some steps; give their metrics."""
+    output = f"trainer.output_dir={directory / 'run'}"
+    example = str(ROOT / "examples" / "grpo_sort.yaml")
+    done = run(environment, "anytron", "train", example, f"trainer.total_steps={steps}", output, *SHORT, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_trained(metrics: list[dict], steps: int) -> None:
+    assert len(metrics) == steps
+    assert all(step["grad_norm"] > 0 and step["rollout/log_prob_abs_diff"] < 1e-4 for step in metrics)
+
+
+def test_the_sample_s_own_tests_pass_beside_ours(installed):
+    """The three lines that are the kit, here its level ``device``, and what only the sample's authors know."""
+    tests = str(SAMPLE / "tests")
+    command = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "device or basalt", "--rootdir", tests)
+    done = run(installed, *command, "-rp", tests, **USABLE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_conformance[device/patches-take-effect]" in done.stdout
+    assert "test_the_kernel_refuses_sequences_that_start_within_a_tile" in done.stdout
+
+
+def test_the_sample_trains_beside_ours(installed, tmp_path):
+    assert_trained(train(installed, tmp_path, 2, **USABLE), 2)
+    (rank,) = json.loads((tmp_path / "run" / "patches.json").read_text())["trainer"]
+    assert "basalt.tile" in {patch["id"] for patch in rank["patches"] if patch["outcome"] == "applied"}
+
+
+@pytest.mark.slow
+def test_the_sample_passes_the_whole_kit_and_trains_five_steps(installed, tmp_path):
+    done = run(installed, "anytron", "conformance", "basalt", "--json", **USABLE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_trained(train(installed, tmp_path, 5, **USABLE), 5)
+
+
+@pytest.fixture
+def pip_here(installed):
+    """``pip install`` is a command of the fresh environment; it asks no index."""
+    program = installed / "bin" / "pip"
+    offline = "--no-index --no-build-isolation --no-deps"
+    program.write_text(
+        f'#!/bin/sh\nshift\nexec {sys.executable} -m pip --python {installed}/bin/python install {offline} "$@"\n'
+    )
+    program.chmod(0o755)
+    yield
+    pip("--python", installed / "bin" / "python", "uninstall", "--yes", "anytron-acme")
+
+
+@pytest.mark.usefixtures("pip_here")
+def test_a_new_platform_passes_level_device_at_once(installed, tmp_path):
+    """Word for word what ``anytron new-platform --help`` says, and then what that says."""
+    said = run(installed, "anytron", "new-platform", "--help").stdout
+    example = " ".join(said.partition("Example: ")[2].partition("\n\n")[0].split())
+    done = run(installed, "bash", "-euc", example, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 failed" in done.stdout
+    assert "platform: acme (anytron-acme computes on the host's processor" in done.stderr
+
+
+INTO = {
+    "anytron_acme/runtime.py": "    # Delete these two methods",
+    "anytron_acme/platform.py": "    # What to write next.",
+}
+"""Before which line of a file the tutorial's methods are put."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pip_here")
+def test_the_tutorial_word_for_word(installed, tmp_path):
+    """Its files are written, its methods put in, and its commands run, in the order of the page."""
+    page = "docs/tutorial/bring-up-a-chip.md"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    package = tmp_path / "anytron-acme"
+    first, second, broken, checked, trained = blocks(page, "sh")
+    fault, kernels, hook = (text.partition("\n")[::2] for text in blocks(page, "python"))
+
+    def commands(block: str) -> subprocess.CompletedProcess[str]:
+        done = run(installed, "bash", "-euc", block, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def put_in(heading: str, method: str) -> tuple[Path, str]:
+        name = heading.removeprefix("# ")
+        before = (package / name).read_text()
+        assert before.count(INTO[name]) == 1
+        text = before.replace("import Platform\n", "import Platform, hookimpl\n")
+        (package / name).write_text(text.replace(INTO[name], f"{method}\n{INTO[name]}"))
+        return package / name, before
+
+    assert "platform: acme (anytron-acme computes" in commands(first).stderr
+    assert "device" in commands(second).stdout
+    file, before = put_in(*fault)
+    said = commands(broken).stdout
+    assert "rng-round-trip" in said
+    assert said.endswith("a rule is broken\n")
+    file.write_text(before)
+    (package / kernels[0].removeprefix("# ")).write_text(kernels[1])
+    put_in(*hook)
+    commands(checked)
+    commands(trained)
+    (rank,) = json.loads((tmp_path / "runs/acme/patches.json").read_text())["trainer"]
+    assert rank["kernels"]["fused_kernel swiglu"] == "acme"

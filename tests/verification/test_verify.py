@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from anytron.verification import CHECKS
+from tests.third_party_platform import USABLE, install_into
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
@@ -245,16 +246,12 @@ def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
 
 
 def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
-    """The toy's attention kernel also insists on what the scope of its micro-batch has set."""
-    info = tmp_path / "anytron_toy-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: anytron-toy\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[anytron.platforms]\ntoy = anytron_toy:ToyPlatform\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests" / "plugins" / "toy_platform")])
-    code, results = verify_json(environment={**os.environ, "PYTHONPATH": path, "TOY_DEVICE": "usable"})
+    """Its attention kernel also insists on what the scope of its micro-batch has set."""
+    path = os.pathsep.join(install_into(tmp_path))
+    code, results = verify_json(environment={**os.environ, **USABLE, "PYTHONPATH": path})
     assert with_status(results, "failed") == set(), results
     assert code == 0
-    assert "thd 'toy_lengths' attends as defined" in results["mask-conformance"]["detail"]
+    assert "thd 'basalt_lengths' attends as defined" in results["mask-conformance"]["detail"]
 
 
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts():

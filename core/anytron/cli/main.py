@@ -205,6 +205,22 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
     show_config(config, overrides or [])
 
 
+@app.command("new-platform")
+def new_platform(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What users will write in platform.name.")],
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Where to write it.")] = Path(),
+) -> None:
+    """Write the package of a new platform, anytron-NAME, which installs and computes on the host's processor.
+
+    Its comments say what to write next until it computes on your device. `anytron conformance NAME` checks it.
+
+    Example: anytron new-platform acme && pip install ./anytron-acme && anytron conformance acme --level device
+    """
+    from anytron.cli.new_platform import new_platform as write
+
+    write(name, into)
+
+
 @app.command()
 def doctor(
     config: Annotated[

@@ -1,0 +1,188 @@
+"""The Basalt platform: every hook, each as short as it can be. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron import Platform, hookimpl
+from anytron.config.diagnostics import Diagnostic
+from anytron.hooks.types import ConfigEdit, Requirement
+from anytron.masks import AttnMask, MaskKind
+from anytron.platform import Availability, Decision, Feature, Limit, Probe
+from anytron.traits import ModelTraits
+from anytron_basalt.options import BasaltOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pydantic import BaseModel
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.hooks.types import ProcessInfo
+    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
+    from anytron.masks import MaskRequest
+    from anytron.patches import Patch, Phase
+    from anytron.platform import DeviceRuntime
+    from anytron.sequences import LayoutConstraints, ModelInputs, SequenceLayout
+
+DEVICE = Path("/dev/basalt0")
+
+
+class BasaltPlatform(Platform):
+    """Basalt accelerators, through their vendor's library."""
+
+    name = "basalt"
+    options_model = BasaltOptions
+    visible_devices_variable = "BASALT_VISIBLE_DEVICES"
+    environment_prefixes = ("BASALT_",)
+    ray_resource = "BASALT"
+
+    def __init__(self) -> None:
+        self.options = BasaltOptions()
+
+    def probe(self) -> Probe:
+        """Ask the vendor's library how many devices its driver reports."""
+        try:
+            import basalt_sdk
+        except ImportError as error:
+            found = Availability.BROKEN if DEVICE.exists() else Availability.ABSENT
+            return Probe(found, f"basalt_sdk cannot be imported: {error}", "pip install basalt-sdk")
+        try:
+            devices = basalt_sdk.device_count()
+        except basalt_sdk.DriverError as error:
+            return Probe(Availability.BROKEN, str(error), "reload the driver: modprobe basalt")
+        if not devices:
+            return Probe(Availability.ABSENT, "the driver reports no device", "set BASALT_DEVICES=1 for the simulator")
+        return Probe(Availability.USABLE, f"the driver reports {devices}", devices=devices)
+
+    def runtime(self) -> DeviceRuntime:
+        """The device: one object per process."""
+        return _runtime()
+
+    def configure_options(self, options: BaseModel | None) -> None:
+        """Keep the validated ``platform.options``."""
+        assert isinstance(options, BasaltOptions)
+        self.options = options
+
+    def decisions(self) -> list[Decision]:
+        """The length of a tile."""
+        chosen = "tile" in self.options.model_fields_set
+        reason = "platform.options.tile says so" if chosen else "its vendor's own programs use it"
+        return [Decision("tile", str(self.options.tile), reason)]
+
+    def limits(self) -> list[Limit]:
+        """The simulator has no memory and no arithmetic of its own; a real device does not declare this."""
+        return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
+
+    @hookimpl
+    def requirements(self) -> list[Requirement]:
+        """The vendor's library."""
+        return [Requirement("basalt-sdk", ">=1.2,<2", "pip install 'basalt-sdk>=1.2,<2'")]
+
+    @hookimpl
+    def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
+        """Fit micro-batches into the memory, and refuse sequences that the device cannot number."""
+        from basalt_sdk import LONGEST_SEQUENCE
+
+        if config.engine.max_tokens_per_micro_batch > self.options.memory_tokens:
+            yield ConfigEdit(
+                "engine.max_tokens_per_micro_batch", self.options.memory_tokens, "Basalt's memory holds no more tokens"
+            )
+        if config.rollout.max_new_tokens >= LONGEST_SEQUENCE:
+            yield Diagnostic(
+                "error",
+                "rollout.max_new_tokens",
+                f"Basalt numbers the positions of a sequence with 15 bits: {LONGEST_SEQUENCE} tokens, prompt included",
+                f"set it below {LONGEST_SEQUENCE}",
+            )
+
+    @hookimpl
+    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+        """Tell the library of each training rank its tile; versions before 1.3 need the patch besides."""
+        return {"BASALT_TILE": str(self.options.tile)} if process.role == "trainer" else {}
+
+    @hookimpl
+    def patch_model(self, phase: Phase) -> list[Patch]:
+        """Those of :mod:`anytron_basalt.patches`."""
+        from anytron_basalt.patches import PATCHES
+
+        return [patch for patch in PATCHES if patch.phase is phase]
+
+    @hookimpl
+    def layout_constraints(self) -> LayoutConstraints:
+        """Whole tiles."""
+        from anytron.sequences import LayoutConstraints
+
+        return LayoutConstraints(align=self.options.tile)
+
+    @hookimpl
+    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
+        """Tell the library the real lengths, as long as this micro-batch runs."""
+        import basalt_sdk
+
+        from anytron.sequences import scopes
+
+        lengths = inputs.layout.lengths.tolist()
+
+        @contextlib.contextmanager
+        def scope() -> Iterator[None]:
+            before = basalt_sdk.set_lengths(lengths)
+            try:
+                yield
+            finally:
+                basalt_sdk.set_lengths(before)
+
+        return replace(inputs, scope=scopes.combine(inputs.scope, scope))
+
+    @hookimpl
+    def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:
+        """No tensor where plain causal sequences are packed: the library has the lengths. The rest is left open."""
+        whole_sequences = request.format == "thd" and request.parallel.context == 1
+        if whole_sequences and MaskKind.NONE in request.accepted and request.traits == ModelTraits():
+            from anytron_basalt.attention import LENGTHS
+
+            return AttnMask(MaskKind.NONE, LENGTHS)
+        return None
+
+    @hookimpl
+    def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor | None:
+        """Unpack where nothing has to be gathered."""
+        return layout.unpack(values) if layout.shard.size == 1 else None
+
+    @hookimpl
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        """Basalt's own, for every layer: none but this kernel knows the mode that ``build_attn_mask`` answers."""
+        from anytron_basalt.attention import BasaltAttention
+
+        return BasaltAttention(spec, self.options.tile)
+
+    @hookimpl
+    def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
+        """RMS norm and SwiGLU."""
+        from anytron_basalt.fused import KERNELS
+
+        return KERNELS.get(name)
+
+    @hookimpl
+    def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel | None:
+        """Basalt's own, where the vocabulary is on one rank."""
+        from anytron_basalt.log_probs import make_log_probs
+
+        return make_log_probs(spec)
+
+    @hookimpl
+    def rollout_options(self, engine: str) -> dict[str, Any]:
+        """Generate with the attention that transformers writes out: Basalt's compiler knows no fused one."""
+        return {"attn_implementation": "eager"} if engine == "transformers" else {}
+
+
+@functools.cache
+def _runtime() -> DeviceRuntime:
+    from anytron_basalt.runtime import BasaltRuntime
+
+    return BasaltRuntime()
