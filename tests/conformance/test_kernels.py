@@ -1,4 +1,4 @@
-"""Level ``kernels``: the toy's kernels pass, and every rule is broken by some mutant."""
+"""Level ``kernels``: the sample's kernels pass, and every rule is broken by some mutant."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RULES = [rule.name for rule in rules_of("kernels")]
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_toy_keeps_the_rule(name, tmp_path, offer):
-    offer("toy", "anytron_toy:ToyPlatform")
-    from anytron_toy import ToyPlatform
+def test_the_sample_keeps_the_rule(name, tmp_path, offer):
+    offer("basalt", "anytron_basalt:BasaltPlatform")
+    from anytron_basalt import BasaltPlatform
 
-    result = result_of(name, ToyPlatform(), tmp_path)
+    result = result_of(name, BasaltPlatform(), tmp_path)
 
     assert result.status is not Status.FAILED, result.explanation
 

@@ -1,13 +1,11 @@
-"""The pages for authors of plugins: every example runs, and the test file that they copy notices what is wrong."""
+"""The pages for authors of plugins: every example runs."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,10 +21,6 @@ from anytron.plugins import hooks_of, survey_plugins
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
 from anytron.traits import ModelTraits, ParallelSizes
 from tests.docs.test_pages import ROOT, blocks
-from tests.third_party_platform import SAMPLE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PLATFORM, EXTENSION = "docs/how-to/write-a-platform.md", "docs/how-to/write-an-extension.md"
 KERNELS, PATCHES = "docs/how-to/check-your-kernels.md", "docs/explanation/patches.md"
@@ -180,64 +174,6 @@ def test_the_example_of_patches_is_applied_where_it_is_needed(module, library, t
 
 
 # ---- kernels ------------------------------------------------------------------------------------------
-
-MUTANTS = {
-    "top-left": ("attention.py", "arange(keys - queries, keys,", "arange(queries,", "last_query"),
-    "not-causal": (
-        "attention.py",
-        "hidden = distance > 0 if causal else",
-        "hidden = distance > keys if causal else",
-        "",
-    ),
-    "heads": ("attention.py", "key[None, of_keys], value", "key[None, of_keys].flip(2), value", ""),
-    "padding": ("attention.py", "query.new_zeros", "query.new_ones", "attention_is"),
-    "temperature": ("log_probs.py", ".float() / temperature", ".float()", "log_probs"),
-    "vocabulary": ("log_probs.py", "weight[:entries]", "weight", "log_probs"),
-    "ignored": ("log_probs.py", "torch.where(real, entropy, 0.0)", "entropy", "log_probs"),
-    "entropy": ("log_probs.py", "-(every.exp() * every)", "-(every.exp() * every).detach()", "log_probs"),
-    "eps": ("fused.py", "keepdim=True) + eps)", "keepdim=True))", "rms_norm"),
-    "centre": ("fused.py", "1.0 + weight.float() if zero_centered else weight", "weight", "rms_norm"),
-    "through-the-root": ("fused.py", "normal * (scaled * normal)", "0 * (scaled * normal)", "rms_norm"),
-    "halves": ("fused.py", "gate, up = ", "up, gate = ", "swiglu"),
-    "gradient": ("fused.py", "functional.silu(gate) * up", "functional.silu(gate.detach()) * up", "swiglu"),
-    "output": ("platform.py", "layout.unpack(values) if", "layout.unpack(values).flip(0) if", "outputs"),
-    "detached": (
-        "platform.py",
-        "layout.unpack(values) if",
-        "layout.unpack(0 * values + values.detach()) if",
-        "outputs",
-    ),
-}
-"""By name: the sample's file, what stands in it, what stands there instead, and whose failure is expected."""
-
-
-def run_the_file(folder: Path, *paths: str) -> subprocess.CompletedProcess[str]:
-    (source,) = [block for block in blocks(KERNELS, "python") if "MyPlatform" in block]
-    (folder / "test_my_kernels.py").write_text(source)
-    program = f"import sys, pytest; sys.path[:0] = {[*paths, *sys.path]!r}; sys.exit(pytest.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
-
-
-def test_the_file_passes_for_the_sample(tmp_path):
-    done = run_the_file(tmp_path, str(SAMPLE), str(SAMPLE / "sdk"))
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_file_notices_what_is_wrong(tmp_path, mutant):
-    file, right, wrong, test = MUTANTS[mutant]
-    folder = tmp_path / "mutant" / "anytron_basalt"
-    folder.mkdir(parents=True)
-    for path in (SAMPLE / "anytron_basalt").glob("*.py"):
-        text = path.read_text()
-        assert path.name != file or right in text
-        (folder / path.name).write_text(text.replace(right, wrong) if path.name == file else text)
-    done = run_the_file(tmp_path, str(folder.parent), str(SAMPLE / "sdk"))
-    failed = re.findall(r"^FAILED .*::(test_\w+\S*)", done.stdout, re.MULTILINE)
-    assert done.returncode == 1, done.stdout
-    assert failed
-    assert all(test in name for name in failed), failed
 
 
 def test_the_commands_of_the_ci_recipe_set_keys_that_exist():

@@ -60,7 +60,7 @@ def examine(subject: Subject) -> Iterator[Entry]:
     """Give one entry for each package that is asked for by a range, or is missing."""
     demands, failures = _demands(subject)
     yield from failures
-    shown = {canonicalize_name(one.distribution) for one in components(subject)}
+    shown: set[str] = {canonicalize_name(one.distribution) for one in components(subject)}
     shown |= {one.package for one in demands if one.by.startswith("plugin")}
     for package in sorted({one.package for one in demands}):
         asked = [one for one in demands if one.package == package]
@@ -91,7 +91,7 @@ def _demands(subject: Subject) -> tuple[list[Demand], list[Entry]]:
         hooks = subject.session.hooks
         try:
             demands = [_of_plugin(plugin, need) for plugin, need in hooks.requirements(subject.engine)]
-            of_any = {canonicalize_name(need.package) for _, need in hooks.requirements(None)}
+            of_any: set[str] = {canonicalize_name(need.package) for _, need in hooks.requirements(None)}
             elsewhere = of_any - {one.package for one in demands}  # of another engine: this one has its own versions
         except Exception as error:  # noqa: BLE001 - a plugin's own code; the ranges in metadata are compared all the same
             failures.append(of_error("compatibility.plugins", error))

@@ -45,9 +45,10 @@ def _distributions(needed: set[str]) -> Iterator[Entry]:
 
 def _module(component: Component) -> Iterator[Entry]:
     """A module that is loaded from elsewhere than its distribution says, and modules that an earlier one hides."""
-    first, *hidden = copies(component.module) or [None]
-    if first is None:
+    found = copies(component.module)
+    if not found:
         return
+    first, *hidden = found
     name = f"duplicates.{component.module}"
     owner = installed(component.distribution, component.module)
     others = f"; it hides {', '.join(map(str, hidden))}" if hidden else ""

@@ -9,7 +9,7 @@ from anytron.entries import Entry
 from anytron.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from anytron.doctor.subject import Subject
 
@@ -21,7 +21,8 @@ SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 def examine(subject: Subject) -> Iterator[Entry]:
     """Give those that are set, and those that plugins will set for a training rank."""
-    prefixes, wanted = PREFIXES, {}
+    prefixes: tuple[str, ...] = PREFIXES
+    wanted: Mapping[str, str] = {}
     if subject.session is not None:
         platform = subject.session.platform
         prefixes = (*PREFIXES, *platform.environment_prefixes, *filter(None, [platform.visible_devices_variable]))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.kernels.contract import LogProbSpec
+from anytron.reference.log_probs import reference_log_probs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ def probe_log_probs(bench: Bench) -> dict[str, Any]:
     labels = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
     labels[::IGNORED_EVERY] = -100
     exact = [operand.double().requires_grad_() for operand in (hidden, weight)]
-    wanted = _definition(*exact, labels)
+    wanted = reference_log_probs(exact[0], exact[1], labels, entries=VOCABULARY, temperature=TEMPERATURE)
     leaves = [operand.to(device).requires_grad_() for operand in (hidden, weight)]
     found = kernel(leaves[0], leaves[1], labels.to(device), TEMPERATURE, None)
     difference = _difference([*wanted, *_gradients(wanted, exact)], [*found, *_gradients(found, leaves)])
@@ -45,14 +46,6 @@ def probe_log_probs(bench: Bench) -> dict[str, Any]:
         "supplier": hooks.suppliers()["log_prob_kernel"],
         "mask_from": "",
     }
-
-
-def _definition(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    scores = (hidden @ weight[:VOCABULARY].t() / TEMPERATURE).log_softmax(-1)
-    counted = labels >= 0
-    log_probs = scores.gather(1, labels.clamp(min=0)[:, None])[:, 0]
-    entropy = -(scores.exp() * scores).sum(-1)
-    return log_probs.where(counted, 0.0), entropy.where(counted, 0.0)
 
 
 def _gradients(outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor | None]:

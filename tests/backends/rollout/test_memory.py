@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from anytron.config.schema import RunConfig
+from anytron.data.pretrained import model_class
 from anytron.engines.memory import DeviceMemory, TrainingEstimate, key_value_elements
+from anytron.testing.tiny_models import CONFIGS
 from anytron_rollout.memory import estimate
 from anytron_vllm.memory import estimate as estimate_vllm
-from tests.tiny_models import CONFIGS, hf_model_class
 
 GIB = 1 << 30
 SIZES = TrainingEstimate((), 1000, CONFIGS["qwen3"])
@@ -20,7 +21,7 @@ def test_the_cache_of_a_token_is_what_transformers_keeps(family):
 
     fields = dict(CONFIGS[family])
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = hf_model_class(config).from_config(config)
+    model = model_class(config).from_config(config)
     with torch.no_grad():
         cache = model(torch.ones(1, 7, dtype=torch.int64), use_cache=True).past_key_values
     kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)

@@ -10,7 +10,9 @@ from anytron.batch import RaggedBatch
 from anytron.trainer.updates import UpdatePlan
 from tests.backends.megatron.engine.test_agreement import differences
 
-WHOLE = {"share_prompts": False}
+WHOLE = {"options": {"share_prompts": False}}
+ALL_IN_ONE = {"max_tokens_per_micro_batch": 4096}
+"""Samples of a prompt are found within a micro-batch."""
 SPLITS = {
     "one rank": {},
     "recomputed": {"engine": {"recompute": "full"}},
@@ -57,12 +59,13 @@ def grouped():
 
 @pytest.fixture(scope="module")
 def whole(follow, grouped):
-    return follow(grouped, engine={"options": WHOLE})
+    return follow(grouped, engine={**ALL_IN_ONE, **WHOLE})
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_it_agrees_with_whole_sequences(split, whole, follow, grouped):
-    found = differences(whole, follow(grouped, **SPLITS[split]))
+    sections = {**SPLITS[split], "engine": {**ALL_IN_ONE, **SPLITS[split].get("engine", {})}}
+    found = differences(whole, follow(grouped, **sections))
     assert max(found.values()) <= 1e-5, found
 
 
@@ -88,15 +91,14 @@ def test_it_agrees_with_whole_sequences(split, whole, follow, grouped):
 )
 def test_a_wrong_way_of_sharing_shows(target, replacement, whole, follow, grouped, write_extension):
     write_extension(target, replacement)
-    assert max(differences(whole, follow(grouped)).values()) > 1e-3
+    assert max(differences(whole, follow(grouped, engine=ALL_IN_ONE)).values()) > 1e-3
 
 
 def test_a_critic_gives_the_same_values(grouped, ranks, tiny_model):
-    def values(**options):
+    def values(**engine):
         critic = {"path": str(tiny_model), "optimizer": {"name": "sgd", "lr": 0.01, "clip_grad": 0.0}}
-        workers, config = ranks.engine(
-            tiny_model, critic=critic, algorithm={"advantage": "gae"}, engine={"options": options}
-        )
+        engine = {**ALL_IN_ONE, **engine}
+        workers, config = ranks.engine(tiny_model, critic=critic, algorithm={"advantage": "gae"}, engine=engine)
         updates = UpdatePlan.from_config(config, workers.topology[0])
         for _ in range(2):  # a head of zeros says the same of every state
             workers.update_critic(grouped, updates, ValueLoss(0.2))

@@ -7,7 +7,9 @@ import torch
 
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
+from anytron.data.pretrained import model_class
 from anytron.engines.memory import MemoryPart, peak
+from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.run import estimate
 from anytron_megatron.estimate.sharding import pieces
@@ -15,7 +17,6 @@ from anytron_megatron.estimate.state import Held, optimizer_bytes, sharing_ranks
 from anytron_megatron.estimate.tensors import model_shapes
 from anytron_megatron.options import MegatronOptions
 from tests.backends.megatron.ranks import engine_config
-from tests.tiny_models import CONFIGS, hf_model_class
 
 ADAM = {"name": "adam", "lr": 1e-3}
 
@@ -28,7 +29,7 @@ def test_parameters_are_those_of_transformers(family, tiny_family):
     fields = dict(CONFIGS[family])
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
-        model = hf_model_class(config).from_config(config)
+        model = model_class(config).from_config(config)
     run = engine_config(tiny_family(family), tiny_family(family))
     assert estimate(run).parameters == sum(parameter.numel() for parameter in model.parameters())
 

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from anytron.errors import ConfigError
 from anytron.plugins import open_session
-from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import CP2, CP2_PADDED, MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe
