@@ -157,7 +157,7 @@ class BatchPreparer:
         if mask.padding_mask is not None and batch.is_filler:
             mask = replace(mask, padding_mask=torch.ones_like(mask.padding_mask))
         attention_mask = None if self._portable else mask.for_model()
-        longest = layout.max_seqlen if pieces is None else max(layout.max_seqlen, pieces.longest)
+        longest = layout.max_seqlen if pieces is None else pieces.longest(layout)
         packed = self._packed(layout, longest) if self._format == "thd" else None
         loss_scale = micro_batches * self._sizes.data
         return PreparedBatch(

@@ -49,7 +49,6 @@ class Pieces:
         tokens: int64 ``[T']``, a flat token ``[T]`` that each token of the pieces is.
         places: int64 ``[T]``, the token of the pieces that each flat token is.
         prefixes: How many of the pieces are shared prefixes.
-        longest: Tokens of the longest whole sequence.
     """
 
     lengths: Tensor
@@ -57,7 +56,10 @@ class Pieces:
     tokens: Tensor
     places: Tensor
     prefixes: int
-    longest: int
+
+    def longest(self, layout: SequenceLayout) -> int:
+        """Slots of the longest whole sequence, with the padding of its piece, in a layout of the pieces."""
+        return int((self.starts + layout.padded_lengths).max())
 
     def position_ids(self, layout: SequenceLayout, context_length: int) -> Tensor:
         """Positions in the whole sequences, int64 ``[R, C]``, of a layout of the pieces; padding counts on."""
@@ -101,7 +103,6 @@ def common_prompts(lengths: Tensor, tokens: Tensor, response_mask: Tensor) -> Pi
         tokens=flat,
         places=places,
         prefixes=len(chosen),
-        longest=int(lengths.max()),
     )
 
 

@@ -23,7 +23,7 @@ def test_this_environment_is_in_order(subject):
     ("package", "version", "range_"),
     [
         ("torch", "2.1.0", ">=2.6"),
-        ("megatron-core", "0.12.1", ">=0.16.1,<0.17"),
+        ("megatron-core", "0.12.1", ">=0.16.1,<0.20"),
         ("mcore-bridge", "1.7.0", ">=1.6.5,<1.7"),
         ("transformers", "4.57.0", ">=5.0,<6"),
     ],

@@ -88,10 +88,10 @@ def test_it_needs_the_anytron_that_wrote_it():
 @pytest.mark.parametrize(
     ("name", "why", "fix"),
     [
-        ("Acme_2", "lower-case", "call it acme-2, for example"),
-        ("3d", "beginning with a letter", "call it acme, for example"),
-        ("a/../b", "lower-case", "call it acme, for example"),
-        ("", "lower-case", "call it acme, for example"),
+        ("Acme_2", "lower-case", "for example anytron new-platform acme-2"),
+        ("3d", "beginning with a letter", "for example anytron new-platform acme"),
+        ("a/../b", "lower-case", "for example anytron new-platform acme"),
+        ("", "lower-case", "for example anytron new-platform acme"),
         ("cpu", "the installed distribution anytron offers it", "another name"),
         ("megatron", "the installed distribution anytron offers it", "another name"),
         ("ascend", "a platform of this project", "another name"),
