@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.contract import LossFunction, LossOutputs
     from anytron.batch import RaggedBatch, TokenOutputs
-    from anytron.sequences import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
     from anytron_megatron.training.schedule import Feature, ModelChunk
@@ -71,7 +70,7 @@ class _Watch:
         self.first: NonFinite | None = None
         self._gradient: Tensor | None = None  # the one in which it was found
         self._micro_batch = -1
-        self._layouts: list[SequenceLayout] = []
+        self._prepared: PreparedBatch | None = None
         self._handles: list[RemovableHandle] = []
         for chunk in chunks:
             for name, module in chunk.module.named_modules():
@@ -88,8 +87,7 @@ class _Watch:
         """Take note of the micro-batch that comes next: a feature of the passes."""
         del chunk
         self._micro_batch += 1
-        layout = prepared.inputs.layout
-        self._layouts = [layout, layout.taken]
+        self._prepared = prepared
         return None
 
     def loss(self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
@@ -159,23 +157,32 @@ class _Watch:
         Returns:
             Both; None if the tensor has no row for each token, :data:`_PADDING` if only padding is bad.
         """
-        for layout in self._layouts:
-            rows, columns = layout.shape
+        prepared = self._prepared
+        if prepared is None:
+            return None
+        batch, layout = prepared.batch, prepared.inputs.layout
+        if bad.ndim >= 1 and bad.shape[0] == batch.num_tokens:
+            tokens = bad.flatten(1).any(-1) if bad.ndim > 1 else bad
+            return _place(batch.lengths, int(tokens.nonzero()[0])) if bool(tokens.any()) else None
+        for arranged in (layout, layout.taken):
+            rows, columns = arranged.shape
             if bad.ndim >= 2 and tuple(bad.shape[:2]) == (columns, rows):
                 slots = bad.flatten(2).any(-1).t() if bad.ndim > 2 else bad.t()
             elif bad.ndim >= 2 and tuple(bad.shape[:2]) == (rows, columns):
                 slots = bad.flatten(2).any(-1) if bad.ndim > 2 else bad
             elif rows == 1 and bad.ndim >= 1 and bad.shape[0] == columns:
                 slots = (bad.flatten(1).any(-1) if bad.ndim > 1 else bad)[None]
-            elif bad.ndim >= 1 and bad.shape[0] == layout.num_tokens:
-                tokens = bad.flatten(1).any(-1) if bad.ndim > 1 else bad
-                return _place(layout, int(tokens.nonzero()[0])) if bool(tokens.any()) else None
             else:
                 continue
             if not bool(slots.any()):
                 return None
-            real = (slots & layout.valid).flatten().nonzero()
-            return _place(layout, int(layout.token_index[real[0, 0]])) if len(real) else _PADDING
+            real = (slots & arranged.valid).flatten().nonzero()
+            if not len(real):
+                return _PADDING
+            token = int(arranged.token_index[real[0, 0]])
+            return _place(
+                batch.lengths, token if prepared.prompts is None else int(prepared.prompts.pieces.tokens[token])
+            )
         return None
 
 
@@ -183,11 +190,11 @@ _PADDING = object()
 """Whatever stands in padding reaches no loss."""
 
 
-def _place(layout: SequenceLayout, token: int) -> tuple[int, int]:
+def _place(lengths: Tensor, token: int) -> tuple[int, int]:
     """Sequence of a flat token, and its position there."""
-    ends = torch.cumsum(layout.lengths, 0)
+    ends = torch.cumsum(lengths, 0)
     sequence = int(torch.searchsorted(ends, token, right=True))
-    return sequence, token - int(ends[sequence] - layout.lengths[sequence])
+    return sequence, token - int(ends[sequence] - lengths[sequence])
 
 
 def _name(name: str) -> str:

@@ -88,7 +88,7 @@ def test_it_needs_the_anytron_that_wrote_it():
 @pytest.mark.parametrize(
     ("name", "why", "fix"),
     [
-        ("Acme_2", "lower-case", "for example anytron new-platform acme-2"),
+        ("Acme_2", "lower-case", "anytron new-platform acme-2"),
         ("3d", "beginning with a letter", "for example anytron new-platform acme"),
         ("a/../b", "lower-case", "for example anytron new-platform acme"),
         ("", "lower-case", "for example anytron new-platform acme"),

@@ -140,8 +140,8 @@ def test_the_critic_is_left_as_it_was(start_engine, recorded):
 
 @pytest.fixture(scope="module")
 def inspect(start_engine):
-    def run(batch, loss, sequence_format="thd", **sections):
-        engine = {"max_tokens_per_micro_batch": 24, "sequence_format": sequence_format}
+    def run(batch, loss, sequence_format="thd", micro_batch=24, **sections):
+        engine = {"max_tokens_per_micro_batch": micro_batch, "sequence_format": sequence_format}
         with start_engine(engine=engine, **sections) as (workers, updates, _):
             shares = updates.micro_batches(batch, 1)[0]
             found = workers.group.call("inspect_update", [share.batch for share in shares], loss, "policy")[0]
@@ -180,6 +180,20 @@ def test_an_overflow_is_found_in_its_module_and_at_its_token(
     before = [int(index) for share in shares[: found.first.micro_batch] for index in share.sequences]
     earlier = recorded.select(torch.tensor(before)).tokens if before else torch.tensor([])
     assert OVERFLOWING not in earlier
+
+
+def test_its_token_is_that_of_the_sequence_where_a_prompt_is_shared(inspect, recorded, policy_loss, overflowing_model):
+    prompt, answers = [10, 11, 12, 13, 14, 15, 16], ([20], [21, 22], [23, OVERFLOWING, 24])
+    tokens = torch.tensor([token for answer in answers for token in (*prompt, *answer)])
+    lengths = torch.tensor([len(prompt) + len(answer) for answer in answers])
+    written = torch.cat([torch.arange(length) >= len(prompt) for length in lengths.tolist()])
+    values = {name: torch.zeros(len(tokens)) for name in ("old_log_probs", "rollout_log_probs", "reference_log_probs")}
+    values |= {name: written / written.sum() for name in ("advantages", "loss_weights", "token_shares")}
+    batch = dataclasses.replace(recorded, lengths=lengths, tokens=tokens, response_mask=written, **values)
+    found, shares = inspect(batch, policy_loss, model=overflowing_model, sequence_format="thd", micro_batch=4096)
+    assert [share.sequences for share in shares] == [(0, 1, 2)]
+    assert (found.first.place, found.first.sequence) == ("decoder.layers.0.mlp.activation_func", 2)
+    assert found.first.token == len(prompt) + 1
 
 
 def test_weights_that_are_broken_already_are_named(start_engine, recorded, policy_loss):
