@@ -10,7 +10,7 @@ The device is the platform's (``ANYTRON_PLATFORM``); a processor gets 8192 token
 bfloat16. The hidden size is that of Qwen3-0.6B; a larger one is to the plain path's advantage in time, which has one
 product with the vocabulary less. A side that does not fit in memory has no figures.
 
-    python benchmarks/log_probs.py [--json] [--tokens N] [--vocabulary 151936] [--hidden 1024] [--chunk 1024]
+    python benchmarks/log_probs.py [--json] [--tokens N] [--vocabulary 151936] [--hidden 1024] [--chunk 256]
                                    [--dtype float32|bfloat16] [--turns 3]
 """
 

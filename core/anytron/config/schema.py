@@ -243,7 +243,7 @@ class EngineSection(Section):
     """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
     for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
     memory besides."""
-    log_prob_chunk_tokens: int = Field(1024, ge=1)
+    log_prob_chunk_tokens: int = Field(256, ge=1)
     """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as this many tokens have, or 1024 of
     each token if that is more."""
     recompute: Literal["none", "selective", "full"] = "none"

@@ -53,7 +53,7 @@ def config(**sections) -> RunConfig:
             {},
             [
                 "max_tokens_per_micro_batch (now 16384)",
-                "log_prob_chunk_tokens (now 1024)",
+                "log_prob_chunk_tokens (now 256)",
                 "recompute=full (now none)",
                 "rollout.sleep=true",
                 "pipeline_model_parallel_size (now 1)",
