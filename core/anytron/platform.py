@@ -298,6 +298,10 @@ class TorchDeviceRuntime(DeviceRuntime):
         """A new stream of the current device."""
         return self.module.Stream()
 
+    def current_stream(self) -> Any:
+        """The stream in use on the current device, which is initialised."""
+        return self.module.current_stream()
+
 
 class Platform(abc.ABC):
     """A hardware platform: a plugin of the entry-point group ``anytron.platforms``.

@@ -27,24 +27,30 @@ class Scheduler:
         self.runtime = runtime
         self.stream_class: type[Stream] = type("Stream", (Stream,), {"scheduler": self})
         self.event_class: type[Event] = type("Event", (Event,), {"scheduler": self})
-        self._default = self.stream_class.wrap(runtime.current_stream())
+        self._default: Stream | None = None
         self._thread = threading.local()
 
     def default_stream(self, device: Any = None) -> Stream:
-        """Return the stream that was current when the redirection began."""
+        """Return the stream that is current before another one is made so.
+
+        The runtime is asked when somebody wants it: each rank has set its device by then, which asking initialises.
+        """
         del device
+        if self._default is None:
+            self._default = self.stream_class.wrap(self.runtime.current_stream())
         return self._default
 
     def current_stream(self, device: Any = None) -> Stream:
         """Return this thread's current stream."""
         del device
-        current: Stream = getattr(self._thread, "stream", self._default)
-        return current
+        current: Stream | None = getattr(self._thread, "stream", None)
+        return self.default_stream() if current is None else current
 
     def set_stream(self, stream: Stream | None) -> None:
         """Make ``stream`` current in this thread; None changes nothing."""
         if stream is None:
             return
+        self.default_stream()  # while it is still the current one
         if stream.native is not None:
             stream.native.__enter__()
         self._thread.stream = stream
@@ -115,19 +121,23 @@ class Stream:
 
 
 class Event:
-    """Replace ``torch.cuda.Event``; without streams, the host's clock gives its time."""
+    """Replace ``torch.cuda.Event``. One that measures time waits for the device, and the host's clock gives its time."""
 
     scheduler: ClassVar[Scheduler]
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        del enable_timing, blocking, interprocess
+        del blocking, interprocess
+        self._measures = enable_timing
         self.native: Any = None
         self._recorded_s: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the current end of ``stream``'s queue (default: the current stream's)."""
         native = (stream or self.scheduler.current_stream()).native
-        self.native = None if native is None else native.record_event()
+        if self._measures:
+            self.scheduler.runtime.synchronize()
+        else:
+            self.native = None if native is None else native.record_event()
         self._recorded_s = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -145,8 +155,6 @@ class Event:
 
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds between two recorded events."""
-        if self.native is not None:
-            return float(self.native.elapsed_time(end_event.native))
         if self._recorded_s is None or end_event._recorded_s is None:
             raise ValueError("both events must be recorded before the elapsed time is asked for")
         return (end_event._recorded_s - self._recorded_s) * 1e3
