@@ -121,7 +121,7 @@ class Stream:
 
 
 class Event:
-    """Replace ``torch.cuda.Event``. One that measures time waits for the device, and the host's clock gives its time."""
+    """Replace ``torch.cuda.Event``. One that measures time waits for the device and reads the host's clock."""
 
     scheduler: ClassVar[Scheduler]
 
