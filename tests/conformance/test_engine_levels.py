@@ -62,8 +62,7 @@ def test_the_processor_keeps_every_rule(level, open_subject):
     subject = open_subject("cpu")
     results = [check_rule(rule, subject) for rule in rules_of(level)]
     assert {result.rule: result.explanation for result in results if result.status is not Status.PASSED} == {}
-    # Gated DeltaNet has no context parallelism; nothing else is left out.
-    assert sum(result.skipped for result in results) == (2 if level == "model" else 0)
+    assert sum(result.skipped for result in results) == 0
 
 
 @pytest.mark.parametrize(

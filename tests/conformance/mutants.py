@@ -1,0 +1,67 @@
+"""Break platforms in every way that is written down here, and count those that the conformance kit catches.
+
+A mutant is caught if the rule that it breaks fails with the right words (test_mutants.py, test_engine_levels.py). Takes
+some minutes, most of them for the levels ``model`` and ``training``::
+
+    python tests/conformance/mutants.py [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+HERE = Path(__file__).parent
+TESTS = ("test_it_is_caught", "test_a_sabotaged_platform_is_caught")
+
+
+class Count:
+    """Collects the outcomes of the tests of mutants."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.caught: list[str] = []
+        self.missed: list[str] = []
+        self._progress, self._task = progress, progress.add_task("mutants", total=None)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests of mutants."""
+        items[:] = [item for item in items if item.name.partition("[")[0] in TESTS]
+        self._progress.update(self._task, total=len(items))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the outcome of one."""
+        name = report.nodeid.partition("[")[2].removesuffix("]")
+        if report.when == "call":
+            (self.caught if report.passed else self.missed).append(name)
+            self._progress.advance(self._task)
+        elif report.failed:
+            self.missed.append(name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        count = Count(progress)
+        with contextlib.redirect_stdout(io.StringIO()):
+            pytest.main([str(HERE), "-q", "-m", "slow or not slow", "-p", "no:cacheprovider"], plugins=[count])
+    missed = sorted(set(count.missed))
+    found = {"mutants": len(set(count.caught) | set(missed)), "caught": len(set(count.caught) - set(missed))}
+    if arguments.json:
+        print(json.dumps({**found, **({"missed": missed} if missed else {})}))
+    else:
+        print(f"{found['caught']} of {found['mutants']} broken platforms are caught", *missed, sep="\n  ")
+    return 1 if missed or not found["caught"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
