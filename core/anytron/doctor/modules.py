@@ -62,9 +62,17 @@ def _read(found: Distribution) -> Installed:
     origin = found.read_text("direct_url.json")
     about = json.loads(origin) if origin else {}
     editable = bool(about.get("dir_info", {}).get("editable"))
-    folder = unquote(urlparse(about.get("url", "")).path)
-    place = Path(folder) if editable and folder else Path(str(found.locate_file("")))
-    return Installed(found.metadata["Name"], found.version, place, editable)
+    folder = unquote(urlparse(about.get("url", "")).path) if editable else _linked(found)
+    place = Path(folder) if folder else Path(str(found.locate_file("")))
+    return Installed(found.metadata["Name"], found.version, place, bool(folder))
+
+
+def _linked(found: Distribution) -> str:
+    """The folder that a distribution's ``.pth`` files lead to, as those of a wheel that tox builds; empty without."""
+    links = [Path(str(file.locate())) for file in found.files or () if file.suffix == ".pth" and len(file.parts) == 1]
+    lines = [line for link in links if link.is_file() for line in link.read_text(encoding="utf-8").splitlines()]
+    folders = [line for line in lines if Path(line).is_absolute() and Path(line).is_dir()]
+    return os.path.commonpath(folders) if folders else ""
 
 
 def origin(module: str) -> Path | None:

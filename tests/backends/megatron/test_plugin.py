@@ -113,7 +113,7 @@ def test_a_critic_of_the_policys_model_is_not_remarked_on():
         ({"vision_config": {"depth": 1}}, None, "critic", "this is a vision-language model"),
         ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "knows 80 tokens, and the policy 90"),
         ({}, {"max_position_embeddings": 32}, "critic.path", "knows 32 positions, and the policy 64"),
-        ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: mcore-bridge does not know"),
+        ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: the engine does not know"),
         (
             {},
             {"num_hidden_layers": 5},

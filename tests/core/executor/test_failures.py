@@ -182,8 +182,11 @@ def test_an_engine_that_cannot_be_built_again_ends_its_group(make_executor):
 
 def test_too_few_descriptors_are_an_error_that_says_how_to_get_more(start):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    filled = [os.dup(0) for _ in range(64)]  # none is left between others
-    os.closerange(filled[-2], filled[-1] + 1)
+    filled = [os.dup(0), os.dup(0)]
+    while filled[-1] != filled[-2] + 1 or len(filled) < 64:  # none is left between others
+        filled.append(os.dup(0))
+    for descriptor in filled[-2:]:
+        os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, (filled[-1] + 1, hard))
     try:
         with pytest.raises(ResourceError, match=r"no file descriptors left") as caught:
