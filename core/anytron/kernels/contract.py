@@ -30,7 +30,8 @@ class AttentionSpec:
         num_heads: Query heads on this rank.
         num_kv_heads: Key and value heads on this rank (grouped-query attention).
         qk_dim: Query and key head size.
-        v_dim: Value head size.
+        v_dim: Value head size. Packed values of MLA come padded with zeros to ``qk_dim``: the answer is as wide
+            as the values of the call.
         scale: Factor of the scores before softmax.
         traits: Causal, and the other properties of the model. ``traits.window`` is the layer's sliding window, which no
             call repeats: a kernel hides what lies outside of it, whatever the mode and the mask say.

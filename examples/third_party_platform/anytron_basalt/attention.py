@@ -43,7 +43,7 @@ class BasaltAttention:
         keys = _parts(call.cu_seqlens_kv, call.cu_seqlens_kv_padded)
         if call.mode == LENGTHS:
             self._check(queries)
-        out = query.new_zeros(*query.shape[:-1], self.spec.v_dim)
+        out = query.new_zeros(*query.shape[:-1], value.shape[-1])  # MLA's values may come as wide as its queries
         for of_queries, of_keys in zip(queries, keys, strict=True):
             one = (query[None, of_queries], key[None, of_keys], value[None, of_keys])
             out[of_queries] = self._attend(*one, call, causal)[0]
