@@ -10,9 +10,9 @@ import pytest
 from anytron.testing.checking import check_rule
 from anytron.testing.levels import rules_of
 from anytron.testing.model.table import FAMILIES
-from anytron.testing.results import Status
 from anytron.testing.subject import Source, Subject
 from anytron.testing.tiny_models import CONFIGS
+from anytron.verification.report import Status
 from tests.conformance import engine_mutants
 from tests.conformance.mutant import mutants_of
 

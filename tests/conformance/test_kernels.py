@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anytron.testing.levels import rules_of
-from anytron.testing.results import Status
+from anytron.verification.report import Status
 from tests.conformance import attention_mutants, kernel_mutants
 from tests.conformance.mutant import mutants_of
 from tests.conformance.test_mutants import result_of

@@ -16,10 +16,11 @@ from anytron.platform import Feature, Limit
 from anytron.testing import document
 from anytron.testing.checking import check_rule
 from anytron.testing.levels import checked_levels, find_rule, rules_of
-from anytron.testing.results import ConformanceReport, Status
+from anytron.testing.results import ConformanceReport
 from anytron.testing.rules import LEVELS, PAGE, Broken, Case, Inapplicable, rule
 from anytron.testing.run import Checker, run
 from anytron.testing.subject import Source
+from anytron.verification.report import Status
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
 from tests.conformance.mutant import Mutant

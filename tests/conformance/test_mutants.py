@@ -8,9 +8,9 @@ from anytron.plugins import hooks_of
 from anytron.plugins.session import Session
 from anytron.testing.checking import check_rule
 from anytron.testing.levels import rules_of
-from anytron.testing.results import Status
 from anytron.testing.rules import LEVELS
 from anytron.testing.subject import Source, Subject
+from anytron.verification.report import Status
 from anytron_cpu import CpuPlatform
 from tests.conformance import attention_mutants, device_mutants, kernel_mutants, sequence_mutants
 from tests.conformance.mutant import mutants_of

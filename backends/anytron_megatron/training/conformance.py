@@ -17,34 +17,30 @@ from anytron.batch import RaggedBatch
 from anytron.engines.training_engine import Conformance
 from anytron.errors import ConfigError
 from anytron.reference.attention import reference_attention
+from anytron.reference.influence import IN_PADDING, influence
 from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard, scopes
 from anytron_megatron.portable_te.pytorch.attention.dot_product_attention import DotProductAttention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
     from anytron.hooks.facade import Hooks
     from anytron.masks import Pair
+    from anytron.reference.influence import Attend
     from anytron.sequences import SequenceLayout
     from anytron.sequences.layout import Format
     from anytron.traits import AttentionHeads, ParallelSizes
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
 
-    Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 LENGTHS = (5, 1, 9, 4)
 """Real lengths that no alignment divides."""
 TOLERANCE = 1e-4
 """Of values around 1 and of gradients around 10, in float32: a thousand roundings."""
-IN_PADDING = 7.0
-"""What stands in padding slots of queries, keys and values: finite, and far off if a real token sees it."""
-PUSH = 1000.0
-"""Added to the value of one token: the outputs that see it move by far more than the rounding of the others."""
-MOVED = 1e-3
 
 
 def possible_formats(config: RunConfig, hooks: Hooks) -> Iterator[Format]:
@@ -73,7 +69,7 @@ def kernel_conformance(
         with scopes.enter(prepared.scope()):
             attend = _attention(prepared, preparer, heads, sizes)
             operands = _operands(heads, sizes)
-            wrong = _influence(attend, operands, layout, device) ^ _expected(preparer, layout)
+            wrong = influence(attend, operands, layout, device) ^ _expected(preparer, layout)
             rounding = _difference(attend, operands, prepared, preparer, device)
         difference = max(difference, float(len(wrong)), rounding)
         details.append(f"{layout.format} '{prepared.mask.kernel_mode}' {_describe(wrong)}, {rounding:.1e}")
@@ -150,23 +146,6 @@ def _expected(preparer: BatchPreparer, layout: SequenceLayout) -> set[Pair]:
     """The pairs of the definition whose queries this rank holds."""
     held = set(layout.token_index.tolist())
     return {pair for pair in defined_pairs(LENGTHS, preparer.traits) if pair[0] in held}
-
-
-def _influence(attend: Attend, operands: list[Tensor], layout: SequenceLayout, device: torch.device) -> set[Pair]:
-    """Find the pairs (query token, key token) of which the second moves the output of the first."""
-    query, key, value = (layout.pack(operand.to(device), IN_PADDING) for operand in operands)
-    shown = layout.token_index.view(layout.shape)
-    pairs: set[Pair] = set()
-    with torch.no_grad():
-        before = attend(query, key, value)
-        for token in range(layout.num_tokens + 1):  # the last stands for all padding
-            chosen = (shown == token)[..., None, None]
-            after = attend(query, key + chosen, value + PUSH * chosen)
-            # Not "> MOVED": an output that is NaN has moved.
-            moved = ~((after - before).abs().amax((-1, -2)) <= MOVED) & layout.valid
-            name = PADDING if token == layout.num_tokens else token
-            pairs |= {(seeing, name) for seeing in shown[moved].tolist()}
-    return pairs
 
 
 def _difference(

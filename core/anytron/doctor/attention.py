@@ -14,31 +14,25 @@ from anytron.hooks.types import LayoutRequest
 from anytron.kernels.contract import AttentionCall
 from anytron.masks import MaskKind, MaskRequest, Polarity, scope_of
 from anytron.reference.attention import reference_attention
+from anytron.reference.influence import IN_PADDING, influence
 from anytron.reference.masks import PADDING, defined_pairs
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from anytron.doctor.bench import Bench
     from anytron.kernels.contract import AttentionKernel, AttentionSpec
     from anytron.masks import AttnMask, Pair
+    from anytron.reference.influence import Attend
     from anytron.sequences import SequenceLayout
     from anytron.sequences.layout import Format
 
-    Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 LENGTHS = (5, 1, 9, 4)
 """Real lengths that no alignment divides."""
 GAPS = LayoutConstraints(align=4)
 """Padding between sequences, so that real and padded offsets differ."""
-IN_PADDING = 7.0
-"""What stands in padding: finite, and far off if a real token sees it."""
-PUSH = 1000.0
-"""Added to the value of one token: outputs that see it move by far more than the rounding of the others."""
-MOVED = 0.01
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Of values and gradients, as a part of the largest one: many roundings, and far less than a wrong pair makes."""
 
@@ -71,7 +65,7 @@ def probe_attention(bench: Bench, sequence_format: Format) -> dict[str, Any]:
     operands = _operands(spec, bench.dtype)
     with scopes.enter(scopes.combine(inputs.scope, scope_of(mask))):
         attend = _attend(kernel, _call(mask, layout), layout)
-        found = _influence(attend, operands, layout, device)
+        found = influence(attend, operands, layout, device)
         difference = _difference(attend, operands, spec, layout, device)
     bench.runtime.synchronize()
     wrong = found ^ defined_pairs(LENGTHS, bench.traits)
@@ -110,23 +104,6 @@ def _operands(spec: AttentionSpec, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((spec.num_heads, spec.qk_dim), (spec.num_kv_heads, spec.qk_dim), (spec.num_kv_heads, spec.v_dim))
     return [torch.randn(sum(LENGTHS), *shape, generator=generator).to(dtype) for shape in shapes]
-
-
-def _influence(attend: Attend, operands: list[Tensor], layout: SequenceLayout, device: torch.device) -> set[Pair]:
-    """Find the pairs (query token, key token) of which the second moves the output of the first."""
-    query, key, value = (layout.pack(operand.to(device), IN_PADDING) for operand in operands)
-    shown = layout.token_index.view(layout.shape)
-    pairs: set[Pair] = set()
-    with torch.no_grad():
-        before = attend(query, key, value)
-        for token in range(layout.num_tokens + 1):  # the last stands for all padding
-            chosen = (shown == token)[..., None, None]
-            after = attend(query, key + chosen, value + (PUSH * chosen).to(value.dtype))
-            # Not "> MOVED": an output that is NaN has moved.
-            moved = ~((after.float() - before.float()).abs().amax((-1, -2)) <= MOVED) & layout.valid
-            name = PADDING if token == layout.num_tokens else token
-            pairs |= {(seeing, name) for seeing in shown[moved].tolist()}
-    return pairs
 
 
 def _difference(

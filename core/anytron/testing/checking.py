@@ -8,8 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from anytron.errors import AnytronError
-from anytron.testing.results import RuleResult, Status
+from anytron.testing.results import RuleResult
 from anytron.testing.rules import Broken, Inapplicable
+from anytron.verification.report import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,9 +30,9 @@ def conformance(
     import pytest
 
     from anytron.testing.levels import checked_levels, rules_of
-    from anytron.testing.results import Status
     from anytron.testing.run import Checker
     from anytron.testing.subject import Source
+    from anytron.verification.report import Status
 
     levels = checked_levels([level] if isinstance(level, str) else list(level))
     rules = [rule for one in levels for rule in rules_of(one)]

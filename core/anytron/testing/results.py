@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import platform as machine
 from dataclasses import asdict, dataclass
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from anytron import __version__
+from anytron.verification.report import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from anytron.testing.rules import Level, Rule
-
-
-class Status(str, Enum):
-    """What came of a rule."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    """No case was made: the platform declares not to do it, or this machine cannot."""
 
 
 @dataclass(frozen=True)

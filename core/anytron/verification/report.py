@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Status(str, Enum):
-    """The outcome of a check."""
+    """The outcome of a check, and of a rule of the conformance kit."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """The check does not apply here; the detail says why."""
+    """It does not apply here: the platform declares not to do it, or this machine or run cannot. It says why."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 
 from anytron.errors import AnytronError
 from anytron.masks import MaskRequest
+from anytron.reference.influence import influence
 from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
 from anytron.sequences import ContextShard
 from anytron.testing.micro_batches import Scene, micro_batch, planned_layout, scenes
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 CAUSAL, EVERYWHERE, WINDOW = ModelTraits(), ModelTraits(causal=False), ModelTraits(window=(1, 0))
 TRAITS = (CAUSAL, EVERYWHERE, WINDOW)
 LENGTHS = ((1,), (2,), (1, 2), (3, 1, 2), (5, 1, 9, 3))
-PUSH = 1000.0
-"""Added to the value of one token: the outputs that see it move by far more than others round."""
-MOVED = 1e-3
 NEUTRAL_WORDS = ("no_mask", "causal", "padding", "padding_causal", "arbitrary")
 
 
@@ -44,16 +42,7 @@ def mask_by_influence(subject: Subject, case: Case) -> None:
     scene: Scene = case.values
     batch = micro_batch(subject, scene)
     attend, layout = attention_of(subject, batch, scene.traits), batch.layout
-    query, key, value = (layout.pack(operand.to(subject.device), 7.0) for operand in operands(scene.total))
-    shown, found = layout.token_index.view(layout.shape), set()
-    with torch.no_grad():
-        before = attend(query, key, value)
-        for token in range(scene.total + 1):  # the last stands for all padding
-            chosen = (shown == token)[..., None, None]
-            after = attend(query, key + chosen, value + PUSH * chosen)
-            moved = ~((after - before).abs().amax((-1, -2)) <= MOVED) & layout.valid  # NaN has moved
-            name = PADDING if token == scene.total else token
-            found |= {(seeing, name) for seeing in shown[moved].tolist()}
+    found = influence(attend, operands(scene.total), layout, subject.device)
     _compare(found, scene, f"in mode '{batch.mask.kernel_mode}' of plugin '{batch.mask.plugin}'")
 
 
