@@ -115,7 +115,7 @@ class WrongRows(AttentionMutant):
         return 1.01 * out if call.format == "bshd" else out
 
 
-class AveragingSum(PatchingMutant):
+class AveragesSums(PatchingMutant):
     rule, says = "tensor-parallel", "TP2"
     target, replacement = "torch.distributed:all_reduce", "averaging"
 

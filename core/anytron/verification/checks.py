@@ -20,7 +20,8 @@ from anytron.trainer.workers import TrainingWorkers
 from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.verification.engines import Engines
-from anytron.verification.gradients import check_gradients
+from anytron.verification.gradient_differences import compare_gradients
+from anytron.verification.gradients import check_gradients, own_gradients
 from anytron.verification.observation import (
     WHOLE_LOGITS,
     Forward,
@@ -29,6 +30,7 @@ from anytron.verification.observation import (
     observe,
     observe_forward,
 )
+from anytron.verification.optimizer import check_optimizer, with_visible_update
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
 from anytron.verification.tied import tied_output
 from anytron.verification.tolerances import tolerance
@@ -53,8 +55,10 @@ CHECKS = (
     "hf-logits",
     "hf-log-probs",
     "hf-gradients",
+    "optimizer-update",
     "rollout-equals-training",
     "packed-equals-padded",
+    "recomputed-equals-kept",
     "parallel-equals-single",
 )
 """In the order of the report."""
@@ -80,12 +84,12 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         AnytronError: The prompts are not usable, or the engines do not start.
     """
     watcher.begins("preparing prompts and weights")
-    config = _without_dropout(config)
+    random, config = config, _without_dropout(config)
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
     watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
-        run = _Run(config, session, make_executor, executor, prepared)
+        run = _Run(config, random, session, make_executor, executor, prepared)
         results = []
         for check in CHECKS:
             watcher.begins(check)
@@ -117,12 +121,14 @@ class _Run:
     def __init__(
         self,
         config: RunConfig,
+        random: RunConfig,
         session: Session,
         make_executor: ExecutorMaker,
         executor: Executor,
         prepared: PreparedRun,
     ) -> None:
         self._config = config
+        self._random = random  # with its dropout
         self._session = session
         self._make_executor = make_executor
         self._prepared = prepared
@@ -202,7 +208,7 @@ class _Run:
         """Compare the gradient of each parameter with that of transformers, which computes in this process."""
         config = self._config
         if not shows_gradients(config):
-            return skipped(check, f"the engine {config.engine.name} cannot show them: it does not declare gradients")
+            return skipped(check, self._without_gradients())
         self._forward()  # without a forward pass there is none back
         result = check_gradients(check, config, self._engines.trainer(), self._trajectories().batch)
         cause = next((one for one in ("hf-logits", "hf-log-probs") if one in self._failed), None)
@@ -210,6 +216,19 @@ class _Run:
             why = f"begin with {cause}: gradients of wrong values are wrong too"
             return replace(result, detail=f"{why}; {result.detail}")
         return result
+
+    def optimizer_update(self, check: str) -> CheckResult:
+        """Compare the way that one update moves each weight with what torch's optimizer does."""
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        wanted = with_visible_update(self._config)
+        try:
+            config = adapted(wanted, self._session.hooks, "optimizer", lambda one: one.optimizer)
+        except NotPossible as reason:
+            return skipped(check, f"it needs a higher rate and weight decay: {reason}")
+        self._forward()
+        batch = self._trajectories().batch
+        return check_optimizer(check, config, self._engines.trainer_to_update(config), batch)
 
     def rollout_equals_training(self, check: str) -> CheckResult:
         """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
@@ -239,6 +258,25 @@ class _Run:
         formats = f"{self._config.engine.sequence_format} and {other}"
         return compare_observations(check, config.model.dtype, own, found, formats)
 
+    def recomputed_equals_kept(self, check: str) -> CheckResult:
+        """Compare gradients with those of activations that are kept, dropout included: it is drawn again as it was."""
+        if self._config.engine.recompute == "none":
+            return skipped(check, "nothing is recomputed (engine.recompute)")
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        keeping = self._random.engine.model_copy(update={"recompute": "none"})
+        wanted = self._random.model_copy(update={"engine": keeping})
+        try:
+            config = adapted(wanted, self._session.hooks, "engine.recompute", lambda one: one.engine.recompute)
+        except NotPossible as reason:
+            return skipped(check, f"activations cannot be kept: {reason}")
+        self._forward()
+        batch = self._trajectories().batch
+        found, expected = (own_gradients(one, self._engines.trainer(one), batch) for one in (self._random, config))
+        return compare_gradients(
+            check, found, expected, dtype=config.model.dtype, skipped={}, what="gradients", whose="kept activations'"
+        )
+
     def parallel_equals_single(self, check: str) -> CheckResult:
         """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""
         ranks = self._config.parallel.world_size
@@ -260,6 +298,9 @@ class _Run:
                 return skipped(check, "the model does not fit on one rank")
             raise
         return compare_observations(check, config.model.dtype, own, found, f"{ranks} ranks and one")
+
+    def _without_gradients(self) -> str:
+        return f"the engine {self._config.engine.name} cannot show them: it does not declare gradients"
 
     def _trajectories(self) -> Trajectories:
         return self._once(

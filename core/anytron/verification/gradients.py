@@ -11,7 +11,7 @@ import torch
 from anytron.errors import ResourceError
 from anytron.trainer.initial_model import model_directory
 from anytron.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
-from anytron.verification.hugging_face import LOSS, expected_gradients
+from anytron.verification.hugging_face import LOSS, expected_gradients, off_policy
 from anytron.verification.observation import first_sequences, gradient_temperature, plan_of
 from anytron.verification.report import in_one_line, skipped
 from anytron.verification.tied import tied_output
@@ -79,6 +79,31 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         skipped=reasons,
         what=f"{what} at temperature {batch.temperature:g}",
     )
+
+
+def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch) -> RaggedBatch:
+    """Take the first sequences as a mini-batch whose policy and reference are a little off the engine's own.
+
+    Args:
+        config: The run.
+        trainer: The training ranks.
+        plan: How they divide a batch.
+        batch: Sampled responses with advantages.
+    """
+    batch = first_sequences(batch, trainer.dp_size)
+    scored = trainer.token_outputs(batch, plan, "policy")
+    assert scored.log_probs is not None, "every engine computes log-probs"
+    batch = off_policy(batch, scored.log_probs)
+    if plan.replays_scoring:
+        batch = replace(batch, routing=scored.routing)
+    return next(plan.mini_batches(batch, config.trainer.seed))
+
+
+def own_gradients(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> dict[str, Tensor]:
+    """Let the engine compute gradients, of :func:`own_batch`; float32, by the weights' names in files."""
+    plan = plan_of(trainer, config, group_size=1)
+    batch = own_batch(config, trainer, plan, batch)
+    return computed_gradients(trainer, plan, batch, Path(config.trainer.output_dir))[0]
 
 
 def computed_gradients(

@@ -1,0 +1,221 @@
+"""Does a broken platform change a number in a run, and if it does, does ``anytron verify`` alone say so?
+
+The run is trained for two steps on the platform and on the processor, which give the same numbers to the last digit if
+they compute the same. One that refuses or ends such a run is caught by the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anytron.config.diagnostics import refuse
+from anytron.errors import AnytronError
+from anytron.executor import process as processes
+from anytron.preflight.open_run import open_run
+from anytron.tracking.progress import Progress
+from anytron.verification.report import in_one_line
+from anytron_cpu import CpuPlatform
+from tests.conformance import (
+    attention_mutants,
+    device_mutants,
+    engine_mutants,
+    kernel_mutants,
+    lasting_ranks,
+    sequence_mutants,
+)
+from tests.conformance.lasting_ranks import LastingProcesses
+from tests.conformance.mutant import Mutant, mutants_of
+from tests.conformance.runs import ROOT, configuration
+from tests.warm_python import WarmPopen, end_server
+
+LIMIT = 1e-5
+"""Relative difference of a metric that is no rounding: as ``anytron verify`` takes it in float32."""
+OF_A_MACHINE = ("time/", "throughput/", "memory/")
+"""Beginnings of the names of metrics that are others in every run."""
+WHERE = {
+    device_mutants: ("qwen3", "tp2", "lora"),
+    sequence_mutants: ("qwen3", "bshd", "moe", "delta-net"),
+    attention_mutants: ("qwen3", "bshd", "cp2", "mla", "lora"),
+    kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "images", "bfloat16"),
+    engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "lora"),
+}
+"""The runs in which each kind of mutant has its chance: until one of them has other numbers."""
+OF_A_PROCESS = ("runtime", "runtime_env", "accelerator", "options_model", "limits", "decisions")
+"""A platform that has one of these for itself gets processes of its own."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a platform does to a run.
+
+    Attributes:
+        mutant: Name of the platform's class.
+        run: The first run that it changes; None if it changes none.
+        how: Which metric differs, or what ended the run.
+        ended: The run did not take place, or ended by itself.
+        checks: What ``anytron verify`` says of that run: the checks that fail, with their details.
+    """
+
+    mutant: str
+    run: str | None = None
+    how: str = ""
+    ended: bool = False
+    checks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> bool:
+        """Whether other numbers pass."""
+        return self.run is not None and not self.ended and not self.checks
+
+
+class Watcher(Progress):
+    """Shows nothing."""
+
+    def begins(self, what):
+        pass
+
+    def made(self, result, seconds):
+        pass
+
+
+class Laboratory:
+    """Runs on the processor and on mutants, in processes that last. A context manager: leaving ends them.
+
+    Args:
+        scratch: A directory.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._healthy: dict[str, list[dict[str, float]]] = {}
+
+    def __enter__(self):
+        self._undo = contextlib.ExitStack()
+        patches = self._undo.enter_context(pytest.MonkeyPatch.context())
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        patches.setenv("PYTHONPATH", os.pathsep.join(path))
+        patches.setenv(lasting_ranks.FOLDER, str(self._scratch / "platforms"))
+        patches.setattr(subprocess, "Popen", WarmPopen)
+        patches.setattr(processes, "START_WORKER", lasting_ranks.START)
+        self._undo.callback(LastingProcesses.end_all)
+        return self
+
+    def __exit__(self, *exception):
+        self._undo.close()
+
+    def look(self, mutant: type[Mutant]) -> Finding:
+        """Train its runs until one changes, and verify that one."""
+        runs = WHERE[sys.modules[mutant.__module__]]
+        with self._installed(mutant):
+            for run in runs:
+                expected = self._steps_of_the_processor(run)
+                try:
+                    steps = self._train(run, mutant.name)
+                except (AnytronError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                    return Finding(mutant.__name__, run, _said(error), ended=True)
+                how = difference(expected, steps)
+                if how:
+                    return Finding(mutant.__name__, run, how, checks=self._verify(run, mutant.name))
+        return Finding(mutant.__name__)
+
+    def _steps_of_the_processor(self, run: str) -> list[dict[str, float]]:
+        if run not in self._healthy:
+            self._healthy[run] = self._train(run, CpuPlatform.name)
+        return self._healthy[run]
+
+    def _train(self, run: str, platform: str) -> list[dict[str, float]]:
+        from anytron.trainer.loop import train
+
+        with self._opened(run, platform) as opened:
+            with LastingProcesses(opened.config, opened.session) as executor:
+                train(opened.config, executor, Watcher())
+            metrics = Path(opened.config.trainer.output_dir, "metrics.jsonl").read_text(encoding="utf-8")
+            return [json.loads(line) for line in metrics.splitlines()]
+
+    def _verify(self, run: str, platform: str) -> dict[str, str]:
+        from anytron.verification.checks import verify
+
+        with self._opened(run, platform) as opened:
+            Path(opened.config.trainer.output_dir).mkdir()
+            try:
+                report = verify(opened.config, opened.session, LastingProcesses, Watcher())
+            except AnytronError as error:
+                return {"start": in_one_line(error)}
+            return {one.check: one.detail for one in report.results if one.status.value == "failed"}
+
+    @contextlib.contextmanager
+    def _opened(self, run: str, platform: str):
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            file = Path(folder, "run.yaml")
+            tree = configuration(run, platform, Path(folder, "output"))
+            file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+            opened = open_run(file, [])
+            refuse(opened.diagnostics)
+            yield opened
+
+    @contextlib.contextmanager
+    def _installed(self, mutant: type[Mutant]):
+        folder = self._scratch / "platforms" / mutant.name
+        info = folder / f"{mutant.name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir(parents=True)
+        lines = ["[anytron.platforms]", f"{mutant.name} = {mutant.__module__}:{mutant.__name__}", "[anytron.plugins]"]
+        lines += [f"{name} = {mutant.__module__}:{type(one).__name__}" for name, one in mutant.extensions.items()]
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {mutant.name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        own = any(getattr(mutant, name, None) is not getattr(CpuPlatform, name, None) for name in OF_A_PROCESS)
+        sys.path.append(str(folder))
+        if own:
+            LastingProcesses.end_all()
+        try:
+            yield
+        finally:
+            if own:
+                LastingProcesses.end_all()
+            sys.path.remove(str(folder))
+
+
+def difference(expected: list[dict[str, float]], found: list[dict[str, float]]) -> str:
+    """Say which metric differs most; nothing if none differs by more than rounding."""
+    worst, where = 0.0, ""
+    for step, (wanted, got) in enumerate(zip(expected, found, strict=True), start=1):
+        for name in wanted.keys() | got.keys():
+            if name.startswith(OF_A_MACHINE):
+                continue
+            off = abs(got.get(name, math.nan) - wanted.get(name, math.nan)) / max(1.0, abs(wanted.get(name, 0.0)))
+            off = math.inf if math.isnan(off) else off
+            if off > max(worst, LIMIT):
+                worst, where = off, f"{name} of step {step} by {off:.2g}"
+    return where
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, AnytronError):
+        return in_one_line(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def every_mutant() -> list[type[Mutant]]:
+    """All of them."""
+    return [mutant for module in WHERE for mutant in mutants_of(module)]
+
+
+def look_at_all(advance) -> list[Finding]:
+    """Look at every mutant; ``advance`` is called after each, with its finding."""
+    findings = []
+    with tempfile.TemporaryDirectory() as scratch, Laboratory(Path(scratch)) as laboratory:
+        for mutant in every_mutant():
+            findings.append(laboratory.look(mutant))
+            advance(findings[-1])
+    end_server()
+    return findings
