@@ -32,6 +32,7 @@ WARM = (
     "tests/backends/megatron/",
     "tests/benchmarks/",
     "tests/conformance/test_engine_levels.py",
+    "tests/conformance/test_verified.py",
     "tests/core/engines/",
     "tests/core/kernels/test_log_prob.py",
     "tests/core/rollout/test_processes.py",

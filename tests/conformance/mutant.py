@@ -26,6 +26,10 @@ class Mutant(CpuPlatform):
         cls.name = f"mutant-{cls.__name__.lower()}"
 
 
+class Unbroken(Mutant):
+    """The processor under another name."""
+
+
 def mutants_of(module):
     """The mutants of a module."""
     found = vars(module).values()

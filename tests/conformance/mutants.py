@@ -4,6 +4,11 @@ A mutant is caught if the rule that it breaks fails with the right words (test_m
 some minutes, most of them for the levels ``model`` and ``training``::
 
     python tests/conformance/mutants.py [--json]
+
+With ``--verify`` it counts those that change a number in a run, and those of them that ``anytron verify`` alone catches
+(verified.py), which takes about as long for each run and mutant as a step::
+
+    python tests/conformance/mutants.py --verify [--json]
 """
 
 from __future__ import annotations
@@ -49,18 +54,42 @@ class Count:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--verify", action="store_true", help="count those that `anytron verify` catches by itself")
     arguments = parser.parse_args()
+    return verify(as_json=arguments.json) if arguments.verify else check(as_json=arguments.json)
+
+
+def check(*, as_json: bool) -> int:
+    """Count those that the kit catches."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         count = Count(progress)
         with contextlib.redirect_stdout(io.StringIO()):
             pytest.main([str(HERE), "-q", "-m", "slow or not slow", "-p", "no:cacheprovider"], plugins=[count])
     missed = sorted(set(count.missed))
     found = {"mutants": len(set(count.caught) | set(missed)), "caught": len(set(count.caught) - set(missed))}
-    if arguments.json:
+    if as_json:
         print(json.dumps({**found, **({"missed": missed} if missed else {})}))
     else:
         print(f"{found['caught']} of {found['mutants']} broken platforms are caught", *missed, sep="\n  ")
     return 1 if missed or not found["caught"] else 0
+
+
+def verify(*, as_json: bool) -> int:
+    """Count those that change a number, and those of them that ``anytron verify`` catches."""
+    sys.path.insert(0, str(HERE.parents[1]))
+    from tests.conformance.verified import counted, every_mutant, look_at_all, row
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("mutants", total=len(every_mutant()))
+        findings = look_at_all(lambda _: progress.advance(task))
+    found = counted(findings)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(*map(row, findings), sep="\n")
+        numbers = "of {mutants} broken platforms {change_a_run} change a number in a run"
+        print(f"{numbers}, and anytron verify catches {{caught_by_verify}} of them".format(**found))
+    return 1 if found["missed"] or not found["change_a_run"] else 0
 
 
 if __name__ == "__main__":

@@ -114,9 +114,9 @@ class Laboratory:
     def __exit__(self, *exception):
         self._undo.close()
 
-    def look(self, mutant: type[Mutant]) -> Finding:
-        """Train its runs until one changes, and verify that one."""
-        runs = WHERE[sys.modules[mutant.__module__]]
+    def look(self, mutant: type[Mutant], runs: tuple[str, ...] = ()) -> Finding:
+        """Train runs, or those of its kind, until one changes, and verify that one."""
+        runs = runs or WHERE[sys.modules[mutant.__module__]]
         with self._installed(mutant):
             for run in runs:
                 expected = self._steps_of_the_processor(run)
@@ -219,3 +219,23 @@ def look_at_all(advance) -> list[Finding]:
             advance(findings[-1])
     end_server()
     return findings
+
+
+def counted(findings: list[Finding]) -> dict[str, object]:
+    """Count: a run that a platform ends is no changed number, and is caught by the run itself."""
+    changing = [one for one in findings if one.run is not None and not one.ended]
+    return {
+        "mutants": len(findings),
+        "end_a_run": sum(one.ended for one in findings),
+        "change_a_run": len(changing),
+        "caught_by_verify": sum(not one.missed for one in changing),
+        "missed": sorted(one.mutant for one in changing if one.missed),
+    }
+
+
+def row(finding: Finding) -> str:
+    """Say what was found, in one line."""
+    if finding.run is None:
+        return f"{finding.mutant}: changes no number"
+    caught = f"caught by {', '.join(finding.checks)}" if finding.checks else "passes anytron verify"
+    return f"{finding.mutant}: in {finding.run} {finding.how}; {'the run ends' if finding.ended else caught}"

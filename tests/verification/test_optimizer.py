@@ -1,0 +1,117 @@
+"""Moves of weights that are compared by hand: what an update should do, written out, and what each fault does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anytron.config.schema import OptimizerSection
+from anytron.verification.optimizer import VISIBLE, compare_moves
+from anytron.verification.report import Status
+
+SECTION = OptimizerSection(**VISIBLE)
+NAMES = ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight")
+
+
+def weights():
+    generator = torch.Generator().manual_seed(0)
+    shapes = (16, 8), (8, 8), (8,)
+    return {name: 0.02 * torch.randn(shape, generator=generator) for name, shape in zip(NAMES, shapes, strict=True)}
+
+
+def gradients():
+    generator = torch.Generator().manual_seed(1)
+    found = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in weights().items()}
+    found[NAMES[0]][3:7] = 0.0  # tokens that do not occur
+    return found
+
+
+def first_adam_update(weight, gradient, *, decay=True, corrected=True, lr=SECTION.lr):
+    """From a state of nothing: the bias correction leaves of both moments what they are averages of."""
+    first, second = (1 - SECTION.beta1) * gradient, (1 - SECTION.beta2) * gradient.square()
+    if corrected:
+        first, second = first / (1 - SECTION.beta1), second / (1 - SECTION.beta2)
+    kept = weight * (1 - lr * SECTION.weight_decay) if decay and weight.ndim > 1 else weight
+    return kept - lr * first / (second.sqrt() + SECTION.eps)
+
+
+def compare(after, *, section=SECTION, dtype="float32", before=None, given=None):
+    return compare_moves("check", before or weights(), after, given or gradients(), section=section, dtype=dtype)
+
+
+def updated(**fault):
+    return {name: first_adam_update(weight, gradients()[name], **fault) for name, weight in weights().items()}
+
+
+def test_adam_moves_weights_as_it_is_written():
+    result = compare(updated())
+    assert result.status is Status.PASSED, result.detail
+    assert result.detail.startswith("3 weights after one update with lr 0.01 and weight decay 0.1, the worst is ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [({"decay": False}, 2), ({"corrected": False}, 3), ({"lr": 0.02}, 3)],
+    ids=["without-decay", "without-bias-correction", "twice-as-far"],
+)
+def test_a_fault_of_the_kernel_fails_and_the_kernel_is_named(fault, wrong):
+    result = compare(updated(**fault))
+    assert result.status is Status.FAILED
+    assert result.detail.startswith(f"{wrong} of 3 weights after one update")
+    assert "are not where torch's AdamW brings them" in result.detail
+    assert result.detail.endswith("look at the adam kernel")
+
+
+def test_norms_that_decay_too_fail():
+    after = updated()
+    after[NAMES[2]] = after[NAMES[2]] - SECTION.lr * SECTION.weight_decay * weights()[NAMES[2]]
+    result = compare(after)
+    assert result.status is Status.FAILED
+    assert "1 of 3 weights" in result.detail
+    assert "model.norm.weight by" in result.detail
+
+
+def test_weights_that_stay_are_counted():
+    after = {**updated(), NAMES[1]: weights()[NAMES[1]]}
+    result = compare(after)
+    assert result.status is Status.FAILED
+    assert "1 of them have not moved" in result.detail
+
+
+def test_a_move_to_nowhere_fails():
+    after = {**updated(), NAMES[1]: weights()[NAMES[1]] * torch.nan}
+    assert compare(after).status is Status.FAILED
+
+
+def test_a_gradient_of_rounding_error_may_move_weights_to_either_side():
+    """Adam divides by the gradient's size, so that what rounding leaves of a 0 moves a weight as far as any other."""
+    given = gradients()
+    given[NAMES[1]] = torch.full_like(given[NAMES[1]], 1e-7)
+    after = updated()
+    after[NAMES[1]] = first_adam_update(weights()[NAMES[1]], -given[NAMES[1]])
+    assert compare(after, given=given).status is Status.PASSED
+
+
+def test_sgd_adds_the_decay_to_the_gradient():
+    section = SECTION.model_copy(update={"name": "sgd"})
+    before = {name: 50.0 * weight for name, weight in weights().items()}
+    after, without = {}, {}
+    for name, weight in before.items():
+        without[name] = weight - section.lr * gradients()[name]
+        after[name] = without[name] - section.lr * section.weight_decay * weight * (weight.ndim > 1)
+    assert compare(after, section=section, before=before).status is Status.PASSED
+    result = compare(without, section=section, before=before)
+    assert result.status is Status.FAILED
+    assert "2 of 3 weights" in result.detail
+    assert "torch's SGD" in result.detail
+
+
+def test_bfloat16_weights_are_rounded_after_the_update():
+    before = {name: weight.bfloat16() for name, weight in weights().items()}
+    after = {name: first_adam_update(weight.float(), gradients()[name]).bfloat16() for name, weight in before.items()}
+    assert compare(after, before=before, dtype="bfloat16").status is Status.PASSED
+    slow = {
+        name: first_adam_update(weight.float(), gradients()[name], lr=0.008).bfloat16()
+        for name, weight in before.items()
+    }
+    assert compare(slow, before=before, dtype="bfloat16").status is Status.FAILED
