@@ -69,6 +69,8 @@ IMAGES = {
 }
 """The example's model has no layer norm; this one has."""
 
+DROPOUT = {"lora": {"rank": 4, "dropout": 0.1}}
+
 RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "qwen3": ("grpo_sort", {}),
     "bshd": ("grpo_sort", {"engine": {"sequence_format": "bshd"}}),
@@ -76,13 +78,18 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "pp2": ("grpo_sort", {"parallel": {"pipeline_model_parallel_size": 2}}),
     "cp2": ("grpo_sort", {"parallel": {"context_parallel_size": 2}}),
     "bfloat16": ("grpo_sort", {"model": {"dtype": "bfloat16"}}),
-    "lora": ("grpo_sort", {"model": {"lora": {"rank": 4, "dropout": 0.1}}, "engine": {"recompute": "full"}}),
+    "dropout": ("grpo_sort", {"model": DROPOUT, "engine": {"recompute": "full"}}),
+    "dropout, kept": ("grpo_sort", {"model": DROPOUT}),
     "delta-net": ("grpo_gated_delta_net", {}),
     "mla": ("grpo_mla", {}),
     "moe": ("grpo_moe", {}),
     "images": ("grpo_count_shapes", {"model": IMAGES}),
 }
 """By name: an example, and what is changed in it besides."""
+
+
+SAME: Mapping[str, str] = {"dropout": "dropout, kept"}
+"""Runs whose random numbers are the device's own, and the run with the same platform that has the same numbers."""
 
 
 def configuration(name: str, platform: str, output: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from anytron.engines.training_engine import Conformance
 from anytron.errors import ConfigError
 from anytron.reference.attention import reference_attention
 from anytron.reference.influence import IN_PADDING, influence
-from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
+from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
 from anytron.sequences import ContextShard, scopes
 from anytron_megatron.portable_te.pytorch.attention.dot_product_attention import DotProductAttention
 
@@ -71,8 +71,10 @@ def kernel_conformance(
             operands = _operands(heads, sizes)
             wrong = influence(attend, operands, layout, device) ^ _expected(preparer, layout)
             rounding = _difference(attend, operands, prepared, preparer, device)
-        difference = max(difference, float(len(wrong)), rounding)
+        companion = wrong_companion(prepared.mask, layout, preparer.traits)
+        difference = max(difference, float(len(wrong)), rounding, float(bool(companion)))
         details.append(f"{layout.format} '{prepared.mask.kernel_mode}' {_describe(wrong)}, {rounding:.1e}")
+        details += [f"but {companion.rstrip('.')}"] if companion else []
     groups = f"{heads.heads // sizes.tensor}/{max(1, heads.kv_heads // sizes.tensor)}"
     return Conformance(difference, TOLERANCE, f"{'; '.join(details)}; {groups} heads of {heads.qk_dim}/{heads.v_dim}")
 
@@ -87,8 +89,10 @@ def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conforman
     mask = preparer.mask_of(layouts[0])
     found = (mask.reader or read_transformer_engine)(mask, layouts, preparer.traits)
     wrong = found ^ defined_pairs(LENGTHS, preparer.traits)
+    companion = wrong_companion(mask, layouts[0], preparer.traits)
     detail = f"{layouts[0].format} '{mask.kernel_mode}', read pair by pair, {_describe(wrong)}"
-    return Conformance(float(len(wrong)), TOLERANCE, detail)
+    detail += f"; but {companion.rstrip('.')}" if companion else ""
+    return Conformance(float(len(wrong)) + bool(companion), TOLERANCE, detail)
 
 
 def _batch() -> RaggedBatch:

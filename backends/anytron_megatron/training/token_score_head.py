@@ -138,6 +138,13 @@ class TokenScoreHead:
             rows, wanted = rows.index_select(0, positions), wanted.index_select(0, positions)
         group = parallel_state.get_tensor_model_parallel_group()
         scores = torch.stack(self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group))
+        if scores.dtype != torch.float32:
+            raise EngineError(
+                f"The log_prob kernel answers in {scores.dtype}.",
+                where="log_prob_kernel",
+                why="log-probs and entropies are float32 whatever the operands are: ratios of policies come of them",
+                fix="compute the softmax in float32 and leave its results there",
+            )
         if positions is not None:
             scores = scores.new_zeros(2, labels.numel()).index_copy(1, positions, scores)
         log_probs, entropy = scores.view(2, *labels.shape)

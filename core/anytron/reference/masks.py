@@ -46,6 +46,27 @@ def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
     return pairs
 
 
+def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits) -> str:
+    """Say which map beside a mask is not that of the layout; nothing if all are, or nobody reads one.
+
+    Args:
+        mask: The answer of ``build_attn_mask`` for the layout.
+        layout: Of this rank.
+        traits: ``mixture_of_experts`` counts.
+    """
+    found = mask.padding_mask
+    if found is None and traits.mixture_of_experts and not bool(layout.valid.all()):
+        return "A mixture of experts gets no padding_mask, though there is padding."
+    if found is not None and not torch.equal(found, ~layout.valid):
+        return "padding_mask is not True exactly at padding."
+    if mask.linear_attn_mask is not None:
+        columns = torch.arange(mask.linear_attn_mask.shape[1], device=mask.linear_attn_mask.device)
+        real = columns[None] < layout.lengths.to(columns.device)[:, None]
+        if not torch.equal(mask.linear_attn_mask, real):
+            return "linear_attn_mask is not True exactly at real tokens."
+    return ""
+
+
 def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
     """Read ``attn_mask_type`` as ``transformer_engine.pytorch.DotProductAttention`` documents it.
 

@@ -9,7 +9,7 @@ import torch
 from anytron.errors import AnytronError
 from anytron.masks import MaskRequest
 from anytron.reference.influence import influence
-from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine
+from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
 from anytron.sequences import ContextShard
 from anytron.testing.micro_batches import Scene, micro_batch, planned_layout, scenes
 from anytron.testing.rules import Broken, Inapplicable, rule
@@ -94,16 +94,10 @@ def mask_companions(subject: Subject, case: Case) -> None:
     """
     scene: Scene = case.values
     batch = micro_batch(subject, scene)
-    mask, layout = batch.mask, batch.layout
-    if mask.padding_mask is not None and not torch.equal(mask.padding_mask, ~layout.valid):
-        raise Broken("padding_mask is not True exactly at padding.", f"{mask.padding_mask.tolist()}")
-    if scene.traits.mixture_of_experts and mask.padding_mask is None and not bool(layout.valid.all()):
-        raise Broken("A mixture of experts gets no padding_mask, though there is padding.")
-    if mask.linear_attn_mask is not None:
-        columns = torch.arange(mask.linear_attn_mask.shape[1], device=subject.device)
-        real = columns[None] < torch.tensor(scene.lengths, device=subject.device)[:, None]
-        if not torch.equal(mask.linear_attn_mask, real):
-            raise Broken("linear_attn_mask is not True exactly at real tokens.", f"{mask.linear_attn_mask.tolist()}")
+    wrong = wrong_companion(batch.mask, batch.layout, scene.traits)
+    if wrong:
+        maps = batch.mask.padding_mask, batch.mask.linear_attn_mask
+        raise Broken(wrong, ", ".join(str(one.tolist()) for one in maps if one is not None))
 
 
 @rule(
