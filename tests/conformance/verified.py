@@ -1,8 +1,8 @@
 """Does a broken platform change a number in a run, and if it does, does ``anytron verify`` alone say so?
 
 The run is trained for two steps on the platform and on the processor, which give the same numbers to the last digit if
-they compute the same. One that refuses or ends such a run is caught by the run. Where numbers are drawn at random, those
-of another device are as good: such a run is compared with the platform's own, of which nothing is recomputed.
+they compute the same. One that refuses or ends such a run is caught by the run. Where numbers are drawn at random,
+those of another device are as good: such a run is compared with the platform's own, of which nothing is recomputed.
 """
 
 from __future__ import annotations

@@ -137,14 +137,15 @@ class TokenScoreHead:
         if positions is not None:
             rows, wanted = rows.index_select(0, positions), wanted.index_select(0, positions)
         group = parallel_state.get_tensor_model_parallel_group()
-        scores = torch.stack(self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group))
-        if scores.dtype != torch.float32:
+        answers = self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group)
+        if any(one.dtype != torch.float32 for one in answers):
             raise EngineError(
-                f"The log_prob kernel answers in {scores.dtype}.",
+                f"The log_prob kernel answers in {' and '.join(str(one.dtype) for one in answers)}.",
                 where="log_prob_kernel",
                 why="log-probs and entropies are float32 whatever the operands are: ratios of policies come of them",
                 fix="compute the softmax in float32 and leave its results there",
             )
+        scores = torch.stack(answers)
         if positions is not None:
             scores = scores.new_zeros(2, labels.numel()).index_copy(1, positions, scores)
         log_probs, entropy = scores.view(2, *labels.shape)

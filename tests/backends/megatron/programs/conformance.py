@@ -223,6 +223,26 @@ def test_wrong_pairs_are_named(judge):
     assert re.match(r"thd 'padding' has \d+ wrong pairs of tokens, such as \d+ and \d+", detail), detail
 
 
+class RoutesPadding:
+    """Marks what is real as padding, in the map that routers read."""
+
+    @hookimpl
+    def build_attn_mask(self, request):
+        mask = NeutralDefaults().build_attn_mask(request)
+        return replace(mask, padding_mask=None if mask.padding_mask is None else ~mask.padding_mask)
+
+
+@pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
+def test_maps_of_padding_are_compared_with_the_layout(judge, sequence_format):
+    traits = ModelTraits(mixture_of_experts=True)
+    found = judge(RoutesPadding(), formats=(sequence_format,), traits=traits)
+    assert found.difference == 1.0
+    assert "attends as defined" in found.detail
+    assert "but padding_mask is not True exactly at padding" in found.detail
+    right = judge(formats=(sequence_format,), traits=traits)
+    assert right.difference <= right.tolerance, right.detail
+
+
 def test_a_vendors_mask_is_read_by_its_own_reader(shard):
     asked = []
 

@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from anytron import hookimpl
 from anytron.batch import RaggedBatch
 from anytron.data.images import ImagePatches
-from anytron.errors import DataError
+from anytron.errors import DataError, EngineError
 from anytron.masks import MaskKind
 from anytron.plugins import hooks_of
 from anytron.sequences import ContextShard, LayoutConstraints, scopes
@@ -175,6 +175,21 @@ def test_a_prompt_costs_no_product_with_the_vocabulary(recorder, sequence_format
     before = {int(label): row for label, row in zip(labels, scored, strict=True)}
     states = prepared.inputs.layout.unpack(hidden.transpose(0, 1))
     assert all(torch.equal(before[token], states[token - 1]) for token in before)
+
+
+def test_log_probs_that_are_rounded_are_refused(recorder, monkeypatch):
+    prepared = text_preparer(recorder, "thd").prepare(batch(LENGTHS))
+
+    def kernel(hidden, weight, labels, temperature, group):
+        return labels.float(), labels.bfloat16()
+
+    layer = SimpleNamespace(weight=torch.ones(3, 2), sequence_parallel=False)
+    head = TokenScoreHead(layer, kernel)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: None)
+    monkeypatch.setattr(head, "_on_every_rank", lambda hidden: hidden)
+    rows, columns = prepared.inputs.layout.shape
+    with scopes.enter(head.scope(prepared)), pytest.raises(EngineError, match="answers in torch.float32 and torch.bf"):
+        layer.forward(torch.zeros(columns, rows, 2))
 
 
 @pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
