@@ -139,7 +139,7 @@ class RoundedActivations(PatchingMutant):
 def rounded(original):
     def recv_forward(self, *arguments, **named):
         received = original(self, *arguments, **named)
-        return received if received is None else received.detach().half().float().requires_grad_()
+        return [each.detach().half().float().requires_grad_() for each in received] if received else received
 
     return recv_forward
 

@@ -1,22 +1,24 @@
 """Worker processes that serve one platform after another, because a start takes longer than the work.
 
-An engine is built on the platform that its configuration names. What is imported and the patches that come before an
-import stay; every other patch is undone with its platform, and kernels are asked for anew.
+An engine is built on the platform that its configuration names. What is imported and patched stays, so that a platform
+with patches of its own, or with another runtime, needs processes of its own.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from anytron.engines import context as engines
 from anytron.executor import worker
 from anytron.executor.local import LocalExecutor
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
 from anytron.plugins import open_session
+
+if TYPE_CHECKING:
+    from anytron.hooks.facade import Hooks
 
 FOLDER = "ANYTRON_TEST_PLATFORMS"
 """Variable that names the folder in which each platform's distribution has a folder of its name."""
@@ -51,29 +53,46 @@ class LastingProcesses(LocalExecutor):
             cls.left.popitem()[1].end()
 
 
+class Kernels:
+    """Asks the platform of the present engine for kernels; patches keep theirs, so that they ask at each call."""
+
+    hooks: ClassVar[Hooks]
+
+    def attention_kernel(self, spec):
+        return self.hooks.attention_kernel(spec)
+
+    def log_prob_kernel(self, spec):
+        return self.hooks.log_prob_kernel(spec)
+
+    def fused_kernel(self, name, spec):
+        def ask(*tensors, **settings):
+            kernel = self.hooks.fused_kernel(name, spec)
+            return kernel(*tensors, **settings)
+
+        return ask
+
+
 class ItsPlatform:
     """Makes the contexts of engines, each on the platform of its configuration."""
 
     make = engines.EngineContext
 
     def __init__(self):
-        self._name = None
+        self._session = None
 
     def __call__(self, *, config, hooks, platform, ledger, process, init_method):
         """Arguments as the worker gives them, with the platform that it started with."""
         if process.role != "trainer":
             return self.make(config, hooks, platform, ledger, process, init_method)
-        if self._name != config.platform.name:
+        if self._session is None or self._session.platform.name != config.platform.name:
             from anytron_megatron.portable_te.binding import bind
 
-            (ledger if self._name is None else self._ledger).undo(Phase.BEFORE_PARALLEL_INIT)
             sys.path.append(str(Path(os.environ[FOLDER], config.platform.name)))
-            session = open_session(config.platform.name, config.platform.options, config.engine.name)
-            context = PatchContext(session.platform, "trainer", session.hooks, config.engine.name)
-            self._name, self._session, self._ledger = config.platform.name, session, Ledger(context=context)
-            self._ledger._reached = Phase.BEFORE_IMPORT
-            bind(session.hooks, session.platform.runtime().device_type)
-        return self.make(config, self._session.hooks, self._session.platform, self._ledger, process, init_method)
+            self._session = open_session(config.platform.name, config.platform.options, config.engine.name)
+            Kernels.hooks = self._session.hooks
+            ledger.context = replace(ledger.context, platform=self._session.platform, kernels=Kernels())
+            bind(self._session.hooks, self._session.platform.runtime().device_type)
+        return self.make(config, self._session.hooks, self._session.platform, ledger, process, init_method)
 
 
 def run():

@@ -52,7 +52,7 @@ WHERE = {
     engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout"),
 }
 """The runs in which each kind of mutant has its chance: until one of them has other numbers."""
-OF_A_PROCESS = ("runtime", "runtime_env", "accelerator", "options_model", "limits", "decisions")
+OF_A_PROCESS = ("runtime", "runtime_env", "patch_model", "accelerator", "options_model", "limits", "decisions")
 """A platform that has one of these for itself gets processes of its own."""
 
 
