@@ -251,12 +251,17 @@ class MegatronEngine:
         return self._send(self._the_adapters("export_adapter").export(), destination)
 
     def export_gradients(
-        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, destination: WeightDestination[Sent]
+        self,
+        micro_batches: Sequence[RaggedBatch],
+        loss: LossFunction,
+        destination: WeightDestination[Sent],
+        with_additions: bool = False,
     ) -> Sent | None:
         """Send the gradients of a loss, of adapters if the run trains these; nothing is updated."""
         self._offload.end()
-        loss_fn = partial(self._prediction.add_loss, loss, coefficient=0.0)
-        self._trained.compute_gradients(micro_batches, loss_fn, self._experts.unbalanced(), self._prediction.scope)
+        loss_fn = partial(self._prediction.add_loss, loss, coefficient=None if with_additions else 0.0)
+        routing = self._experts.replay_routing() if with_additions else self._experts.unbalanced()
+        self._trained.compute_gradients(micro_batches, loss_fn, routing, self._prediction.scope)
         modules = self._modules()
         export = partial(self._source.export, modules) if self._adapters is None else self._adapters.export
         return self._send(named_gradients(modules, export), destination)

@@ -124,6 +124,7 @@ class Laboratory:
                     expected = self._train(SAME[run], mutant.name) if run in SAME else self._of_the_processor(run)
                     steps = self._train(run, mutant.name)
                 except (AnytronError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                    self._check_that_the_processor_still_runs(run)
                     return Finding(mutant.__name__, run, _said(error), ended=True)
                 how = difference(expected, steps)
                 if how:
@@ -134,6 +135,11 @@ class Laboratory:
         if run not in self._healthy:
             self._healthy[run] = self._train(run, CpuPlatform.name)
         return self._healthy[run]
+
+    def _check_that_the_processor_still_runs(self, run: str) -> None:
+        """What ends a run may be something else than its platform, and must not count as one that is caught."""
+        LastingProcesses.end_all()
+        assert not difference(self._of_the_processor(run), self._train(run, CpuPlatform.name)), run
 
     def _train(self, run: str, platform: str) -> list[dict[str, float]]:
         from anytron.trainer.loop import train

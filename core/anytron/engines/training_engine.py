@@ -254,13 +254,18 @@ class DifferentiableEngine(TrainingEngine, Protocol):
     """
 
     def export_gradients(
-        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, destination: WeightDestination[Sent]
+        self,
+        micro_batches: Sequence[RaggedBatch],
+        loss: LossFunction,
+        destination: WeightDestination[Sent],
+        with_additions: bool = False,
     ) -> Sent | None:
         """Do the passes of an update, and send the gradient of each of the policy's parameters. Nothing is updated.
 
         Args:
             micro_batches: As in :meth:`TrainingEngine.update`.
-            loss: The whole of the loss: what engines add to it, as routers' balance, is left out.
+            loss: The whole of the loss, unless additions are asked for.
+            with_additions: Add what an update of this engine adds to the loss, as routers' balance.
             destination: Gets float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
                 ``model.lora`` the adapters', under those of :meth:`AdapterEngine.export_adapter`. What the run does not
                 train is left out.

@@ -121,12 +121,21 @@ class TrainingWorkers:
         return manifest
 
     def export_gradients(
-        self, path: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction
+        self,
+        path: str,
+        mini_batch: RaggedBatch,
+        updates: UpdatePlan,
+        loss: LossFunction,
+        *,
+        with_additions: bool = False,
     ) -> WeightManifest:
-        """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated."""
+        """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated.
+
+        The loss is as given, or has what the engine adds to it in an update.
+        """
         per_rank = updates.micro_batches(mini_batch, self.dp_size)
         shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        arguments = [(shares[place.dp_rank], loss, WeightFile(path)) for place in self.topology]
+        arguments = [(shares[place.dp_rank], loss, WeightFile(path), with_additions) for place in self.topology]
         manifest: WeightManifest = self.group.scatter("export_gradients", arguments)[0]
         return manifest
 

@@ -107,7 +107,7 @@ def own_gradients(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatc
 
 
 def computed_gradients(
-    trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, directory: Path
+    trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, directory: Path, *, with_additions: bool = False
 ) -> tuple[dict[str, Tensor], WeightManifest]:
     """Let the training engine compute the gradients of :data:`~anytron.verification.hugging_face.LOSS`.
 
@@ -116,6 +116,7 @@ def computed_gradients(
         plan: How they divide the batch.
         batch: With everything that the loss reads.
         directory: Holds the gradients on their way.
+        with_additions: With what the engine adds to the loss in an update.
 
     Returns:
         float32, by the weights' names in files; and what the engine says of them.
@@ -125,7 +126,7 @@ def computed_gradients(
     if plan.replays_scoring:
         batch = replace(batch, routing=trainer.token_outputs(batch, plan, "policy").routing)
     file = directory / "gradients.safetensors"
-    manifest = trainer.export_gradients(str(file), batch, plan, LOSS)
+    manifest = trainer.export_gradients(str(file), batch, plan, LOSS, with_additions=with_additions)
     found = load_file(file)
     file.unlink()
     return found, manifest

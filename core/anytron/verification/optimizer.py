@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 VISIBLE = {"lr": 1e-2, "min_lr": 1e-2, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.1}
 """Settings with which an update moves weights by more than their rounding; the others are the run's own."""
 SHOWN = 3
-_NOISE = 1e-2
-"""Part of a weight's largest gradient by which the gradient of the update may differ from the exported one: routers'
-balance and multi-token prediction add to it, and some devices do not add up in the same order twice."""
+_NOISE = 1e-3
+"""Part of a weight's largest gradient by which that of the update may differ from the exported one: some devices do not
+add up in the same order twice."""
 _NOISE_OF_ALL = 1e-5
 """The same of the largest gradient of all weights: what rounding leaves of a gradient that is 0."""
 
@@ -55,7 +55,7 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     plan = plan_of(trainer, config, group_size=1)
     batch = own_batch(config, trainer, plan, batch)
     before = _weights(trainer, config, directory / "before.safetensors")
-    gradients, _ = computed_gradients(trainer, plan, batch, directory)
+    gradients, _ = computed_gradients(trainer, plan, batch, directory, with_additions=True)
     metrics = trainer.update(batch, plan, LOSS)
     after = _weights(trainer, config, directory / "after.safetensors")
     clip = config.optimizer.clip_grad or float("inf")
