@@ -147,7 +147,12 @@ def conformance(
     from anytron.cli.conformance import run_conformance
 
     _handle_signals()
-    if not run_conformance(platform, options or [], levels or [], as_json=as_json):
+    try:
+        passed = run_conformance(platform, options or [], levels or [], as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: all processes have ended; the other rules were not checked", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if not passed:
         raise typer.Exit(1)
 
 
