@@ -203,9 +203,9 @@ def test_a_mistake_is_told_before_torch_is_imported():
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )
-    for arguments, what in ((["acme"], "Platform 'acme' is not installed."), (["cpu", "all"], "There is no level 'all'.")):
+    for arguments, what in (("acme", "Platform 'acme' is not installed."), ("cpu all", "There is no level 'all'.")):
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.stdout == f"{what} False\n", done.stderr
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +16,9 @@ from anytron.testing.rules import LEVELS
 from anytron.verification import CHECKS
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FIRST, TUTORIAL = ROOT / "docs/index.md", ROOT / "docs/tutorial/bring-up-a-chip.md"
 PLATFORM, EXTENSION = "docs/how-to/write-a-platform.md", "docs/how-to/write-an-extension.md"
