@@ -82,6 +82,21 @@ def test_what_kills_hangs_or_raises_fails_alone(tmp_path, offer):
     assert right.status is Status.PASSED
 
 
+class WithoutCollectives(Mutant):
+    """Its library of collectives cannot be loaded, so that no rank comes up."""
+
+    runtime = with_runtime(communication_backend="acmeccl")
+
+
+def test_ranks_that_do_not_come_up_are_every_rule_s_own_failure(tmp_path, offer):
+    name = offer(WithoutCollectives.name, f"{__name__}:WithoutCollectives")
+    with Checker(Source(name), tmp_path) as checker:
+        for rule_name in ("environment-reaches-ranks", "collective-results"):
+            result = checker.check(find_rule("device", rule_name))
+            assert result.status is Status.FAILED
+            assert "acmeccl" in result.reason, "and not that processes are gone"
+
+
 def test_the_smallest_case_that_fails_is_shown():
     tried = []
 

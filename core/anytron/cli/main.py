@@ -140,7 +140,7 @@ def conformance(
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
     and says where the rule is explained. What the platform declares not to do, or this machine cannot, is skipped
-    and counted. The exit status is 1 if a rule is broken.
+    and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what was checked.
 
     Example: anytron conformance cpu --level device --level sequences
     """
