@@ -25,7 +25,7 @@ START_S = 300.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while rules were checked. All processes of the kit have ended.
+    """Ctrl-C while rules were checked. The process that checked is gone, and what it has started ends with it.
 
     Args:
         report: The rules that had been checked until then.
