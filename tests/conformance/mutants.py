@@ -6,7 +6,7 @@ some minutes, most of them for the levels ``model`` and ``training``::
     python tests/conformance/mutants.py [--json]
 
 With ``--verify`` it counts those that change a number in a run, and those of them that ``anytron verify`` alone catches
-(verified.py), which takes about as long for each run and mutant as a step::
+(verified.py); what is found of each is written to stderr at once::
 
     python tests/conformance/mutants.py --verify [--json]
 """
@@ -19,10 +19,14 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+
+if TYPE_CHECKING:
+    from tests.conformance.verified import Finding
 
 HERE = Path(__file__).parent
 TESTS = ("test_it_is_caught", "test_a_sabotaged_platform_is_caught")
@@ -81,12 +85,16 @@ def verify(*, as_json: bool) -> int:
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("mutants", total=len(every_mutant()))
-        findings = look_at_all(lambda _: progress.advance(task))
+
+        def advance(finding: Finding) -> None:
+            progress.console.print(row(finding), markup=False, soft_wrap=True)
+            progress.advance(task)
+
+        findings = look_at_all(advance)
     found = counted(findings)
     if as_json:
         print(json.dumps(found))
     else:
-        print(*map(row, findings), sep="\n")
         numbers = "of {mutants} broken platforms {change_a_run} change a number in a run"
         print(f"{numbers}, and anytron verify catches {{caught_by_verify}} of them".format(**found))
     return 1 if found["missed"] or not found["change_a_run"] else 0
