@@ -81,12 +81,12 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "dropout": ("grpo_sort", {"model": DROPOUT, "engine": {"recompute": "full"}}),
     "dropout, kept": ("grpo_sort", {"model": DROPOUT}),
     "delta-net": ("grpo_gated_delta_net", {}),
+    "delta-net, bshd": ("grpo_gated_delta_net", {"engine": {"sequence_format": "bshd"}}),
     "mla": ("grpo_mla", {}),
     "moe": ("grpo_moe", {}),
     "images": ("grpo_count_shapes", {"model": IMAGES}),
 }
 """By name: an example, and what is changed in it besides."""
-
 
 SAME: Mapping[str, str] = {"dropout": "dropout, kept"}
 """Runs whose random numbers are the device's own, and the run with the same platform that has the same numbers."""
