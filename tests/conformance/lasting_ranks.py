@@ -91,7 +91,7 @@ class ItsPlatform:
             self._session = open_session(config.platform.name, config.platform.options, config.engine.name)
             Kernels.hooks = self._session.hooks
             ledger.context = replace(ledger.context, platform=self._session.platform, kernels=Kernels())
-            bind(self._session.hooks, self._session.platform.runtime().device_type)
+            bind(Kernels(), self._session.platform.runtime().device_type)
         return self.make(config, self._session.hooks, self._session.platform, ledger, process, init_method)
 
 

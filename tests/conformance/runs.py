@@ -26,49 +26,6 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 }
 """Of every run: two steps of two updates, each of several micro-batches with several sequences."""
 
-IMAGES = {
-    "config": {
-        "model_type": "qwen3_vl",
-        "text_config": {
-            "vocab_size": 16,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 64,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
-            "bos_token_id": None,
-            "eos_token_id": 7,
-            "pad_token_id": 8,
-        },
-        "vision_config": {
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "patch_size": 8,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0],
-        },
-        "vision_start_token_id": 12,
-        "image_token_id": 13,
-        "vision_end_token_id": 14,
-        "video_token_id": 15,
-        "tie_word_embeddings": False,
-    }
-}
-"""The example's model has no layer norm; this one has."""
-
 DROPOUT = {"lora": {"rank": 4, "dropout": 0.1}}
 
 RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
@@ -84,7 +41,6 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "delta-net, bshd": ("grpo_gated_delta_net", {"engine": {"sequence_format": "bshd"}}),
     "mla": ("grpo_mla", {}),
     "moe": ("grpo_moe", {}),
-    "images": ("grpo_count_shapes", {"model": IMAGES}),
 }
 """By name: an example, and what is changed in it besides."""
 

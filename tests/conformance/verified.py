@@ -51,7 +51,7 @@ WHERE = {
     device_mutants: ("qwen3", "tp2", "dropout"),
     sequence_mutants: ("qwen3", "bshd", "moe", "delta-net", "delta-net, bshd"),
     attention_mutants: ("qwen3", "bshd", "cp2", "mla", "dropout"),
-    kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "images", "bfloat16"),
+    kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "bfloat16"),
     engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout"),
 }
 """The runs in which each kind of mutant has its chance: until one of them has other numbers."""
