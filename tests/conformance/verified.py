@@ -196,7 +196,7 @@ class Laboratory:
             sys.path.remove(str(folder))
 
 
-def difference(expected: list[dict[str, float]], found: list[dict[str, float]], limit: float) -> str:
+def difference(expected: list[dict[str, float]], found: list[dict[str, float]], limit: float = LIMIT) -> str:
     """Say which metric differs most; nothing if none differs by more than the limit, relatively."""
     worst, where = 0.0, ""
     for step, (wanted, got) in enumerate(zip(expected, found, strict=True), start=1):
