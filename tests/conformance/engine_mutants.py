@@ -139,7 +139,7 @@ class RoundedActivations(PatchingMutant):
 def rounded(original):
     def recv_forward(self, *arguments, **named):
         received = original(self, *arguments, **named)
-        return [each.detach().half().float().requires_grad_() for each in received] if received else received
+        return [each if each is None else each.detach().half().float().requires_grad_() for each in received]
 
     return recv_forward
 
