@@ -136,7 +136,9 @@ class Laboratory:
 
     def _of_the_processor(self, run: str) -> list[dict[str, float]]:
         if run not in self._healthy:
+            LastingProcesses.end_all()  # they may have a mutant's patches, and a mutant needs its own
             self._healthy[run] = self._train(run, CpuPlatform.name)
+            LastingProcesses.end_all()
         return self._healthy[run]
 
     def _check_that_the_processor_still_runs(self, run: str) -> None:
