@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from anytron.cli.main import app
 from anytron.errors import ConfigError, PlatformError
-from anytron.platform import Feature, Limit
+from anytron.limits import Feature, Limit
 from anytron.testing import document
 from anytron.testing.checking import check_rule
 from anytron.testing.levels import checked_levels, find_rule, rules_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.kernels.attention_calls import Layer, Packing, packed, padded
 from anytron.testing.kernels.numbers import in_dtypes, sliced, split_off
 from anytron.testing.rules import Case, rule

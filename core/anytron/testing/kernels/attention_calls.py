@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.kernels.neutral_modes import PACKED, PADDED
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.attention import attend_where, reference_attention
 from anytron.testing.kernels.comparison import Comparison
 from anytron.testing.kernels.numbers import drawn

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from anytron.errors import AnytronError
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.sequences import ContextShard
 from anytron.testing.micro_batches import Scene, planned_layout, scenes
 from anytron.testing.ranks import Member, on_ranks
