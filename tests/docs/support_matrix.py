@@ -28,8 +28,8 @@ HEADING = """# Support matrix
 <!-- Generated from docs/reference/results, tests/docs/support_matrix.py and tests/backends/megatron/families/layouts.py
 by `python -m tests.docs.support_matrix docs/reference/support-matrix.md`. -->
 
-Which family computes right on which platform in which layout, as it was measured: every cell is a result in
-[`docs/reference/results`](results), of the day and with the versions that stand under the platform.
+Which family computes right on which platform in which layout, as it was measured: every cell is a result in one of
+the files (`docs/reference/results`) that stand under the platform, with the day and the versions.
 
 - **kit**: `anytron conformance` passed. It computes with a tiny model: logits, log-probs and the gradient of every
   parameter on one rank are those of transformers; other layouts give what one rank gives.
@@ -168,23 +168,27 @@ def _section(title: str) -> list[str]:
     kit = measured(f"conformance-{title}") if title in KITS else None
     lines = [f"## {title}\n"]
     if title in KITS:
-        lines += [*_made(f"anytron conformance {title} --json", kit), *([] if kit is None else _levels(kit))]
+        lines += [*_made(f"conformance-{title}", f"anytron conformance {title} --json"), *_levels(kit)]
     groups = {name: group for name, group in GROUPS.items() if group.title == title}
     for name, group in groups.items():
         tests = dict.fromkeys(proof.test.partition("[")[0] for proof in group.proofs)
-        lines += _made(f"pytest {' '.join(tests)}", measured(name))
+        lines += _made(name, f"pytest {' '.join(tests)}")
     return [*lines, *_families(title, kit), ""]
 
 
-def _made(command: str, one: Measured | None) -> list[str]:
+def _made(name: str, command: str) -> list[str]:
+    """How, when and with what a measurement was made."""
+    one = measured(name)
     if one is None:
         return [f"`{command}`: {NOT_RUN}.\n"]
     versions = ", ".join(f"{package} {version}" for package, version in one.versions.items())
-    return [f"`{one.command}`, on {one.date}, {one.seconds} s: {versions}.\n"]
+    return [f"`{one.command}`, on {one.date}, {one.seconds} s ([results](results/{name}.json)): {versions}.\n"]
 
 
-def _levels(kit: Measured) -> list[str]:
+def _levels(kit: Measured | None) -> list[str]:
     """The kit's rules, counted, and those that are not kept."""
+    if kit is None:
+        return []
     lines = ["| level | passed | failed | skipped | cases | cases skipped |", "|---|---|---|---|---|---|"]
     for level in kit.found["levels"]:
         rules = level["rules"]

@@ -47,14 +47,14 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
             if reason is not None:
                 left_out[case.name] = reason
     except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
-        broken = error if isinstance(error, Broken) else None
+        reason, difference = _told(error)
         return RuleResult.failed(
             rule,
-            broken.what if broken else raised(error),
+            reason,
             cases=len(made) + 1,
             skipped=len(left_out),
             case=case.name if case else "",
-            difference=broken.difference if broken else "",
+            difference=difference,
             made=made,
             left_out=left_out,
             seconds=time.monotonic() - start,
@@ -72,6 +72,13 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
         left_out=left_out,
         seconds=time.monotonic() - start,
     )
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """Say what was found, and how far off it is or why it is so."""
+    if isinstance(error, Broken):
+        return error.what, error.difference
+    return (error.what, error.why) if isinstance(error, AnytronError) else (raised(error), "")
 
 
 def raised(error: BaseException) -> str:
