@@ -32,7 +32,7 @@ PACKAGES = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
-        ("errors", "metric", "seeds", "traits"),
+        ("errors", "limits", "metric", "runtime", "seeds", "traits"),
         ("components", "entries", "files"),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),

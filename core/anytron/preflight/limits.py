@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import faults, read_config
 from anytron.errors import ConfigError
-from anytron.platform import Feature, limits_of
+from anytron.limits import Feature
+from anytron.platform import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

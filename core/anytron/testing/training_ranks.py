@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from anytron.config.schema import EngineSection, RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Inapplicable
 from anytron.trainer.workers import TrainingWorkers, training_group

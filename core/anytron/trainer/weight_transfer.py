@@ -16,7 +16,7 @@ from anytron.engines.weight_network import LOOPBACK, NetworkMeeting
 from anytron.engines.weight_stream import WeightStream
 from anytron.errors import AnytronError, ConfigError, TransferError
 from anytron.preflight.capabilities import why_a_file
-from anytron.rollout.pool import Given
+from anytron.rollout.weights import Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.engines.weight_stream import StreamedWeights
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
-    from anytron.rollout.pool import GiveWeights
+    from anytron.rollout.weights import GiveWeights
     from anytron.tracking.clock import Clock
     from anytron.trainer.workers import TrainingWorkers
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron.sequences import ModelInputs
     from anytron_ascend.adaptors.adaptor import Adaptor
 

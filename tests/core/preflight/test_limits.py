@@ -6,7 +6,8 @@ import pytest
 
 from anytron.config.schema import RunConfig
 from anytron.errors import HookContractError
-from anytron.platform import Feature, Limit, limits_of
+from anytron.limits import Feature, Limit
+from anytron.platform import limits_of
 from anytron.preflight.limits import limit_diagnostics
 from anytron_cpu import CpuPlatform
 

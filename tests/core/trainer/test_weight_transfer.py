@@ -15,7 +15,7 @@ from anytron.executor.local import THIS_MACHINE, LocalExecutor
 from anytron.executor.protocol import Host
 from anytron.plugins import open_session
 from anytron.preflight.capabilities import weight_diagnostics
-from anytron.rollout.pool import Given
+from anytron.rollout.weights import Given
 from anytron.trainer import weight_transfer
 from anytron.trainer.weight_transfer import WeightTransfer
 from tests.core.trainer.transfers import Started, install, transfer_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.rules import Case
 
 if TYPE_CHECKING:

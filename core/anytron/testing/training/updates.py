@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.rules import Broken, Case, Inapplicable, rule
 from anytron.testing.training.recording import (
     ADAM,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Case, rule
 from anytron.testing.training.runs import Run, run
