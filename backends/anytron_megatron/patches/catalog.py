@@ -376,6 +376,29 @@ PIPELINE_SENDS = Patch(
 )
 
 
+def _one_rank_collective(suffix: str, name: str) -> Patch:
+    return Patch(
+        id=f"megatron.one-rank-collectives.{suffix}",
+        target=f"megatron.core.distributed.param_and_grad_buffer:{name}",
+        phase=Phase.BEFORE_BUILD,
+        package=_MEGATRON,
+        reason=(
+            "the distributed optimizer of a single rank reduces and gathers buffers that are whole; over gloo that "
+            "starts teams of OpenMP threads, after which no team of the process spins for its next operation"
+        ),
+        upstream="megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync and start_param_sync",
+        remove_when="Megatron communicates only in groups of several ranks",
+        replacement=f"{_HERE}.one_rank_collectives:skip_for_one_rank",
+        rebinds=False,  # torch's own function, which others call
+    )
+
+
+ONE_RANK_COLLECTIVES = (
+    _one_rank_collective("reduce-gradients", "dist_reduce_scatter_func"),
+    _one_rank_collective("gather-parameters", "dist_all_gather_func"),
+)
+
+
 def _recompute_scopes(suffix: str, target: str, function: str) -> Patch:
     return Patch(
         id=f"megatron.recompute-scopes{suffix}",

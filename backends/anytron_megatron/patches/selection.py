@@ -56,6 +56,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         catalog.ROUTER_PADDING: models,
         catalog.ROUTER_GEMM: models and not transformer_engine,
         catalog.PIPELINE_SENDS: True,
+        **dict.fromkeys(catalog.ONE_RANK_COLLECTIVES, True),
         catalog.RECOMPUTE_SCOPES: True,
         catalog.RECOMPUTE_SCOPES_WITHOUT_OUTPUT: True,
         catalog.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,
