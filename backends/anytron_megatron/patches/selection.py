@@ -66,6 +66,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         experts.ROUTER_PADDING: models,
         experts.ROUTER_GEMM: models and not transformer_engine,
         parallel.PIPELINE_SENDS: True,
+        **dict.fromkeys(parallel.ONE_RANK_COLLECTIVES, True),
         recompute.RECOMPUTE_SCOPES: True,
         recompute.RECOMPUTE_SCOPES_WITHOUT_OUTPUT: True,
         recompute.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,

@@ -49,6 +49,15 @@ def test_each_version_arrives_everywhere_and_leaves_nothing_behind(started):
     assert started.rest() == []
 
 
+def test_buckets_are_as_large_as_the_last_weights_need(started, monkeypatch):
+    sizes, stream = [], weight_transfer.WeightStream
+    monkeypatch.setattr(weight_transfer, "WeightStream", lambda *given: sizes.append(given[-1]) or stream(*given))
+    started.transfer = replace(started.transfer, part="adapter")
+    assert [started.give() for _ in range(3)] == [1, 2, 3]
+    assert sizes == [16 << 20, 2048, 2048], "the adapter has 1024 bytes"
+    assert started.pool.describe() == [(3, {"factor": 3.0})] * 2
+
+
 @pytest.mark.parametrize(
     ("way", "sizes"), [("shared_memory", [1024]), ("network", [1024]), ("file", range(1025, 2048))]
 )

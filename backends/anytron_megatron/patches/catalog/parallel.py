@@ -1,4 +1,4 @@
-"""Patches of process groups and of the sends between pipeline stages."""
+"""Patches of process groups, of their collectives and of the sends between pipeline stages."""
 
 from __future__ import annotations
 
@@ -30,4 +30,27 @@ PIPELINE_SENDS = Patch(
     upstream="megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor after an asynchronous send",
     remove_when="the schedule frees a tensor only after it was sent",
     replacement=f"{FIXES}.pipeline_sends:send_aliases",
+)
+
+
+def _one_rank_collective(suffix: str, name: str) -> Patch:
+    return Patch(
+        id=f"megatron.one-rank-collectives.{suffix}",
+        target=f"megatron.core.distributed.param_and_grad_buffer:{name}",
+        phase=Phase.BEFORE_BUILD,
+        package=MEGATRON,
+        reason=(
+            "the distributed optimizer of a single rank reduces and gathers buffers that are whole; over gloo that "
+            "starts teams of OpenMP threads, after which no team of the process spins for its next operation"
+        ),
+        upstream="megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync and start_param_sync",
+        remove_when="Megatron communicates only in groups of several ranks",
+        replacement=f"{FIXES}.one_rank_collectives:skip_for_one_rank",
+        rebinds=False,  # torch's own function, which others call
+    )
+
+
+ONE_RANK_COLLECTIVES = (
+    _one_rank_collective("reduce-gradients", "dist_reduce_scatter_func"),
+    _one_rank_collective("gather-parameters", "dist_all_gather_func"),
 )
