@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -103,7 +103,8 @@ class _Picture:
     def _metrics(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         for name in ("metric", "so far", "last", "lowest", "highest"):
-            table.add_column(name, justify="left" if name in ("metric", "so far") else "right", no_wrap=True)
+            justify: Literal["left", "right"] = "left" if name in ("metric", "so far") else "right"
+            table.add_column(name, justify=justify, no_wrap=True, overflow="crop")
         for name in METRICS:
             series = self._run.history.series.get(name)
             if series is None:
@@ -121,13 +122,11 @@ class _Picture:
             return Text("")
         shares = sorted(parts.items(), key=lambda part: -part[1])
         bar, legend = Text("\n"), Text()
-        full = "\u2588" if self._levels is BLOCKS else "#"
         for number, (name, spent) in enumerate(shares):
-            colour = PARTS[number % len(PARTS)]
-            name = self._visible(name)
-            drawn = full if self._levels is BLOCKS else name[:1].upper() or full
+            colour, shown = PARTS[number % len(PARTS)], self._visible(name)
+            drawn = "\u2588" if self._levels is BLOCKS else shown[:1].upper() or "#"
             bar.append(drawn * round(spent / whole * self._plot_width()), colour)
-            legend.append(f"{name} {spent / whole:.0%}  ", colour)
+            legend.append(f"{shown} {spent / whole:.0%}  ", colour)
         return Group(bar, legend)
 
     def _warnings(self) -> Iterator[RenderableType]:
@@ -137,8 +136,8 @@ class _Picture:
             f"lost after step {one.get('after_step')}: {one.get('lost')} {one.get('then')}" for one in lost[-WARNINGS:]
         ]
         said += [*run.log()[-WARNINGS:], *run.problems]
-        if run.state is State.FAILED and run.record is not None:
-            said.append(f"error: {run.record.failure}")
+        if run.failure is not None:
+            said.append(f"error: {run.failure}")
         if said:
             yield Text("\nwarnings", "bold")
             yield from (Text(self._short(text), "yellow") for text in said)

@@ -75,8 +75,8 @@ def _lines(run: Run, interval: float) -> None:
             _say(line)
         logged = len(lines)
     _say(f"{run.path}: {run.state.value}")
-    if run.state is State.FAILED and run.record is not None:
-        _say(f"error: {run.record.failure}")
+    if run.failure is not None:
+        _say(f"error: {run.failure}")
 
 
 def _say(text: str) -> None:

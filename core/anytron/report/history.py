@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from anytron.report.records import step_of
@@ -47,7 +48,7 @@ class Series:
         parts = max((points - 2) // 3, 1)
         edges = [number * len(self.steps) // parts for number in range(parts + 1)]
         chosen = {0, len(self.steps) - 1}
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             chosen.update(_extremes(self.values, begin, end))
         for place in sorted(chosen):
             kept.add(self.steps[place], self.values[place])
@@ -91,7 +92,7 @@ class History:
             for series in self.series.values():
                 series.cut(step)
         self.steps.append(step)
-        self.recent = {name: number for name in record if (number := _number(record[name])) is not None}
+        self.recent = {name: number for name in record if (number := number_of(record[name])) is not None}
         for name, value in self.recent.items():
             if name != "step":
                 self.series.setdefault(name, Series()).add(step, value)
@@ -116,7 +117,8 @@ class History:
         return [value for value in self.series.get(name, Series()).values if math.isfinite(value)]
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """Give what was read as a number; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

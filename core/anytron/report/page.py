@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 LARGEST = 3_000_000
 """Bytes of a report."""
-SERIES, SAMPLES, PICTURES = 1_200_000, 800_000, 500_000
+SERIES, SAMPLES, PICTURES = 1_200_000, 1_000_000, 400_000
 """Bytes that plots, samples and pictures take of it, at most, of all runs together."""
 LINES = 200
 """Lines of each run's log, at most."""
 SHARES = (1.0, 0.5, 0.2, 0.05)
 """Of these numbers: what is tried in turn until the report is small enough."""
-POINT = 22
+POINT = 15
 """Bytes of a point: step and value."""
 FEWEST, MOST = 40, 1500
 """Points of a line."""
@@ -119,7 +119,7 @@ def _run(run: Run, points: int, share: float, runs: int) -> dict[str, Any]:
         "path": str(run.path),
         "state": run.state.value,
         "going": run.owner is not None,
-        "failure": None if record is None or run.owner is not None else record.failure,
+        "failure": run.failure,
         "facts": _facts(run, devices(workers)),
         "series": {name: _line(series.thinned(points)) for name, series in run.history.series.items()},
         "parts": run.seconds_by_part(),

@@ -87,16 +87,21 @@ class Run:
         """Whether it goes on, and if not, how it ended."""
         if self.owner is not None:
             return State.GOING
-        if self.record is not None and self.record.finished_step is not None:
-            if self.total_steps is None or self.record.finished_step >= self.total_steps:
-                return State.FINISHED
+        finished = None if self.record is None else self.record.finished_step
+        if finished is not None and finished >= (self.total_steps or 0):
+            return State.FINISHED
         if self._hidden:
             return State.UNKNOWN
-        return State.FAILED if self.record is not None and self.record.failure is not None else State.STOPPED
+        return State.STOPPED if self.failure is None else State.FAILED
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended it; None if none did, or it goes on."""
+        return None if self.record is None or self.owner is not None else self.record.failure
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come. After a loss the run's process may give the directory up and take it again."""
+        """Whether nothing more will come: after a loss the run's process gives the directory up and takes it again."""
         if self.state in (State.GOING, State.UNKNOWN):
             return False
         return self.state is State.FINISHED or not self._process_is_alive()

@@ -1,12 +1,14 @@
-"""Choose samples for a report: of the first steps, of the last, and of some in between, as many as there is room for."""
+"""Choose samples for a report: of the first steps, of the last, and of some in between, as many as fit."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from anytron.report.history import number_of
 from anytron.report.records import parsed, step_of
 from anytron.report.run import SAMPLES
 from anytron.report.settings import shortened
@@ -33,8 +35,8 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
         room: Bytes of JSON that there is room for; at least one sample is given.
 
     Returns:
-        ``samples``: dictionaries with step, prompt_id, prompt, response, tokens, finished, reward, errors, images, turns,
-        in the order of the file; ``logged``: how many there are in the file.
+        ``samples``: dictionaries with step, id, prompt, response, tokens, finished, reward, and where there are any
+        errors, images and turns, in the order of the file; ``logged``: how many there are in the file.
     """
     places: dict[int, list[int]] = {}
     for step, record in run.samples():
@@ -44,10 +46,10 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
         with (run.path / SAMPLES).open("rb") as file:
             for offset in (offset for step in by_importance(sorted(places)) for offset in places[step]):
                 file.seek(offset)
-                record = parsed(file.readline())
-                if record is None:  # the run was resumed, and its files were cut back, since they were looked at
+                found = parsed(file.readline())
+                if found is None or step_of(found) is None:  # the run was resumed since, and its files were cut back
                     break
-                sample = _shown(record)
+                sample = _shown(found)
                 room -= len(json.dumps(sample))
                 if room < 0 and chosen:
                     break
@@ -78,15 +80,15 @@ def _shown(record: dict[str, Any]) -> dict[str, Any]:
     errors = {str(name): _text(text) for name, text in errors.items()} if isinstance(errors, dict) else {}
     if "environment_error" in record:
         errors["environment"] = _text(record["environment_error"])
-    reward, images, turns = record.get("reward"), record.get("images"), record.get("turns")
+    reward, images, turns = number_of(record.get("reward")), record.get("images"), record.get("turns")
     shown = {
-        "step": record["step"],
+        "step": step_of(record),
         "id": _text(record.get("prompt_id", ""))[:200],
         "prompt": _text(record.get("prompt", "")),
         "response": _text(record.get("response", "")),
         "tokens": len(tokens) if isinstance(tokens, list) else None,
         "finished": record.get("finished") is not False,
-        "reward": reward if isinstance(reward, (int, float)) and abs(reward) < float("inf") else None,
+        "reward": reward if reward is not None and math.isfinite(reward) else None,
     }
     if errors:
         shown["errors"] = errors

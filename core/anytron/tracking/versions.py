@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform as machine
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -25,10 +26,8 @@ def installed_versions(config: RunConfig) -> dict[str, str]:
     """
     found = {"python": machine.python_version()}
     for distribution in dict.fromkeys(_distributions(config)):
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[distribution] = version(distribution)
-        except PackageNotFoundError:
-            continue
     return found
 
 

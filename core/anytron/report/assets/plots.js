@@ -8,7 +8,7 @@ class Plots {
     this.content = content;
     const marks = runs.flatMap((run, number) => [
       ...run.resumes.map((one) => ({ run: number, step: one.step, text: run.name + ": resumed after step " + one.step })),
-      ...run.losses.filter((one) => one.after_step).map((one) => ({ run: number, step: +one.after_step, text: run.name + ": " + one.lost })),
+      ...run.losses.filter((one) => +one.after_step > 0).map((one) => ({ run: number, step: +one.after_step, text: run.name + ": " + one.lost })),
     ]);
     this.charts = [];
     const made = (name) => {

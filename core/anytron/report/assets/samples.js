@@ -74,7 +74,7 @@ class Samples {
   card(sample) {
     const run = this.runs[sample.run];
     const tokens = sample.tokens === null ? "" : sample.tokens.toLocaleString("en") + (sample.tokens === 1 ? " token" : " tokens");
-    const pictures = (sample.images || []).map((name) => (Object.hasOwn(run.pictures, name) ? element("img", { src: run.pictures[name], alt: name, loading: "lazy" }) : element("span", { class: "soft" }, "[" + name + "] ")));
+    const pictures = (sample.images || []).map((name) => (Object.hasOwn(run.pictures, name) ? element("img", { src: run.pictures[name], alt: name }) : element("span", { class: "soft" }, "[" + name + "] ")));
     return element("article", { class: "card sample" },
       element("header", {}, this.runs.length > 1 ? element("span", { class: "run" }, key(sample.run), run.name) : [],
         element("span", {}, "step " + sample.step.toLocaleString("en")), element("b", {}, "reward " + (sample.reward === null ? "none" : written(sample.reward))),
