@@ -236,6 +236,9 @@ def test_a_full_disk_does_not_hide_the_error_that_it_caused(tmp_path, monkeypatc
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(EngineError), begun(config(tmp_path)):
+    def break_down(run):
         monkeypatch.setattr(RunRecord, "write", full)
         raise EngineError("The engine broke.")
+
+    with pytest.raises(EngineError), begun(config(tmp_path)) as run:
+        break_down(run)
