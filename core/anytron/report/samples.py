@@ -81,7 +81,7 @@ def _shown(record: dict[str, Any]) -> dict[str, Any]:
     if "environment_error" in record:
         errors["environment"] = _text(record["environment_error"])
     reward, images, turns = number_of(record.get("reward")), record.get("images"), record.get("turns")
-    shown = {
+    shown: dict[str, Any] = {
         "step": step_of(record),
         "id": _text(record.get("prompt_id", ""))[:200],
         "prompt": _text(record.get("prompt", "")),

@@ -110,6 +110,12 @@ def test_values_are_shown_under_the_pointer_and_a_drag_shows_a_part(browser, two
     assert tip.startswith(("step 29", "step 300"))
     assert "first" in tip
     assert "second" in tip
+    place = browser.evaluate(
+        "(() => { const box = document.querySelector('.tip:not([hidden])').getBoundingClientRect();"
+        "return [box.left, box.right, box.top]; })()"
+    )
+    assert box[0] < place[0] < place[1] <= right, "beside the pointer, on the side where there is room"
+    assert box[1] < place[2] < middle
 
     before = path_of(browser, "policy/entropy")
     browser.mouse("mousePressed", left, middle, button="left", clickCount=1)

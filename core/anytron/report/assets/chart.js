@@ -182,16 +182,17 @@ class Chart {
         dot.style.fill = colour(line.run);
         this.cross.append(dot);
       }
-      const own = line.steps[place] === this.at ? "" : " at " + line.steps[place].toLocaleString("en");
+      const elsewhere = line.steps[place] === this.at ? "" : " at " + line.steps[place].toLocaleString("en");
       const average = this.view.smoothing && this.counts(smooth) ? " (smoothed " + written(smooth, this.about.unit) + ")" : "";
-      rows.push(element("div", {}, key(line.run), written(raw, this.about.unit) + average + own, " ", element("span", { class: "soft" }, this.view.names.length > 1 ? this.view.names[line.run] : "")));
+      rows.push(element("div", {}, key(line.run), written(raw, this.about.unit) + average + elsewhere, " ", element("span", { class: "soft" }, this.view.names.length > 1 ? this.view.names[line.run] : "")));
     }
     this.tip.replaceChildren(...rows);
     this.tip.hidden = false;
-    const left = this.svg.offsetLeft + x / this.width * this.svg.clientWidth;
+    const plot = this.svg.getBoundingClientRect(), own = this.node.getBoundingClientRect();
+    const left = plot.left - own.left + x / this.width * plot.width;
     const beyond = left + 14 + this.tip.offsetWidth > this.node.clientWidth;
     this.tip.style.left = Math.max(4, beyond ? left - 14 - this.tip.offsetWidth : left + 14) + "px";
-    this.tip.style.top = this.svg.offsetTop + 12 + "px";
+    this.tip.style.top = plot.top - own.top + 12 + "px";
   }
 
   leave() {
