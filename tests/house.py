@@ -38,7 +38,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),
-        ("checkpoint",),
+        ("checkpoint", "report"),
         ("engines", "layer"),
         ("executor", "preflight"),
         ("doctor", "rollout"),
