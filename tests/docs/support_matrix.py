@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from anytron.testing.model import table as kit
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS
 
@@ -20,7 +21,9 @@ HEADING = """# Support matrix
 
 Which family has been shown to compute right, on which platform, in which layout: a cell says where the test runs that
 shows it. Such a test trains a tiny model on recorded trajectories, through real Megatron, and compares log-probs,
-gradient norms and weights with another platform, or with Hugging Face and every other layout ([figures](families.md)).
+gradient norms and weights with another platform, or with Hugging Face and every other layout ([figures](families.md)); or
+it is level `model` of the [conformance kit](conformance.md), which compares logits, log-probs and the gradient of every
+parameter with transformers', and other layouts with one rank.
 
 - **CI**: with every change, on a machine without an accelerator. `ascend` there is the real torch_npu on the
   [simulator](../../plugins/ascend/simulator/README.md), not an NPU.
@@ -70,10 +73,19 @@ def _column(layout: str) -> str:
     return f"{name} bshd" if padded else name
 
 
+def _on_npus() -> list[Proof]:
+    of_all = tuple(_column(one.name) for one in (kit.ONE, kit.PADDED, kit.TENSOR, kit.PIPELINE, kit.CONTEXT))
+    return [
+        *(Proof("ascend", family.name, of_all, "CI", BY_THE_KIT) for family in kit.FAMILIES),
+        *(Proof("ascend", family.name, (_column(kit.EXPERT.name),), "CI", BY_THE_KIT) for family in kit.MIXTURES),
+    ]
+
+
 MINDSPEED, LLM = "ascend, adaptor mindspeed", "ascend, engine mindspeed_llm"
 FORMATS = ("one rank", "one rank bshd")
 BESIDE_MEGATRON = f"{ASCEND}/mindspeed/test_training.py::test_dense_and_sparse_and_latent_attention_in_both_formats"
 BY_MINDSPEED_LLM = f"{ASCEND}/mindspeed_llm/test_training.py::test_families_in_both_formats"
+BY_THE_KIT = f"{ASCEND}/test_conformance.py::test_conformance"
 RANKS = "test_two_ranks_of_each_kind"
 PROOFS = (
     *_on_the_processor(),
@@ -85,6 +97,7 @@ PROOFS = (
         "CI",
         f"{ASCEND}/test_training.py::test_two_npus_agree_with_the_processor",
     ),
+    *_on_npus(),
     Proof(MINDSPEED, "qwen3", FORMATS, "checkout", BESIDE_MEGATRON),
     *(Proof(MINDSPEED, family, FORMATS[:1], "checkout", BESIDE_MEGATRON) for family in ("qwen3_moe", "deepseek_v3")),
     Proof(
