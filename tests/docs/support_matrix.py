@@ -21,9 +21,9 @@ HEADING = """# Support matrix
 
 Which family has been shown to compute right, on which platform, in which layout: a cell says where the test runs that
 shows it. Such a test trains a tiny model on recorded trajectories, through real Megatron, and compares log-probs,
-gradient norms and weights with another platform, or with Hugging Face and every other layout ([figures](families.md)); or
-it is level `model` of the [conformance kit](conformance.md), which compares logits, log-probs and the gradient of every
-parameter with transformers', and other layouts with one rank.
+gradient norms and weights with another platform, or with Hugging Face and every other layout ([figures](families.md)).
+Or it is level `model` of the [conformance kit](conformance.md), which compares logits, log-probs and the gradient of
+every parameter with those of transformers, and other layouts with one rank.
 
 - **CI**: with every change, on a machine without an accelerator. `ascend` there is the real torch_npu on the
   [simulator](../../plugins/ascend/simulator/README.md), not an NPU.
