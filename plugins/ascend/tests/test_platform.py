@@ -92,7 +92,7 @@ def test_on_the_simulator_the_platform_is_active():
 
 
 GPT_OSS = {
-    "model": {"config": {"model_type": "gpt_oss"}},
+    "model": {"config": {"model_type": "gpt_oss"}, "tokenizer": "tokenizer"},
     "data": {"source": "jsonl"},
     "rewards": [{"function": "exact"}],
 }

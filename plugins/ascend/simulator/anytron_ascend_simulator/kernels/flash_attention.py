@@ -179,12 +179,13 @@ def _refuse_float32(query: Tensor, sinks: Tensor | None) -> None:
     require(sinks is None or query.dtype != torch.float32, "the gradient with sinks does not support float32")
 
 
-def _refuse_unmodelled(bias: Any, padding: Any, *others: Any) -> None:
+def _refuse_unmodelled(bias: Any, padding: Any, prefix: Any, *others: Any) -> None:
     require(bias is None, "pse is not modelled")
     require(padding is None, "padding_mask is not supported (torch_npu's documentation)")
+    require(not prefix, "prefix is not modelled")
     for other in others:
         given = other is not None and (other.numel() if isinstance(other, torch.Tensor) else len(other))
-        require(not given, "prefix, rope, start indices and softmax_layout are not modelled")
+        require(not given, "rope, start indices and softmax_layout are not modelled")
 
 
 KERNELS = {
