@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -75,6 +80,21 @@ def test_what_kills_hangs_or_raises_fails_alone(tmp_path, offer):
     assert "ZeroDivisionError" in raised.reason
     assert "test_kit.py" in raised.reason, "the platform's line is shown"
     assert right.status is Status.PASSED
+
+
+class WithoutCollectives(Mutant):
+    """Its library of collectives cannot be loaded, so that no rank comes up."""
+
+    runtime = with_runtime(communication_backend="acmeccl")
+
+
+def test_ranks_that_do_not_come_up_are_every_rule_s_own_failure(tmp_path, offer):
+    name = offer(WithoutCollectives.name, f"{__name__}:WithoutCollectives")
+    with Checker(Source(name), tmp_path) as checker:
+        for rule_name in ("environment-reaches-ranks", "collective-results"):
+            result = checker.check(find_rule("device", rule_name))
+            assert result.status is Status.FAILED
+            assert "acmeccl" in result.reason, "and not that processes are gone"
 
 
 def test_the_smallest_case_that_fails_is_shown():
@@ -172,6 +192,39 @@ def test_unknown_names_are_refused_with_the_nearest(offer):
         assert done.exception.fix.startswith("did you mean ")
 
 
+def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path):
+    command = [sys.executable, "-m", "anytron", "conformance", "cpu", "--level", "device"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        said = [next(process.stderr), next(process.stderr)]  # the platform, and the first rule
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert said[1].startswith("device/probe-and-runtime: passed")
+    assert re.search(r"^device +probe-and-runtime +passed", output, re.MULTILINE)
+    assert "collective-results" not in output
+    assert "interrupted: the other rules were not checked" in errors
+    assert children
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_is_told_before_torch_is_imported():
+    program = (
+        "import sys\nfrom anytron.cli.conformance import run_conformance\nfrom anytron.errors import AnytronError\n"
+        "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
+        "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
+    )
+    for arguments, what in (("acme", "Platform 'acme' is not installed."), ("cpu all", "There is no level 'all'.")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stdout == f"{what} False\n", done.stderr
+
+
 def test_levels_come_in_their_order():
     assert checked_levels(["sequences", "device"]) == ("device", "sequences")
     assert checked_levels([]) == LEVELS
@@ -206,9 +259,6 @@ def test_it_is_three_lines_in_a_suite(pytester_run):
 @pytest.fixture
 def pytester_run(offer, tmp_path):
     """Run pytest on a file, in a process of its own, where the sample is installed."""
-    import subprocess
-    import sys
-
     offer("basalt", "anytron_basalt:BasaltPlatform")
 
     def ran(source):

@@ -35,9 +35,9 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
 
     Raises:
         AnytronError: The platform is not installed or its device not there; there is no such level or option.
+        KeyboardInterrupt: Ctrl-C; the rules that had been checked are in the table, and no JSON object is printed.
     """
     from anytron.testing.levels import checked_levels, rules_of
-    from anytron.testing.run import run
     from anytron.testing.subject import Source
 
     asked = checked_levels(levels)
@@ -45,13 +45,21 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
     session = source.open()
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
     notes.print(f"platform: {platform} ({session.probe.reason})", markup=False)
-    with ScratchDirectory("conformance", notes) as scratch:
-        logs = scratch.path / "logs"
-        logs.mkdir()
-        with _Watcher(notes, sum(len(rules_of(level)) for level in asked)) as watcher:
-            report = run(source, asked, logs, watcher)
-        if not report.passed:
-            scratch.keep_logs()
+
+    from anytron.testing.run import Interrupted, run  # torch: only when nothing has been found wrong so far
+
+    try:
+        with ScratchDirectory("conformance", notes) as scratch:
+            logs = scratch.path / "logs"
+            logs.mkdir()
+            with _Watcher(notes, sum(len(rules_of(level)) for level in asked)) as watcher:
+                report = run(source, asked, logs, watcher)
+            if not report.passed:
+                scratch.keep_logs()
+    except Interrupted as interrupted:
+        if not as_json:
+            _print_report(interrupted.report)
+        raise
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:

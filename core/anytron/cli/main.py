@@ -90,7 +90,7 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command()
+@app.command(short_help="Check that a model is computed right, here.")
 def verify(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -116,7 +116,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Check a platform against the contract.")
 def conformance(
     platform: Annotated[str, typer.Argument(metavar="NAME", help="A platform, as in platform.name.")],
     options: Annotated[
@@ -140,18 +140,23 @@ def conformance(
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
     and says where the rule is explained. What the platform declares not to do, or this machine cannot, is skipped
-    and counted. The exit status is 1 if a rule is broken.
+    and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what was checked.
 
     Example: anytron conformance cpu --level device --level sequences
     """
     from anytron.cli.conformance import run_conformance
 
     _handle_signals()
-    if not run_conformance(platform, options or [], levels or [], as_json=as_json):
+    try:
+        passed = run_conformance(platform, options or [], levels or [], as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the other rules were not checked", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if not passed:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(short_help="Find where an update gave NaN or infinity.")
 def replay(
     batch: Annotated[Path, typer.Argument(metavar="BATCH", help="Directory below bad_batches/ in a run's directory.")],
     overrides: Overrides = None,
@@ -205,7 +210,7 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
     show_config(config, overrides or [])
 
 
-@app.command("new-platform")
+@app.command("new-platform", short_help="Write the package of a new platform.")
 def new_platform(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What users will write in platform.name.")],
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Where to write it.")] = Path(),

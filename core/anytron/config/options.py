@@ -90,7 +90,8 @@ def in_words(
             if place := place_of(name):
                 fix = f"write {'.'.join(filter(None, (key, place)))}"
             why = f"unknown key {name!r}" + (f" in {'.'.join(section)}" if section else "")
-            yield Diagnostic("error", where, why, fix or f"known keys: {', '.join(known)}")
+            others = f"known keys: {', '.join(known)}" if known else "remove it"
+            yield Diagnostic("error", where, why, fix or others)
         elif kind == "missing":
             yield Diagnostic("error", where, "this key is required")
         elif isinstance(detail["input"], dict | list) or kind == "value_error":

@@ -78,7 +78,7 @@ def _entry(package: str, version: str | None, asked: list[Demand], unmet: list[D
         ranges = "; ".join(f"{one.specifier or 'any'} ({one.by})" for one in asked)
         return Entry(name, "ok", f"{version}; asked for: {ranges}" if version else f"{have}; optional: {ranges}")
     wants = "; ".join(f"{one.by} needs {package}{one.specifier}" for one in unmet)
-    together = ",".join(sorted({one.specifier for one in asked if one.specifier}))
+    together = ",".join(sorted({part for one in asked for part in one.specifier.split(",") if part}))
     fixes = dict.fromkeys(one.remedy or f"pip install '{package}{together}'" for one in unmet)
     return Entry(name, worst(one.unmet for one in unmet), f"{have}, and {wants}", "; ".join(fixes))
 

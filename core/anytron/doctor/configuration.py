@@ -17,6 +17,8 @@ def examine(subject: Subject) -> Iterator[Entry]:
     """Give what ``anytron train`` would say of the configuration on this machine."""
     if subject.path is None:
         yield Entry("configuration.file", "skip", "no CONFIG was given: the default engines are examined")
+    elif subject.misread is not None and str(subject.misread) == str(subject.broken):
+        yield Entry("configuration.file", "skip", "no more of it can be checked: platform.choice says why")
     elif subject.misread is not None:
         yield of_error("configuration.file", subject.misread)
     else:

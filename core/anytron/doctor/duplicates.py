@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,5 +75,5 @@ def _current_directory(component: Component) -> Iterator[Entry]:
 
 def _is_below(path: Path, folder: Path) -> bool:
     """Whether one lies in the other, as the paths are written (an installer may link packages) or as they resolve."""
-    pairs = ((os.path.abspath(path), os.path.abspath(folder)), (os.path.realpath(path), os.path.realpath(folder)))
-    return any(inner == outer or inner.startswith(outer + os.sep) for inner, outer in pairs)
+    pairs = ((path.absolute(), folder.absolute()), (path.resolve(), folder.resolve()))
+    return any(inner.is_relative_to(outer) for inner, outer in pairs)

@@ -38,6 +38,8 @@ def _judged(name: str, probe: str, kernel: str, platform: str, live: Live) -> En
         answer = live.ask(probe)
     except ProbeError as error:
         known = live.suppliers()
+        if not known:  # the topic kernels has failed, and said why
+            return Entry(name, "skip", f"no kernel could be called: {error.what}")
         supplier = known.get(kernel, platform)
         return Entry(
             name,

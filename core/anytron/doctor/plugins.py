@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def examine(subject: Subject) -> Iterator[Entry]:
     """Give the state of each plugin."""
-    del subject
-    for report in survey_plugins().reports:
+    configured = None if subject.run is None else subject.run.platform.name
+    for report in survey_plugins(configured).reports:
         detail = f"{report.state.value}: {report.reason} ({report.distribution} {report.version})"
         status: Status = "fail" if report.refused else "warn" if report.state is State.INCOMPATIBLE else "ok"
         yield Entry(f"plugins.{report.name}", status, detail, report.remedy if status != "ok" else "")

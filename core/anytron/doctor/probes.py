@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anytron.components import EXECUTORS, find_component
@@ -37,7 +38,10 @@ def kernels(bench: Bench) -> dict[str, Any]:
     def ask(label: str, hook: Any, *arguments: Any) -> None:
         try:
             kernel = hook(*arguments)
-            functions[label] = f"{getattr(kernel, '__module__', '')}.{getattr(kernel, '__qualname__', '')}".strip(".")
+            while isinstance(kernel, partial):
+                kernel = kernel.func
+            named = kernel if hasattr(kernel, "__qualname__") else type(kernel)
+            functions[label] = ".".join(filter(None, (named.__module__, named.__qualname__)))
         except Exception as error:  # noqa: BLE001 - a plugin's own code; the other kernels are asked for all the same
             errors[label] = f"{type(error).__name__}: {error}"
 

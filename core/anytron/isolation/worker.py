@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import resource
+import select
 import signal
 import sys
 from contextlib import suppress
@@ -81,6 +82,10 @@ def _end_with_driver(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    ended = select.poll()
+    ended.register(lifeline, select.POLLHUP)
+    if ended.poll(0):  # before the kernel was asked, so that it sends no signal
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _limit_memory(limit_gib: float | None) -> None:

@@ -114,11 +114,9 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
 
 def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoReturn:
     installed = [one.report.name for one in platforms]
-    fix = (
-        OFFICIAL_PLATFORMS.get(asked.name)
-        or did_you_mean(asked.name, [*installed, *OFFICIAL_PLATFORMS])
-        or "install the distribution that offers it, or name one that is installed"
-    )
+    near = did_you_mean(asked.name, [*installed, *OFFICIAL_PLATFORMS])
+    others = "install the distribution that offers it (pip install ./anytron-NAME, if anytron new-platform wrote it)"
+    fix = OFFICIAL_PLATFORMS.get(asked.name) or (f"{near} Otherwise {others}" if near else others)
     raise PlatformError(
         f"Platform '{asked.name}' is not installed.",
         where=where,

@@ -83,8 +83,11 @@ def open_session(
     return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
 
 
-def survey_plugins() -> Survey:
+def survey_plugins(configured: str | None = None) -> Survey:
     """Report on all installed plugins, whatever state they are in. Every platform is probed.
+
+    Args:
+        configured: ``platform.name`` of a run.
 
     Raises:
         PluginError: ``ANYTRON_PLUGINS`` names something that is not installed.
@@ -95,7 +98,7 @@ def survey_plugins() -> Survey:
     choice: Choice | None = None
     error: PlatformError | None = None
     try:
-        choice = choose_platform(found, probes, asked_platform(None))
+        choice = choose_platform(found, probes, asked_platform(configured))
     except PlatformError as refused:
         error = refused
     reports = settled_reports(found, probes, choice)
@@ -155,5 +158,5 @@ def _with_requirements(report: PluginReport, member: Member | None) -> PluginRep
     unmet = [one for one in findings if not one.fits and not one.requirement.optional]
     if not unmet:
         return report
-    reason, remedy = "; ".join(one.reason for one in unmet), "; ".join(one.remedy for one in unmet)
+    reason, remedy = "; ".join(one.reason for one in unmet), "; ".join(dict.fromkeys(one.remedy for one in unmet))
     return replace(report, state=State.INCOMPATIBLE, reason=reason, remedy=remedy)

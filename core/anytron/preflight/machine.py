@@ -138,12 +138,14 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
     if config.rollout.placement == "separate":
         yield from _separate_devices(config, platform, probe)
     if platform.accelerator and ranks > probe.devices and runs_here(config):
-        sizes = config.parallel.model_dump(exclude={"sequence_parallel"})
-        product = " x ".join(f"{name.removesuffix('_size')} {size}" for name, size in sizes.items())
+        # Experts take no ranks of their own.
+        names = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel", "data_parallel")
+        product = " x ".join(f"{name} {getattr(config.parallel, f'{name}_size')}" for name in names)
+        devices = f"{probe.devices} device{'' if probe.devices == 1 else 's'}"
         yield Diagnostic(
             "error",
             "parallel",
-            f"{product} = {ranks} ranks, but {platform.name} has {probe.devices} devices here ({probe.reason})",
+            f"{product} = {ranks} ranks, but {platform.name} has {devices} here ({probe.reason})",
             "lower one of the sizes",
         )
     processors = len(os.sched_getaffinity(0))

@@ -64,11 +64,12 @@ def names_of(platform: str) -> Names:
         )
     names = Names(platform)
     if reason := _taken(names):
+        ours = f"pip uninstall {names.distribution}, or " if names.distribution in reason else ""
         raise PluginError(
             f"A plugin '{platform}' exists already.",
             where="anytron new-platform",
             why=reason,
-            fix="choose another name; anytron plugins list shows the names in use",
+            fix=f"{ours}choose another name; anytron plugins list shows the names in use",
         )
     return names
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.errors import PluginError
-from anytron.files import publish_directory
+from anytron.files import exhausted, publish_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +42,8 @@ def write_package(names: Names, into: Path) -> Path:
 
     try:
         publish_directory(directory, write)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise PluginError(
+    except OSError as error:
+        raise exhausted(error) or PluginError(
             f"{directory} cannot be written.",
             where="anytron new-platform",
             why=f"{error.strerror}: {error.filename}",

@@ -47,9 +47,11 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
     ranks = subject.keep(name, lambda: Ranks(subject, count))
     try:
         ranks.call(function, *arguments)
-    finally:
-        if ranks.ended:
-            subject.drop(name)
+    except (Broken, Inapplicable):
+        raise
+    except BaseException:  # they could not start, or have not all come back: the next rule gets others
+        subject.drop(name)
+        raise
 
 
 def require_devices(session: Session, count: int) -> None:
@@ -91,15 +93,11 @@ class Ranks:
 
     Raises:
         Inapplicable: There are fewer devices.
-
-    Attributes:
-        ended: They cannot be called any more.
     """
 
     def __init__(self, subject: Subject, count: int) -> None:
         require_devices(subject.session, count)
         platform = subject.platform
-        self.ended = False
         self._stores = StoreFiles()
         method = self._stores.new()
         inherited = loopback_variables(platform, loopback_interface())
@@ -135,7 +133,6 @@ class Ranks:
         answers = self._answers()
         for rank, answer in enumerate(answers):
             if isinstance(answer, Gone) or "raised" in answer:
-                self.ended = True
                 why = answer.why if isinstance(answer, Gone) else answer["raised"]
                 fate = "hangs: " if isinstance(answer, Gone) and answer.late else ""
                 raise CheckFailed(f"rank {rank} of {len(answers)} {fate}{why}")
@@ -163,7 +160,6 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes."""
-        self.ended = True
         for process in self._processes:
             process.end()
         self._stores.close()

@@ -79,6 +79,7 @@ def test_help_names_all_commands_and_version_is_the_packages():
     text = anytron("--help").stdout
 
     assert all(command in text for command in ("train", "doctor", "config", "plugins"))
+    assert "..." not in text.partition("Commands:")[2], "a command's short help is a whole sentence"
     assert anytron("--version").stdout.startswith("anytron 0.")
 
 

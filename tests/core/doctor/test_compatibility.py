@@ -1,5 +1,7 @@
 """Versions are compared with the ranges of plugins and of metadata, in environments that are really wrong."""
 
+import re
+
 import pytest
 
 from anytron.doctor import compatibility
@@ -34,6 +36,8 @@ def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, 
     assert found.status == "fail"
     assert found.detail.startswith(f"{version} is installed, and plugin 'megatron' needs {package}{range_}")
     assert "pip install" in found.fix
+    ranges = re.findall(r"[<>=!~]+[\d.]+", found.fix)
+    assert sorted(ranges) == sorted(set(ranges)), "who asks for the same is named once"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """A topic that crashes is an entry; the others are examined all the same."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from anytron.doctor import examination
 from anytron.entries import Entry, of_error, worst
 from anytron.errors import ConfigError
+from tests.core.doctor.conftest import by_name
+from tests.house import ROOT
 
 
 @pytest.mark.parametrize("table", ["TOPICS", "LIVE_TOPICS"])
@@ -43,9 +44,19 @@ def test_the_worst_status_counts():
     assert worst(["warn", "fail", "ok"]) == "fail"
 
 
-PAGE = (Path(__file__).parents[3] / "docs/how-to/examine-with-doctor.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/examine-with-doctor.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("topic", [*examination.TOPICS, *examination.LIVE_TOPICS])
 def test_the_page_has_every_topic(topic):
     assert re.search(rf"^\| `{topic}\.", PAGE, flags=re.MULTILINE)
+
+
+def test_a_platform_that_is_not_here_fails_once_and_no_other_one_is_called_active():
+    with_ascend = examination.examine(ROOT / "examples/grpo_sort.yaml", ["platform.name=ascend"])
+    found = by_name(with_ascend)
+    failed = [name for name, entry in found.items() if entry.status == "fail"]
+    assert failed == ["platform.choice"]
+    assert found["configuration.file"].status == "skip"
+    assert found["plugins.cpu"].detail.startswith("available: ")
+    assert found["memory.total"].detail.startswith("a training rank needs about "), "arithmetic needs no platform"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.doctor import devices, executors, kernels, live, numbers
+from anytron.doctor import devices, examination, executors, kernels, live, numbers
 from anytron.doctor.subject import look
 from tests.core.doctor.conftest import by_name
 
@@ -44,12 +44,46 @@ def examined(site, monkeypatch, **broken):
         return by_name([*kernels.examine(subject, process), *numbers.examine(subject, process)])
 
 
+def examined_by_all(monkeypatch):
+    monkeypatch.setattr(examination, "TOPICS", {})
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    return by_name(examination.examine())
+
+
 def test_right_kernels_pass_and_are_named_with_their_reason(site, monkeypatch):
     found = examined(site, monkeypatch)
     assert {name: entry.detail for name, entry in found.items() if entry.status != "ok"} == {}
     assert all("of 'saboteur'" in found[f"numbers.{probe}"].detail for probe in numbers.PROBES)
     assert found["kernels.log_prob_kernel"].detail == "from 'saboteur': acme (not fast: it is a test)"
     assert found["kernels.rms_norm"].detail == "from 'neutral-default': plain torch"
+
+
+PARTIAL = """
+from functools import partial
+from anytron import hookimpl
+
+def gate(limit, x):
+    return x
+
+class Norm:
+    def __call__(self, x, weight, eps, zero_centered):
+        return x
+
+class Plugin:
+    @hookimpl
+    def fused_kernel(self, name):
+        return {"swiglu": partial(gate, 4), "rms_norm": Norm()}.get(name.value)
+"""
+
+
+def test_a_kernel_that_says_nothing_is_named_by_its_function(site, monkeypatch):
+    site.extension("plain", PARTIAL)
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    subject = look(None, ())
+    with live.Live(subject) as process:
+        found = by_name(kernels.examine(subject, process))
+    assert found["kernels.swiglu"].detail == "from 'plain': plain.gate"
+    assert found["kernels.rms_norm"].detail == "from 'plain': plain.Norm"
 
 
 ATTENTION = {
@@ -99,6 +133,14 @@ def test_a_kernel_that_kills_its_process_is_an_entry_and_the_next_probe_has_a_ne
     assert "'saboteur'" in found["numbers.attention-bshd"].detail
     assert "SIGABRT" in found["numbers.attention-bshd"].detail
     assert found["numbers.log-probs"].status == "ok"
+
+
+def test_a_torch_that_cannot_be_imported_is_not_blamed_on_kernels(site, monkeypatch):
+    site.module("torch", "raise ImportError('libdevice.so.12: cannot open shared object file')")
+    found = examined_by_all(monkeypatch)
+    assert {found[name].status for name in ("devices.crashed", "kernels.crashed")} == {"fail"}
+    assert "libdevice.so.12" in found["devices.crashed"].detail
+    assert {found[f"numbers.{probe}"].status for probe in numbers.PROBES} == {"skip"}
 
 
 def test_a_kernel_that_hangs_is_an_entry(site, monkeypatch):

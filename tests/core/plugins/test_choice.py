@@ -156,6 +156,13 @@ def test_an_unknown_platform_gets_the_nearest_name():
         open_session("cpuu")
 
 
+def test_a_platform_that_its_author_forgot_to_install_is_not_taken_for_another_one_only():
+    with pytest.raises(PlatformError) as caught:
+        open_session("acme")
+    assert caught.value.fix.startswith("did you mean ascend? Otherwise install")
+    assert "pip install ./anytron-NAME" in caught.value.fix
+
+
 REFUSED = """
 import sys
 from anytron.errors import PlatformError
@@ -205,6 +212,14 @@ def test_an_unknown_option_gets_the_nearest_name(site):
     with pytest.raises(ConfigError, match=r"did you mean platform\.options\.tile") as caught:
         open_session("npx", {"tiles": 4})
     assert caught.value.where == "platform.options.tiles"
+
+
+def test_where_there_are_no_options_none_are_listed(site):
+    """As in the template that ``anytron new-platform`` writes."""
+    site.platform("npx", body=OPTIONS.replace("tile: int = 8", "pass"))
+    with pytest.raises(ConfigError) as caught:
+        open_session("npx", {"tile": 4})
+    assert (caught.value.where, caught.value.fix) == ("platform.options.tile", "remove it")
 
 
 def test_a_wrong_option_value_names_its_key(site):

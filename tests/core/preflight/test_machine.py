@@ -123,7 +123,8 @@ def test_replicas_are_placed_apart_where_devices_can_be_given_to_one_process_and
 def test_more_ranks_than_devices_are_refused_on_accelerators_only(check):
     sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
 
-    with pytest.raises(ConfigError, match="4 ranks, but chip has 2 devices"):
+    product = "tensor_model_parallel 2 x pipeline_model_parallel 2 x context_parallel 1 x data_parallel 1"
+    with pytest.raises(ConfigError, match=f"{product} = 4 ranks, but chip has 2 devices"):
         check(Chip(), parallel=sizes)
     assert check(Chip(), parallel={"tensor_model_parallel_size": 2}) == []
 

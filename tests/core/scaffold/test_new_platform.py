@@ -18,6 +18,7 @@ from anytron.errors import PluginError
 from anytron.hooks.registry import specifications
 from anytron.scaffold.names import Names, names_of
 from anytron.scaffold.write import TEMPLATE, template_files, write_package
+from tests.third_party_platform import SAMPLE
 
 LOADED = """
 import json
@@ -114,10 +115,41 @@ def test_nothing_is_overwritten(tmp_path):
     assert (directory / "README.md").read_text() == "mine"
 
 
-def test_a_place_that_is_no_directory_is_an_error(tmp_path):
+@pytest.mark.parametrize("place", ["file", "/proc"])
+def test_a_place_that_is_no_directory_is_an_error(tmp_path, place):
     (tmp_path / "file").touch()
     with pytest.raises(PluginError, match="cannot be written"):
-        write_package(Names("acme"), tmp_path / "file")
+        write_package(Names("acme"), tmp_path / place)
+
+
+def test_who_has_installed_it_is_told_how_to_begin_again(tmp_path, monkeypatch):
+    info = tmp_path / "anytron_acme-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: anytron-acme\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[anytron.platforms]\nacme = anytron_acme:AcmePlatform\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match="exists already") as caught:
+        names_of("acme")
+    assert caught.value.fix.startswith("pip uninstall anytron-acme, or choose another name")
+
+
+@pytest.mark.parametrize("project", [TEMPLATE, SAMPLE], ids=["template", "sample"])
+def test_its_tests_run_within_a_folder_that_has_other_settings(tmp_path, project):
+    """Such as a clone of this repository, whose own need plugins of pytest."""
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = ["--strict-config"]\nno_such_option = 1\n'
+    )
+    tests = tmp_path / "package" / "tests"
+    tests.mkdir(parents=True)
+    (tests / "test_conformance.py").write_text("def test_conformance():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+
+    def run():
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "no_such_option" in run().stderr, "or this shows nothing"
+    (tmp_path / "package" / "pyproject.toml").write_text((project / "pyproject.toml").read_text())
+    assert run().returncode == 0
 
 
 @pytest.mark.parametrize(("into", "place"), [((), "./anytron-acme"), (("--into", "a b"), "'./a b/anytron-acme'")])
