@@ -84,7 +84,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_ascend": (
-        ("kernels", "options", "simulation"),
+        ("kernels", "options", "patches", "simulation"),
         ("cann", "environment", "mindspeed", "runtime", "vllm_ascend"),
         ("mindspeed_llm",),
         ("adaptors",),
