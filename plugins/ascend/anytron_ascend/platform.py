@@ -13,7 +13,8 @@ from anytron import Platform, hookimpl
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import ConfigError
 from anytron.hooks.types import Requirement
-from anytron.platform import Availability, Decision, Feature, Limit, Probe
+from anytron.limits import Feature, Limit
+from anytron.platform import Availability, Decision, Probe
 from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
