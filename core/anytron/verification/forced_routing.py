@@ -33,7 +33,8 @@ def forced_routing(model: Any, routing: Tensor | None) -> Iterator[None]:
     if len(routers) != routing.shape[1]:
         raise ValueError(f"the routing is of {routing.shape[1]} layers, and {len(routers)} have a router")
     hooks = [
-        router.register_forward_hook(partial(_force, routing[:, column].long())) for column, router in enumerate(routers)
+        router.register_forward_hook(partial(_force, routing[:, column].long()))
+        for column, router in enumerate(routers)
     ]
     try:
         yield

@@ -31,7 +31,7 @@ from anytron.testing.model.table import (
     cases,
 )
 from anytron.testing.rules import Inapplicable, rule
-from anytron.testing.training_ranks import hold
+from anytron.testing.training_ranks import START_S, hold
 from anytron.verification.comparisons import compare_logits, compare_token_outputs, largest
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.observation import first_sequences
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from anytron.testing.rules import Case
     from anytron.testing.subject import Subject
 
-START_S = 300.0
-"""A case may be the first one, for which processes start and import an engine."""
 ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3, DENSE_DEEPSEEK_V3, QWEN3_5, QWEN3_VL))
 
 
