@@ -32,10 +32,8 @@ def forced_routing(model: Any, routing: Tensor | None) -> Iterator[None]:
     routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     if len(routers) != routing.shape[1]:
         raise ValueError(f"the routing is of {routing.shape[1]} layers, and {len(routers)} have a router")
-    hooks = [
-        router.register_forward_hook(partial(_force, routing[:, column].long()))
-        for column, router in enumerate(routers)
-    ]
+    columns = routing.long().unbind(1)
+    hooks = [router.register_forward_hook(partial(_force, own)) for router, own in zip(routers, columns, strict=True)]
     try:
         yield
     finally:
