@@ -262,7 +262,7 @@ class UntaughtCritic(Mutant):
 class UntaughtModules(Mutant):
     """Knows of log-probs and entropies only."""
 
-    rule, says = "multi-token-prediction", "is zero"
+    rule, says = "multi-token-prediction", "look at postprocess_output"
 
     @hookimpl
     def postprocess_output(self, values, layout):
@@ -274,7 +274,7 @@ class SwappedModules(PatchingMutant):
     """Joins hidden states and embeddings in the other order."""
 
     rule, says = "multi-token-prediction", "The loss of the prediction modules"
-    target = "megatron.core.transformer.multi_token_prediction:MultiTokenPredictionLayer._concat_embeddings"
+    target = "mcore_bridge.model.modules.mtp_layer:MultiTokenPredictionLayer._concat_embeddings"
     replacement = "swapped"
 
 

@@ -14,7 +14,7 @@ from anytron.batch import TokenOutputs
 from anytron.platform import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import SHOWN, gradients_shown, hold_gradients, hold_values, weights_of
-from anytron.testing.model.table import CONTEXT, DEEPSEEK_V3, ONE, PIPELINE, QWEN2, QWEN3, TENSOR, cases
+from anytron.testing.model.table import CONTEXT, DEEPSEEK_V3, ONE, PADDED, PIPELINE, QWEN2, QWEN3, TENSOR, cases
 from anytron.testing.rules import rule
 from anytron.testing.training_ranks import START_S, said
 from anytron.verification.hugging_face import load_model, published, quiet
@@ -44,6 +44,7 @@ _RETURNS = torch.tensor([1.0, -1.5, 0.6])
     "A critic has the values, and the gradients of its value head and its trunk, that transformers gives it.",
     cases=(
         *cases(ONE, QWEN3, QWEN2, DEEPSEEK_V3),
+        *cases(PADDED, QWEN3),
         *cases(TENSOR, QWEN3),
         *cases(PIPELINE, QWEN2),
         *cases(CONTEXT, QWEN3),
