@@ -75,5 +75,6 @@ def _current_directory(component: Component) -> Iterator[Entry]:
 
 
 def _is_below(path: Path, folder: Path) -> bool:
-    real, place = os.path.realpath(path), os.path.realpath(folder)
-    return real == place or real.startswith(place + os.sep)
+    """Whether one lies in the other, as the paths are written (an installer may link packages) or as they resolve."""
+    pairs = ((os.path.abspath(path), os.path.abspath(folder)), (os.path.realpath(path), os.path.realpath(folder)))
+    return any(inner == outer or inner.startswith(outer + os.sep) for inner, outer in pairs)

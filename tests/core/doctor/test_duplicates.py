@@ -52,6 +52,15 @@ def test_a_folder_that_is_listed_twice_is_one_place(subject, site, lib, monkeypa
     assert examined(subject) == {}
 
 
+def test_a_package_that_an_installer_linked_is_in_order(subject, site, lib, tmp_path):
+    """``uv pip install --link-mode symlink`` links packages from its cache."""
+    site.module("acmelib.core")
+    site.distribution("acme-lib", "1.0")
+    (site.path / "acmelib").rename(tmp_path / "cached")
+    (site.path / "acmelib").symlink_to(tmp_path / "cached")
+    assert examined(subject) == {}
+
+
 def test_a_checkout_before_an_installed_wheel_fails(subject, make_site, lib):
     """The version that pip knows is not that of the files which are imported."""
     wheel = make_site("wheel")
