@@ -68,7 +68,7 @@ def adapters(subject: Subject, case: Case) -> None:
         trainer.export_weights(str(merged))
         trainer.export_weights(str(alone), "adapter")
         factors = load_file(alone)
-        _hold_merged(load_file(merged), weights_of(observer.model(family)), factors)
+        _hold_merged(load_file(merged), weights_of(observer.model(family)), factors, dtype)
         truth = expected_gradients(observer.model(family), merged, getattr(torch, dtype), batch)
         log_probs = trainer.score(truth.batch, plan, "policy")
         gradients = computed_gradients(trainer, plan, truth.batch, observer.output)[0]
@@ -79,8 +79,10 @@ def adapters(subject: Subject, case: Case) -> None:
     hold_gradients("Gradients of adapters are not transformers'.", gradients, expected, dtype, "factors of adapters")
 
 
-def _hold_merged(found: Mapping[str, Tensor], model: Mapping[str, Tensor], factors: Mapping[str, Tensor]) -> None:
-    """Hold exported weights against the model's and the product of the factors, all in float32.
+def _hold_merged(
+    found: Mapping[str, Tensor], model: Mapping[str, Tensor], factors: Mapping[str, Tensor], dtype: str
+) -> None:
+    """Hold exported weights against the model's and the product of the factors, which are computed in float32.
 
     Raises:
         Broken: They differ, or a factor is 0.
@@ -94,7 +96,7 @@ def _hold_merged(found: Mapping[str, Tensor], model: Mapping[str, Tensor], facto
         raise Broken("An update does not move adapters.", f"{len(still)} of {len(factors)}, first {still[0]}")
     off = {name: largest(found[name] - tensor) for name, tensor in expected.items()}
     worst = max(off, key=lambda name: off[name])
-    allowed = tolerance("float32", expected[worst])
+    allowed = tolerance(dtype, expected[worst])
     if not off[worst] <= allowed:
         raise Broken(
             "The exported weights are not the model's plus the product of its adapters' factors.",
