@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import hold_gradients, hold_values, weights_of
 from anytron.testing.model.table import DEEPSEEK_V3, EXPERT, ONE, QWEN3, QWEN3_MOE, QWEN3_NEXT, TENSOR, cases

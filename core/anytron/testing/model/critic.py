@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import TokenOutputs
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import SHOWN, gradients_shown, hold_gradients, hold_values, weights_of
 from anytron.testing.model.table import CONTEXT, DEEPSEEK_V3, ONE, PADDED, PIPELINE, QWEN2, QWEN3, TENSOR, cases

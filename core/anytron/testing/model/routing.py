@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import hold_gradients, hold_values
 from anytron.testing.model.table import DEEPSEEK_V3, EXPERT, ONE, PADDED, QWEN3_MOE, TENSOR, cases
