@@ -28,7 +28,7 @@ from anytron.patches.versions import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
     Number = int | float | None
     Table = Mapping[str, Mapping[str, Number]]

@@ -32,13 +32,13 @@ PACKAGES = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
-        ("errors", "metric", "seeds", "traits"),
+        ("errors", "limits", "metric", "runtime", "seeds", "traits"),
         ("components", "entries", "files"),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),
-        ("checkpoint",),
+        ("checkpoint", "report"),
         ("engines", "layer"),
         ("executor", "preflight"),
         ("doctor", "rollout"),
@@ -84,7 +84,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_ascend": (
-        ("kernels", "options", "simulation"),
+        ("kernels", "options", "patches", "simulation"),
         ("cann", "environment", "mindspeed", "runtime", "vllm_ascend"),
         ("mindspeed_llm",),
         ("adaptors",),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from anytron.engines.context import EngineContext
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron.sequences import LayoutConstraints
     from anytron.sequences.layout import Format
     from anytron.traits import ModelTraits, ParallelSizes

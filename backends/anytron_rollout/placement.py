@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
 _NO_LIMIT = 1 << 60
 """Bytes. How much fits is only known once the training engine has taken its part, which is later."""

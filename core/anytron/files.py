@@ -152,6 +152,25 @@ class Lock:
         os.close(self._descriptor)
 
 
+def lock_owner(path: Path) -> str | None:
+    """Say which process has a :class:`Lock`, and leave it to it; None if none has, or there is no such file.
+
+    Raises:
+        OSError: The file cannot be opened, or the file system has no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 200).decode(errors="replace").strip() or "an unknown process"
+    finally:
+        os.close(descriptor)
+    return None
+
+
 class LockedError(Exception):
     """Another process has the lock; the message says which."""
 

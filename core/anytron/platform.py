@@ -1,23 +1,23 @@
-"""The base classes of a hardware plugin: :class:`Platform`, and :class:`DeviceRuntime`, the device itself."""
+"""The base class of a hardware plugin: :class:`Platform`, what its probe answers and what it has decided."""
 
 from __future__ import annotations
 
 import abc
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from anytron.errors import HookContractError
+from anytron.limits import Feature, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
     from pydantic import BaseModel
 
     from anytron.config.schema import RunConfig
     from anytron.patches import Ledger
+    from anytron.runtime import DeviceRuntime
 
 
 class Availability(str, Enum):
@@ -63,244 +63,6 @@ class Decision:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.value} ({self.reason})"
-
-
-class Feature(str, Enum):
-    """What a platform may do or not; see :meth:`Platform.limits`."""
-
-    OWN_DEVICE = "own-device"
-    """Memory and arithmetic apart from the processor's, which plays the device of a platform for development."""
-    THD = "thd"
-    """Packed sequences."""
-    BSHD = "bshd"
-    """Padded rows."""
-    BFLOAT16 = "bfloat16"
-    TENSOR_PARALLEL = "tensor-parallel"
-    PIPELINE_PARALLEL = "pipeline-parallel"
-    CONTEXT_PARALLEL = "context-parallel"
-    EXPERT_PARALLEL = "expert-parallel"
-    RECOMPUTE = "recompute"
-    """Forward passes that are computed again in the backward pass."""
-    LATENT_ATTENTION = "latent-attention"
-    """Multi-latent attention (MLA)."""
-    LINEAR_ATTENTION = "linear-attention"
-    """Gated DeltaNet."""
-    MIXTURE_OF_EXPERTS = "mixture-of-experts"
-    VISION = "vision"
-    SLIDING_WINDOW = "sliding-window"
-    ATTENTION_SINKS = "attention-sinks"
-
-
-@dataclass(frozen=True)
-class Limit:
-    """Something that a platform does not do; see :meth:`Platform.limits`.
-
-    Attributes:
-        feature: What.
-        reason: Why not, for the user whose run asks for it. No full stop.
-    """
-
-    feature: Feature
-    reason: str
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """Device memory of this process, in bytes.
-
-    Attributes:
-        allocated: Memory of tensors now.
-        peak_allocated: The most of it since the start, or since ``reset_peak_memory_stats``.
-        reserved: Memory that the allocator holds, cached blocks included.
-        total: The device's size.
-    """
-
-    allocated: int
-    peak_allocated: int
-    reserved: int
-    total: int
-
-
-class DeviceRuntime(abc.ABC):
-    """The device as the engines use it; no other code names it. There is one per process.
-
-    Engines whose code hard-codes ``torch.cuda`` are redirected to this object on platforms whose
-    ``redirects_torch_cuda`` is True.
-    """
-
-    device_type: ClassVar[str]
-    """``torch.device`` type, for example ``cpu``."""
-    communication_backend: ClassVar[str]
-    """Name of the ``torch.distributed`` backend for tensors of this device."""
-
-    @abc.abstractmethod
-    def device_count(self) -> int:
-        """How many devices this process can use."""
-
-    @abc.abstractmethod
-    def current_device(self) -> torch.device:
-        """The device on which new tensors of this process belong, with its index if it has one."""
-
-    @abc.abstractmethod
-    def set_device(self, index: int) -> None:
-        """Make device ``index`` the current one."""
-
-    @abc.abstractmethod
-    def synchronize(self) -> None:
-        """Wait until everything queued on the current device is done."""
-
-    @abc.abstractmethod
-    def empty_cache(self) -> None:
-        """Return cached, unused memory to the device."""
-
-    @abc.abstractmethod
-    def memory_stats(self) -> MemoryStats:
-        """Memory of the current device."""
-
-    @abc.abstractmethod
-    def manual_seed(self, seed: int) -> None:
-        """Seed the device's random number generator."""
-
-    @abc.abstractmethod
-    def get_rng_state(self) -> torch.Tensor:
-        """uint8 state of the device's generator, on the host."""
-
-    @abc.abstractmethod
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore a state from :meth:`get_rng_state`."""
-
-    @abc.abstractmethod
-    def default_generator(self) -> torch.Generator:
-        """The generator that device operations draw from."""
-
-    def device_name(self) -> str:
-        """Name of the current device, for people."""
-        return self.device_type
-
-    def compute_capability(self) -> tuple[int, int]:
-        """(major, minor), for engine code that asks it; (0, 0) where the notion does not exist."""
-        return (0, 0)
-
-    def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Whether matrix products and collectives run in ``dtype``."""
-        del dtype
-        return True
-
-    def can_pin_memory(self) -> bool:
-        """Whether host memory can be pinned for this device."""
-        return False
-
-    def reset_peak_memory_stats(self) -> None:  # noqa: B027 - optional to override
-        """Reset ``memory_stats().peak_allocated``; does nothing where the device cannot."""
-
-    def new_stream(self) -> Any:
-        """A new stream; None where the device runs everything in order.
-
-        Streams have the interface of ``torch.Stream``: ``wait_stream``, ``wait_event``,
-        ``record_event``, ``query``, ``synchronize``, and a ``with`` block that makes one current.
-        """
-        return None
-
-    def current_stream(self) -> Any:
-        """The stream in use; None exactly where :meth:`new_stream` gives None."""
-        return None
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error says that the device has no memory left.
-
-        A torch whose allocator is torch's own raises ``torch.OutOfMemoryError``, on every device. Libraries that
-        allocate by themselves raise what they like.
-        """
-        import torch
-
-        return isinstance(error, torch.OutOfMemoryError)
-
-    def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """Mark a range in the device's own profiler; every call of a training engine is one, by its name."""
-        del name
-        return nullcontext()
-
-
-class TorchDeviceRuntime(DeviceRuntime):
-    """A device whose module in torch has the interface of ``torch.cuda``: ``torch.<device_type>``.
-
-    Plugins import what adds that module to torch before they make one.
-    """
-
-    def __init__(self) -> None:
-        import torch
-
-        self.module: Any = torch.get_device_module(self.device_type)
-
-    def device_count(self) -> int:
-        """Devices that this process sees."""
-        return int(self.module.device_count())
-
-    def current_device(self) -> torch.device:
-        """``<device_type>:<index>``."""
-        import torch
-
-        return torch.device(self.device_type, self.module.current_device())
-
-    def set_device(self, index: int) -> None:
-        """Make device ``index`` the current one."""
-        self.module.set_device(index)
-
-    def synchronize(self) -> None:
-        """Wait for all streams of the current device."""
-        self.module.synchronize()
-
-    def empty_cache(self) -> None:
-        """Return cached blocks to the driver."""
-        self.module.empty_cache()
-
-    def memory_stats(self) -> MemoryStats:
-        """The caching allocator's view of the current device."""
-        return MemoryStats(
-            allocated=self.module.memory_allocated(),
-            peak_allocated=self.module.max_memory_allocated(),
-            reserved=self.module.memory_reserved(),
-            total=self.module.get_device_properties(self.module.current_device()).total_memory,
-        )
-
-    def reset_peak_memory_stats(self) -> None:
-        """Let the allocator's peak begin anew."""
-        self.module.reset_peak_memory_stats()
-
-    def manual_seed(self, seed: int) -> None:
-        """Seed the current device's generator."""
-        self.module.manual_seed(seed)
-
-    def get_rng_state(self) -> torch.Tensor:
-        """uint8 state of the current device's generator."""
-        state: torch.Tensor = self.module.get_rng_state()
-        return state
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Restore a state from :meth:`get_rng_state`."""
-        self.module.set_rng_state(state)
-
-    def default_generator(self) -> torch.Generator:
-        """The current device's generator; the device is initialised first, which creates the generators."""
-        self.module.init()
-        generator: torch.Generator = self.module.default_generators[self.module.current_device()]
-        return generator
-
-    def device_name(self) -> str:
-        """The current device's name, as its driver gives it."""
-        return str(self.module.get_device_name(self.module.current_device()))
-
-    def can_pin_memory(self) -> bool:
-        """Return True: copies from pinned memory overlap with computation."""
-        return True
-
-    def new_stream(self) -> Any:
-        """A new stream of the current device."""
-        return self.module.Stream()
-
-    def current_stream(self) -> Any:
-        """The stream in use on the current device, which is initialised."""
-        return self.module.current_stream()
 
 
 class Platform(abc.ABC):

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from anytron.platform import MemoryStats
+from anytron.runtime import MemoryStats
 from anytron_cpu.runtime import CpuRuntime
 from benchmarks import harness
 from tests.house import ROOT

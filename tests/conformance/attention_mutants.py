@@ -142,6 +142,16 @@ class CutsValuesToTheirKeys(KernelMutant):
         return kernel
 
 
+class AnswersAsWideAsTheLayerSays(KernelMutant):
+    """Cuts values that come padded to the size of queries."""
+
+    rule, says = "attention-head-sizes", "The output has the wrong shape"
+
+    def attention(self, spec):
+        attend = make_attention(spec)
+        return lambda query, key, value, call: attend(query, key, value[..., : spec.v_dim], call)
+
+
 class ClaimsWindows(KernelMutant):
     rule, says = "attention-windows", "The output is wrong"
     attention = around(change_spec=lambda spec: replace(spec, traits=replace(spec.traits, window=None)))

@@ -144,6 +144,14 @@ def rounded(original):
     return recv_forward
 
 
+class RoundedPieces(PatchingMutant):
+    """Rounds what only an interleaved schedule sends."""
+
+    rule, says = "pipeline-parallel", "PP2 x VPP2"
+    target = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator.send_forward_recv_forward"
+    replacement = "rounded"
+
+
 class RoundedTokens(PatchingMutant):
     rule, says = "expert-parallel", "EP2"
     target, replacement = "torch.distributed:all_to_all_single", "rounding"
@@ -157,6 +165,124 @@ def rounding(original):
         return work
 
     return all_to_all_single
+
+
+class OwnExperts(PatchingMutant):
+    """Routers of its own, which know nothing of replay."""
+
+    rule, says = "router-replay", "Log-probs are not those of the experts that were given"
+    target = "megatron.core.transformer.moe.router:topk_routing_with_score_function"
+    replacement = "own_experts"
+
+
+def own_experts(original):
+    def topk_routing(*arguments, router_replay=None, **named):
+        return original(*arguments, **named)
+
+    return topk_routing
+
+
+class EqualWeights(PatchingMutant):
+    """Weighs the experts that are replayed without a gradient."""
+
+    rule, says = "router-replay", "Gradients are not those of the experts that were given"
+    target = "megatron.core.transformer.moe.router:topk_routing_with_score_function"
+    replacement = "without_gradient"
+
+
+def without_gradient(original):
+    def topk_routing(*arguments, router_replay=None, **named):
+        probs, chosen = original(*arguments, router_replay=router_replay, **named)
+        return (probs if router_replay is None else probs.detach().requires_grad_()), chosen
+
+    return topk_routing
+
+
+class CutAdapters(PatchingMutant):
+    """Linear layers whose adapters give no gradient to their inputs."""
+
+    rule, says = "adapters", "Gradients of adapters are not transformers'"
+    target, replacement = "mcore_bridge.tuners.lora:LoraParallelLinear.update_layer", "cut"
+
+
+def cut(original):
+    class Cut(torch.nn.Module):
+        def forward(self, values):
+            return values.detach()
+
+    def update_layer(self, adapter_name, *arguments, **named):
+        original(self, adapter_name, *arguments, **named)
+        self.lora_dropout[adapter_name] = Cut()
+
+    return update_layer
+
+
+class ForgottenAdapters(PatchingMutant):
+    """Linear layers that leave their adapters out when nobody asks for gradients."""
+
+    rule, says = "adapters", "log-probs are not those of the merged model"
+    target, replacement = "mcore_bridge.tuners.lora:LoraParallelLinear.forward", "forgetting"
+
+
+def forgetting(original):
+    def forward(self, x, *arguments, **named):
+        scaling = dict(self.scaling)
+        if not torch.is_grad_enabled():
+            self.scaling.update(dict.fromkeys(scaling, 0.0))
+        try:
+            return original(self, x, *arguments, **named)
+        finally:
+            self.scaling.update(scaling)
+
+    return forward
+
+
+class NegativeValues(Mutant):
+    """Takes every output for a log-prob."""
+
+    rule, says = "critic", "Values are not those of transformers' hidden states"
+
+    @hookimpl
+    def postprocess_output(self, values, layout):
+        flat = layout.unpack(values)
+        return torch.cat([flat[..., :1].clamp(max=0.0), flat[..., 1:]], -1)
+
+
+class UntaughtCritic(Mutant):
+    """Gives only log-probs and entropies a gradient."""
+
+    rule, says = "critic", "Gradients of the critic are not transformers'"
+
+    @hookimpl
+    def postprocess_output(self, values, layout):
+        flat = layout.unpack(values)
+        return flat if flat.shape[-1] > 1 else flat.detach() + 0.5 * (flat - flat.detach())
+
+
+class UntaughtModules(Mutant):
+    """Knows of log-probs and entropies only."""
+
+    rule, says = "multi-token-prediction", "look at postprocess_output"
+
+    @hookimpl
+    def postprocess_output(self, values, layout):
+        flat = layout.unpack(values)
+        return torch.cat([flat[..., :2], flat[..., 2:].detach()], -1)
+
+
+class SwappedModules(PatchingMutant):
+    """Joins hidden states and embeddings in the other order."""
+
+    rule, says = "multi-token-prediction", "The loss of the prediction modules"
+    target = "mcore_bridge.model.modules.mtp_layer:MultiTokenPredictionLayer._concat_embeddings"
+    replacement = "swapped"
+
+
+def swapped(original):
+    def concat(self, hidden_states, decoder_input):
+        return original(self, decoder_input, hidden_states)
+
+    return concat
 
 
 class HalvedParts(AttentionMutant):

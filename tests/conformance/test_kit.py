@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from anytron.cli.main import app
 from anytron.errors import ConfigError, PlatformError
-from anytron.platform import Feature, Limit
+from anytron.limits import Feature, Limit
 from anytron.testing import document
 from anytron.testing.checking import check_rule
 from anytron.testing.levels import checked_levels, find_rule, rules_of
-from anytron.testing.results import ConformanceReport
+from anytron.testing.results import ConformanceReport, RuleResult
 from anytron.testing.rules import LEVELS, PAGE, Broken, Case, Inapplicable, rule
 from anytron.testing.run import Checker, run
 from anytron.testing.subject import Source
@@ -120,6 +120,8 @@ def test_what_is_declared_or_impossible_is_counted():
 
     result = check_rule(made_rule(check, cases=cases), Declines(BSHD="no rows"))
     assert (result.status, result.cases, result.skipped) == (Status.PASSED, 1, 2)
+    assert RuleResult.from_json(result.as_json()) == replace(result, seconds=round(result.seconds, 3))
+    assert (result.made, [*result.left_out]) == (["a"], ["b", "c"])
     assert result.reason == "no rows; one device only"
     whole = check_rule(made_rule(check, needs=[Feature.BSHD]), Declines(BSHD="no rows"))
     assert (whole.status, whole.cases, whole.skipped, whole.reason) == (Status.SKIPPED, 0, 1, "no rows")

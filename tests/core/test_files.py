@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from anytron.errors import ResourceError
-from anytron.files import Lock, LockedError, exhausted, publish_directory, replacing, write_durably
+from anytron.files import Lock, LockedError, exhausted, lock_owner, publish_directory, replacing, write_durably
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -69,6 +69,18 @@ def test_a_lock_says_who_has_it_and_can_be_taken_when_it_is_released(tmp_path):
     with pytest.raises(LockedError, match=rf"process {os.getpid()} on "):
         Lock(tmp_path / "lock")
     lock.release()
+    Lock(tmp_path / "lock").release()
+
+
+def test_one_can_ask_who_has_a_lock_without_taking_it(tmp_path):
+    assert lock_owner(tmp_path / "lock") is None
+    assert not (tmp_path / "lock").exists()
+    lock = Lock(tmp_path / "lock")
+    assert lock_owner(tmp_path / "lock").startswith(f"process {os.getpid()} on ")
+    with pytest.raises(LockedError):
+        Lock(tmp_path / "lock")
+    lock.release()
+    assert lock_owner(tmp_path / "lock") is None
     Lock(tmp_path / "lock").release()
 
 

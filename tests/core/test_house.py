@@ -36,9 +36,11 @@ LIGHT = (
     "anytron.hooks.markers",
     "anytron.hooks.specs",
     "anytron.hooks.types",
+    "anytron.limits",
     "anytron.masks",
     "anytron.platform",
     "anytron.plugins",
+    "anytron.runtime",
     "anytron.cli.main",
     "anytron_cpu",
 )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from anytron.platform import MemoryStats, TorchDeviceRuntime
+from anytron.runtime import MemoryStats, TorchDeviceRuntime
 
 
 class Chip(TorchDeviceRuntime):

@@ -9,8 +9,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from anytron.testing.prediction_modules import turn_last_layers_into_prediction_modules
 from tests.demo.test_grpo_sort import ROOT, anytron
-from tests.prediction_modules import turn_last_layers_into_prediction_modules
 
 EXAMPLE = ROOT / "examples" / "grpo_mla.yaml"
 FIRST_STEPS = ("trainer.total_steps=150",)

@@ -1,7 +1,8 @@
-"""Write ``docs/reference/support-matrix.md``: which tests show which family on which platform in which layout.
+"""Write ``docs/reference/support-matrix.md``: what was measured of which family on which platform in which layout.
 
-Run ``python -m tests.docs.support_matrix docs/reference/support-matrix.md`` after a change; a test compares. A row
-is a claim: a test requires the one that it names to exist, and CI or the machine that it names has to run that.
+``python -m tests.docs.support_matrix docs/reference/support-matrix.md`` writes the page from the files in
+``docs/reference/results``; ``python -m tests.docs.measure`` makes those. What is measured is said here: the cases of
+the conformance kit, and tests. A test of this page requires those in the files to be those of the code.
 """
 
 from __future__ import annotations
@@ -9,31 +10,53 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from anytron.testing.levels import rules_of
+from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS
+from tests.docs.results import NOT_RUN, measured, of_case, of_test, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.docs.results import Measured
 
 HEADING = """# Support matrix
 
-<!-- Generated from tests/docs/support_matrix.py and tests/backends/megatron/families/layouts.py by
-`python -m tests.docs.support_matrix docs/reference/support-matrix.md`. -->
+<!-- Generated from docs/reference/results, tests/docs/support_matrix.py and tests/backends/megatron/families/layouts.py
+by `python -m tests.docs.support_matrix docs/reference/support-matrix.md`. -->
 
-Which family has been shown to compute right, on which platform, in which layout: a cell says where the test runs that
-shows it. Such a test trains a tiny model on recorded trajectories, through real Megatron, and compares log-probs,
-gradient norms and weights with another platform, or with Hugging Face and every other layout ([figures](families.md)).
+Which family computes right on which platform in which layout, as it was measured: every cell is a result in one of
+the files (`docs/reference/results`) that stand under the platform, with the day and the versions.
 
-- **CI**: with every change, on a machine without an accelerator. `ascend` there is the real torch_npu on the
-  [simulator](../../plugins/ascend/simulator/README.md), not an NPU.
-- **slow**: likewise, but with `tox -e slow`, before an issue is closed.
-- **checkout**: where the environment names a checkout of MindSpeed, on the same simulator.
-- **GPU**: by hand, on an NVIDIA H200, with the tests marked `gpu`.
-- empty: nobody has shown it. It may work: `anytron verify` says so for your model, your layout and your machine.
+- **kit**: `anytron conformance` passed. It computes with a tiny model: logits, log-probs and the gradient of every
+  parameter on one rank are those of transformers; other layouts give what one rank gives.
+- **test**: the test under the table passed. It trains a tiny model on recorded trajectories, through real Megatron, and
+  compares log-probs, gradient norms and weights with another platform, or with Hugging Face and every other layout
+  ([figures](families.md)).
+- **kit fails**, **test fails**: it does not compute right.
+- kit skips, test skips: the platform declares not to do it, or the machine could not.
+- not run: there is a case or a test, and no result.
+- empty: there is neither. It may work: `anytron verify` says so for your model, your layout and your machine.
 
-TP has sequence parallelism; all sizes are 2. `bshd` is padded rows, everything else packed (`thd`).
+TP has sequence parallelism; all sizes are 2. `bshd` is padded rows, everything else packed (`thd`). `basalt` is the
+[sample platform](../../examples/third_party_platform/README.md), and `ascend` is the real torch_npu on the
+[simulator](../../plugins/ascend/simulator/README.md), not an NPU. This command measures all that can be measured where
+it runs, and writes this page:
+
+<!-- needs: half an hour -->
+```sh
+python -m tests.docs.measure
+```
 """
-CPU = "tests/backends/megatron/families/test_families.py::test_a_layout_agrees_with_the_first"
-AGREEMENT = "tests/backends/megatron/engine/test_agreement.py"
 ASCEND = "plugins/ascend/tests"
+AGREEMENT = "tests/backends/megatron/engine/test_agreement.py::test_a_gpu_agrees_with_the_processor"
+MINDSPEED, LLM = "ascend, adaptor mindspeed", "ascend, engine mindspeed_llm"
+
+KITS = ("cpu", "basalt", "ascend", "cuda")
+"""Platforms that the kit is run on; basalt is the sample platform, of an invented chip."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +64,35 @@ class Proof:
     """What one test shows.
 
     Attributes:
-        platform: As a run would name it, with the adaptor or the engine where that is another one.
         family: ``model_type``.
         layouts: Columns of the table.
-        where: ``CI``, ``slow``, ``checkout`` or ``GPU``.
-        test: File and function.
+        test: File and function, and the case if it is one of several.
     """
 
-    platform: str
     family: str
     layouts: tuple[str, ...]
-    where: str
     test: str
 
 
-def _on_the_processor() -> list[Proof]:
-    return [
-        Proof("cpu", model.family.model_type, (_column(layout.name),), "slow" if model.is_slow(layout) else "CI", CPU)
-        for model in MODELS
-        for layout in model.layouts
-    ]
+@dataclass(frozen=True)
+class Group:
+    """Tests that are run together, and whose results have a file.
+
+    Attributes:
+        title: The platform as a run would name it, with the adaptor or the engine where that is another one.
+        platform: What must be usable.
+        proofs: What the tests show.
+        variable: Environment variable that must name a checkout; empty if none must.
+    """
+
+    title: str
+    platform: str
+    proofs: tuple[Proof, ...]
+    variable: str = ""
+
+
+FORMATS = ("one rank", "one rank bshd")
+RANKS = "test_two_ranks_of_each_kind"
 
 
 def _column(layout: str) -> str:
@@ -70,54 +102,132 @@ def _column(layout: str) -> str:
     return f"{name} bshd" if padded else name
 
 
-MINDSPEED, LLM = "ascend, adaptor mindspeed", "ascend, engine mindspeed_llm"
-FORMATS = ("one rank", "one rank bshd")
-BESIDE_MEGATRON = f"{ASCEND}/mindspeed/test_training.py::test_dense_and_sparse_and_latent_attention_in_both_formats"
-BY_MINDSPEED_LLM = f"{ASCEND}/mindspeed_llm/test_training.py::test_families_in_both_formats"
-RANKS = "test_two_ranks_of_each_kind"
-PROOFS = (
-    *_on_the_processor(),
-    Proof("cuda", "qwen3", FORMATS, "GPU", f"{AGREEMENT}::test_a_gpu_agrees_with_the_processor"),
-    Proof(
-        "ascend",
-        "qwen3",
-        ("TP", "TP bshd", "CP"),
-        "CI",
-        f"{ASCEND}/test_training.py::test_two_npus_agree_with_the_processor",
-    ),
-    Proof(MINDSPEED, "qwen3", FORMATS, "checkout", BESIDE_MEGATRON),
-    *(Proof(MINDSPEED, family, FORMATS[:1], "checkout", BESIDE_MEGATRON) for family in ("qwen3_moe", "deepseek_v3")),
-    Proof(
-        MINDSPEED,
-        "qwen3",
-        ("TP", "CP", "CP bshd"),
-        "checkout",
-        f"{ASCEND}/mindspeed/test_training.py::{RANKS}_in_turn",
-    ),
-    Proof(LLM, "qwen3", FORMATS, "checkout", BY_MINDSPEED_LLM),
-    *(Proof(LLM, family, FORMATS[:1], "checkout", BY_MINDSPEED_LLM) for family in ("qwen2", "llama", "qwen3_moe")),
-    Proof(LLM, "qwen3", ("TP", "PP", "DP"), "checkout", f"{ASCEND}/mindspeed_llm/test_training.py::{RANKS}"),
-    Proof(LLM, "qwen3_moe", ("EP",), "checkout", f"{ASCEND}/mindspeed_llm/test_training.py::{RANKS}"),
-)
+def _of_families() -> Iterator[Proof]:
+    test = "tests/backends/megatron/families/test_families.py::test_a_layout_agrees_with_the_first"
+    for model in MODELS:
+        for layout in model.layouts:
+            yield Proof(model.family.model_type, (_column(layout.name),), f"{test}[{model.name}-{layout.name}]")
+
+
+def _beside_megatron() -> Iterator[Proof]:
+    test = f"{ASCEND}/mindspeed/test_training.py::test_dense_and_sparse_and_latent_attention_in_both_formats"
+    yield Proof("qwen3", FORMATS, test)
+    yield from (Proof(family, FORMATS[:1], test) for family in ("qwen3_moe", "deepseek_v3"))
+    yield Proof("qwen3", ("TP", "CP", "CP bshd"), f"{ASCEND}/mindspeed/test_training.py::{RANKS}_in_turn")
+
+
+def _by_mindspeed_llm() -> Iterator[Proof]:
+    test = f"{ASCEND}/mindspeed_llm/test_training.py::test_families_in_both_formats"
+    yield Proof("qwen3", FORMATS, test)
+    yield from (Proof(family, FORMATS[:1], test) for family in ("qwen2", "llama", "qwen3_moe"))
+    ranks = f"{ASCEND}/mindspeed_llm/test_training.py::{RANKS}"
+    yield from (Proof("qwen3", ("TP", "PP", "DP"), ranks), Proof("qwen3_moe", ("EP",), ranks))
+
+
+NPUS = Proof("qwen3", ("TP", "TP bshd", "CP"), f"{ASCEND}/test_training.py::test_two_npus_agree_with_the_processor")
+GROUPS = {
+    "families-cpu": Group("cpu", "cpu", tuple(_of_families())),
+    "training-cuda": Group("cuda", "cuda", (Proof("qwen3", FORMATS, AGREEMENT),)),
+    "training-ascend": Group("ascend", "ascend", (NPUS,)),
+    "training-mindspeed": Group(MINDSPEED, "ascend", tuple(_beside_megatron()), "ANYTRON_MINDSPEED"),
+    "training-mindspeed-llm": Group(LLM, "ascend", tuple(_by_mindspeed_llm()), "ANYTRON_MINDSPEED_LLM"),
+}
+"""By the name of the file."""
+PLATFORMS = ("cpu", "basalt", "cuda", "ascend", MINDSPEED, LLM)
+"""In the page's order."""
+
+
+def kit_cells() -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """The kit's cases by family and column: each a rule's name and a case's."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for rule in rules_of("model"):
+        for case in rule.cases:
+            family, layout = case.values
+            key = CONFIGS[family.name]["model_type"], _column(layout.name)
+            found.setdefault(key, []).append((rule.name, case.name))
+    return found
+
+
+def test_cells(title: str) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """The tests of a platform by family and column: each the name of its file and its id."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, group in GROUPS.items():
+        for proof in group.proofs if group.title == title else ():
+            for layout in proof.layouts:
+                found.setdefault((proof.family, layout), []).append((name, proof.test))
+    return found
 
 
 def render() -> str:
     """The whole page, as Markdown."""
-    lines = [HEADING]
-    layouts = list(dict.fromkeys(layout for proof in PROOFS for layout in proof.layouts))
-    for platform in dict.fromkeys(proof.platform for proof in PROOFS):
-        proofs = [proof for proof in PROOFS if proof.platform == platform]
-        columns = [one for one in layouts if any(one in proof.layouts for proof in proofs)]
-        lines += [f"## {platform}\n", f"| family | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-        for family in dict.fromkeys(proof.family for proof in proofs):
-            # Where two tests show the same, that of CI counts: it sorts first.
-            shown = sorted((proof for proof in proofs if proof.family == family), key=lambda proof: proof.where)
-            where = {one: proof.where for proof in reversed(shown) for one in proof.layouts}
-            cells = [FAMILIES[family].title, *(where.get(column, "") for column in columns)]
-            lines.append(f"| {' | '.join(cells)} |")
-        tests = ", ".join(f"`{test}`" for test in dict.fromkeys(proof.test for proof in proofs))
-        lines.append(f"\nShown by {tests}.\n")
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([HEADING, *(line for title in PLATFORMS for line in _section(title))]).rstrip() + "\n"
+
+
+def _section(title: str) -> list[str]:
+    """What is known of a platform."""
+    kit = measured(f"conformance-{title}") if title in KITS else None
+    lines = [f"## {title}\n"]
+    if title in KITS:
+        lines += [*_made(f"conformance-{title}", f"anytron conformance {title} --json"), *_levels(kit)]
+    groups = {name: group for name, group in GROUPS.items() if group.title == title}
+    for name, group in groups.items():
+        tests = dict.fromkeys(proof.test.partition("[")[0] for proof in group.proofs)
+        lines += _made(name, f"pytest {' '.join(tests)}")
+    return [*lines, *_families(title, kit), ""]
+
+
+def _made(name: str, command: str) -> list[str]:
+    """How, when and with what a measurement was made."""
+    one = measured(name)
+    if one is None:
+        return [f"`{command}`: {NOT_RUN}.\n"]
+    versions = ", ".join(f"{package} {version}" for package, version in one.versions.items())
+    return [f"`{one.command}`, on {one.date}, {one.seconds} s ([results](results/{name}.json)): {versions}.\n"]
+
+
+def _levels(kit: Measured | None) -> list[str]:
+    """The kit's rules, counted, and those that are not kept."""
+    if kit is None:
+        return []
+    lines = ["| level | passed | failed | skipped | cases | cases skipped |", "|---|---|---|---|---|---|"]
+    for level in kit.found["levels"]:
+        rules = level["rules"]
+        counts = [sum(rule["status"] == status for rule in rules) for status in ("passed", "failed", "skipped")]
+        counts += [sum(rule[key] for rule in rules) for key in ("cases", "skipped")]
+        lines.append(f"| {level['level']} | {' | '.join(map(str, counts))} |")
+    failed = [rule for rule in kit.rules if rule["status"] == "failed"]
+    lines.append("")
+    lines += [f"- [{rule['rule']}](conformance.md#{rule['rule']}) fails: {rule['case'] or 'it'}" for rule in failed]
+    return [*lines, ""] if failed else lines
+
+
+def _families(title: str, kit: Measured | None) -> list[str]:
+    """The table of families and layouts."""
+    by_kit, by_test = kit_cells() if title in KITS else {}, test_cells(title)
+    columns = list(dict.fromkeys(column for _, column in (*by_kit, *by_test)))
+    lines = [f"| family | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for model_type, family in FAMILIES.items():
+        places = [(model_type, column) for column in columns]
+        if not any(place in by_kit or place in by_test for place in places):
+            continue
+        cells = []
+        for place in places:
+            found = {}
+            if place in by_kit:
+                found["kit"] = worst(of_case(kit, *case) for case in by_kit[place])
+            if place in by_test:
+                found["test"] = worst(of_test(measured(name), test) for name, test in by_test[place])
+            cells.append(_cell(found))
+        lines.append(f"| {' | '.join([family.title, *cells])} |")
+    return lines
+
+
+def _cell(found: dict[str, str]) -> str:
+    """Say what the kit and tests have found, each if there is one of it."""
+    if set(found.values()) == {NOT_RUN}:
+        return NOT_RUN
+    words = {"passed": "{}", "failed": "**{} fails**", "skipped": "{} skips"}
+    return ", ".join(words[result].format(who) for who, result in found.items() if result != NOT_RUN)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from anytron.config.schema import RunConfig
 from anytron.errors import EngineError
 from anytron.hooks.types import LayoutRequest, PatchContext
 from anytron.patches import Ledger, Phase
-from anytron.platform import DeviceRuntime
 from anytron.plugins import hooks_of, survey_plugins
+from anytron.runtime import DeviceRuntime
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
 from anytron.traits import ModelTraits, ParallelSizes
 from tests.docs.test_pages import ROOT, blocks

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
     from anytron.checkpoint.manifest import FileRecord
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron.traits import ParallelSizes
     from anytron_megatron.checkpoint.shards import SavedTensor
     from anytron_megatron.lora.adapters import Adapters

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from typing_extensions import Buffer
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
 
 class RecordedFile:

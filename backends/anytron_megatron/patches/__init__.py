@@ -1,4 +1,4 @@
-"""The patches of the Megatron backend: a catalog of constants, and one file for each fix.
+"""The patches of the Megatron backend: a catalog of constants by subject, and one file for each fix.
 
 No patch here names a device; the platform decides which of them it needs.
 """

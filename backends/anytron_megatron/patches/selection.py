@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from anytron.hooks.types import OWN_TRAINER
 from anytron_megatron.names import ENGINE
-from anytron_megatron.patches import catalog
+from anytron_megatron.patches.catalog import (
+    delta_net,
+    device,
+    experts,
+    imports,
+    latent_attention,
+    parallel,
+    recompute,
+    rotary,
+    vision,
+)
 
 if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext
@@ -28,36 +38,37 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     # Where torch.cuda is the device, flash-linear-attention computes: an installed one stays.
     flash_linear_attention = not redirected and find_spec("fla") is not None
     wanted = {
-        catalog.TORCH_CUDA: redirected,
-        catalog.TORCH_COMPILE: redirected,
-        catalog.IMPORT_NOISE: True,
-        catalog.TRITON_IMPORTS: True,
+        device.TORCH_CUDA: redirected,
+        device.TORCH_COMPILE: redirected,
+        imports.IMPORT_NOISE: True,
+        device.TRITON_IMPORTS: True,
         # Last of its phase: the modules may import what the patches before it prepare.
-        catalog.PORTABLE_TRANSFORMER_ENGINE: portable,
-        catalog.ONE_RANK_GROUPS: True,
-        catalog.MODEL_CODE: context.engine != OWN_TRAINER,  # whom a trainer of its own trusts is its own affair
-        catalog.BRIDGE_IMPORT: bridge,
-        catalog.ROPE_TABLE: bridge,
-        catalog.CACHED_ROTARY: bridge,
-        catalog.ROTARY_KERNEL: portable and models,
-        catalog.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
-        catalog.DEEPSTACK: bridge,
-        catalog.HOST_GENERATOR_WARNING: redirected,
-        **dict.fromkeys(catalog.PEFT_PROBES, portable),
-        catalog.DELTA_NET_PADDING: bridge,
-        catalog.DELTA_NET_CONTEXT: bridge,
-        catalog.DELTA_NET_GRADIENTS: bridge,
-        catalog.DELTA_NET_KERNELS: bridge and not flash_linear_attention,
-        catalog.MLA_PACKED_ROTARY: models,
-        catalog.MLA_PACKED_QKV: models,
-        catalog.MLA_PADDED_POSITIONS: models,
-        catalog.MLA_VALUES: models,
-        catalog.MLA_QUERY_NORM: models,
-        catalog.ROUTER_PADDING: models,
-        catalog.ROUTER_GEMM: models and not transformer_engine,
-        catalog.PIPELINE_SENDS: True,
-        catalog.RECOMPUTE_SCOPES: True,
-        catalog.RECOMPUTE_SCOPES_WITHOUT_OUTPUT: True,
-        catalog.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,
+        device.PORTABLE_TRANSFORMER_ENGINE: portable,
+        parallel.ONE_RANK_GROUPS: True,
+        imports.MODEL_CODE: context.engine != OWN_TRAINER,  # whom a trainer of its own trusts is its own affair
+        imports.BRIDGE_IMPORT: bridge,
+        rotary.ROPE_TABLE: bridge,
+        rotary.CACHED_ROTARY: bridge,
+        rotary.ROTARY_KERNEL: portable and models,
+        rotary.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
+        vision.DEEPSTACK: bridge,
+        device.HOST_GENERATOR_WARNING: redirected,
+        **dict.fromkeys(device.PEFT_PROBES, portable),
+        delta_net.DELTA_NET_PADDING: bridge,
+        delta_net.DELTA_NET_CONTEXT: bridge,
+        delta_net.DELTA_NET_GRADIENTS: bridge,
+        delta_net.DELTA_NET_KERNELS: bridge and not flash_linear_attention,
+        latent_attention.MLA_PACKED_ROTARY: models,
+        latent_attention.MLA_PACKED_QKV: models,
+        latent_attention.MLA_PADDED_POSITIONS: models,
+        latent_attention.MLA_VALUES: models,
+        latent_attention.MLA_QUERY_NORM: models,
+        experts.ROUTER_PADDING: models,
+        experts.ROUTER_GEMM: models and not transformer_engine,
+        parallel.PIPELINE_SENDS: True,
+        **dict.fromkeys(parallel.ONE_RANK_COLLECTIVES, True),
+        recompute.RECOMPUTE_SCOPES: True,
+        recompute.RECOMPUTE_SCOPES_WITHOUT_OUTPUT: True,
+        recompute.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,
     }
     return [patch for patch, is_wanted in wanted.items() if is_wanted and patch.phase is phase]

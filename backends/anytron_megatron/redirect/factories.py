@@ -13,7 +13,7 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
 
 # The entries of torch's own list of device constructors that engine code calls, and the *_like family.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:

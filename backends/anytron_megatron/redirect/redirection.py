@@ -21,7 +21,7 @@ from anytron_megatron.redirect.substitution import substitute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
 _active: DeviceRuntime | None = None
 

@@ -17,7 +17,7 @@ from anytron.sequences import ContextShard
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron.traits import ParallelSizes
 
 

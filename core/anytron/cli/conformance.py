@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from anytron.cli.scratch import ScratchDirectory
-from anytron.cli.tables import print_table
+from anytron.cli.tables import colored, print_table
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from anytron.testing.results import ConformanceReport, RuleResult
     from anytron.testing.rules import Rule
-
-_COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str], *, as_json: bool) -> bool:
@@ -88,7 +86,7 @@ class _Watcher:
 
     def made(self, result: RuleResult) -> None:
         status, seconds = result.status.value, f"{result.seconds:.1f} s"
-        self._notes.print(f"{result.level}/{result.rule}: [{_COLORS[status]}]{status}[/], {seconds}")
+        self._notes.print(f"{result.level}/{result.rule}: {colored(status)}, {seconds}")
         self._bar.advance(self._task)
 
     def __enter__(self) -> Self:
@@ -122,7 +120,7 @@ def _print_report(report: ConformanceReport) -> None:
         status = result.status.value
         counted = (str(result.cases), str(result.skipped or ""))
         why = escape(result.reason.splitlines()[0] if result.reason else "")
-        table.add_row(result.level, result.rule, f"[{_COLORS[status]}]{status}[/]", *counted, why)
+        table.add_row(result.level, result.rule, colored(status), *counted, why)
     print_table(table)
     for result in report.results:
         if result.status.value == "failed":

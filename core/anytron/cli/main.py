@@ -156,6 +156,51 @@ def conformance(
         raise typer.Exit(1)
 
 
+@app.command(short_help="Write one HTML file about one or several runs.")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directory of a run: its trainer.output_dir.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; an earlier report is replaced.")
+    ] = Path("report.html"),
+) -> None:
+    """Write one HTML file about one or several runs, to look at in a browser. It needs no network.
+
+    Plots of all metrics, of all runs in one; where the time goes; samples with their rewards, of the first steps
+    and of the last; what differs in the configurations; platform, versions, patches; restarts, failures and warnings.
+    A run may still be going on. The file can only be read by you: look through its samples and configurations before
+    you pass it on. Values of keys that are named like a secret are hidden.
+
+    Example: anytron report runs/grpo_sort --output sort.html
+    """
+    from anytron.cli.report import run_report
+
+    run_report(runs, output)
+
+
+@app.command(short_help="Show a run live in the terminal.")
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run: its trainer.output_dir.")],
+    once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and end.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often to look for something new.")
+    ] = 1.0,
+) -> None:
+    """Show a run live in the terminal, from another shell or another machine that sees its files.
+
+    Reward and other metrics as small plots, the step, the time that is left, where the time goes, the last samples,
+    and warnings. It ends when the run ends, and Ctrl-C ends it without touching the run. Where the output is not a
+    terminal it is one line per step.
+
+    Example: anytron watch runs/grpo_sort
+    """
+    from anytron.cli.watch import run_watch
+
+    try:
+        run_watch(run, interval, once=once)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
 @app.command(short_help="Find where an update gave NaN or infinity.")
 def replay(
     batch: Annotated[Path, typer.Argument(metavar="BATCH", help="Directory below bad_batches/ in a run's directory.")],

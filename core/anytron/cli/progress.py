@@ -45,7 +45,7 @@ class PlainProgress(WarningsOnly):
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Print a line."""
-        self._console.print(f"step {metrics['step']:.0f}/{self._total}  {_facts(metrics)}", markup=False)
+        self._console.print(f"step {metrics['step']:.0f}/{self._total}  {facts(metrics)}", markup=False)
 
     def note(self, text: str) -> None:
         """Print it."""
@@ -85,7 +85,7 @@ class BarProgress(Progress):
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Move the bar."""
-        self._bar.update(self._task, completed=metrics["step"], facts=_facts(metrics))
+        self._bar.update(self._task, completed=metrics["step"], facts=facts(metrics))
 
     def note(self, text: str) -> None:
         """Print it above the bar."""
@@ -114,8 +114,11 @@ def make_progress(console: Console, *, shown: bool) -> Progress:
     return BarProgress(console) if console.is_terminal else PlainProgress(console)
 
 
-def _facts(metrics: Mapping[str, float]) -> str:
-    return (
-        f"reward {metrics['reward/mean']:.3f}  {metrics['throughput/tokens_per_s']:,.0f} tokens/s  "
-        f"{metrics['time/step_s']:.2f} s/step"
+def facts(metrics: Mapping[str, float]) -> str:
+    """Say in a line how a step was: ``reward 0.512  12,346 tokens/s  0.12 s/step``, of these what is known."""
+    known = (
+        ("reward/mean", "reward {:.3f}"),
+        ("throughput/tokens_per_s", "{:,.0f} tokens/s"),
+        ("time/step_s", "{:.2f} s/step"),
     )
+    return "  ".join(text.format(metrics[name]) for name, text in known if name in metrics)

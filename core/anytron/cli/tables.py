@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 FILE_WIDTH = 200
 """Columns where the output is not a terminal: rich would take 80 and cut names short."""
 
+_COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def colored(status: str) -> str:
+    """Give a check's outcome in its color, as rich writes it."""
+    return f"[{_COLORS[status]}]{status}[/]"
+
 
 def print_table(table: Table) -> None:
     """Print a table on the standard output."""

@@ -38,8 +38,12 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
     config, session = run.config, run.session
     executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
 
-    from anytron.trainer.loop import train  # torch: only when nothing has been found wrong so far
+    import torch  # only when nothing has been found wrong so far
 
+    from anytron.trainer.loop import train
+
+    # The driver's tensors are small, and threads of its own would spin on the processors where workers compute next.
+    torch.set_num_threads(1)
     ranks = config.parallel.world_size
     console.print(
         f"training on {ranks} rank{'s' if ranks > 1 else ''} ({config.engine.name}), "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from anytron.cli.scratch import ScratchDirectory
-from anytron.cli.tables import kernels_line, print_table
+from anytron.cli.tables import colored, kernels_line, print_table
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
 from anytron.preflight.capabilities import verification_diagnostics
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from anytron.verification import CheckResult
-
-_COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
@@ -74,8 +72,7 @@ class _Watcher:
         self._status.update(f"{what} ...")
 
     def made(self, result: CheckResult, seconds: float) -> None:
-        color = _COLORS[result.status.value]
-        self._notes.print(f"{result.check}: [{color}]{result.status.value}[/], {seconds:.1f} s")
+        self._notes.print(f"{result.check}: {colored(result.status.value)}, {seconds:.1f} s")
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:
@@ -86,12 +83,11 @@ def _print_table(results: Sequence[CheckResult]) -> None:
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("detail")
     for result in results:
-        color = _COLORS[result.status.value]
         table.add_row(
             result.check,
             _number(result.max_abs_diff),
             _number(result.tolerance),
-            f"[{color}]{result.status.value}[/]",
+            colored(result.status.value),
             result.detail.replace("[", r"\["),
         )
     print_table(table)

@@ -101,7 +101,8 @@ class RewardSection(Section):
     """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
     timeout_s: float = Field(120.0, gt=0.0)
     """Seconds from when the function takes a sample from its list until it takes the next one, or returns. One that
-    takes all of them first and then works, as one that asks a judge does, has this long for all of the work."""
+    takes all of them first and then works, as one that asks a judge does, has this long for all of the work. A call
+    with N samples ends after N + 1 times as long at the latest, however often the function takes them."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
     on_error: Literal["drop", "zero", "stop"] = "drop"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from anytron.config.schema import RunConfig
-    from anytron.platform import DeviceRuntime
     from anytron.plugins import Session
+    from anytron.runtime import DeviceRuntime
 
 USUAL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 """Attention where no model is known: grouped queries."""

@@ -23,8 +23,8 @@ from anytron.errors import TransferError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-LOOK_S = 0.005
-"""How often a reader looks for its sender."""
+FIRST_LOOK_S, LOOK_S = 0.0002, 0.005
+"""How soon a reader looks for its sender again, which mostly comes at the same time, and how often in the end."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class SharedMemory:
             file.unlink(missing_ok=True)
 
     def _connected(self, timeout_s: float) -> socket.socket:
-        deadline = time.monotonic() + timeout_s
+        deadline, pause = time.monotonic() + timeout_s, FIRST_LOOK_S
         while True:
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(timeout_s)
@@ -113,7 +113,8 @@ class SharedMemory:
                 if time.monotonic() > deadline:
                     why = f"{error}, for {timeout_s:g} s"
                     raise TransferError("Nobody sends weights.", where=self.path, why=why) from error
-                time.sleep(LOOK_S)
+                time.sleep(pause)
+                pause = min(2 * pause, LOOK_S)
             else:
                 return connection
 

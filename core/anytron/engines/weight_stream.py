@@ -41,6 +41,14 @@ LOOK_S = 0.005
 """How often a sender looks for readers that were withdrawn."""
 
 
+def bucket_bytes_for(num_bytes: int) -> int:
+    """Choose the size of buckets for weights of about so many bytes: what is small goes in one bucket.
+
+    Buckets are new in each transfer, and new memory costs as much as filling it.
+    """
+    return max(ALIGNMENT, min(BUCKET_BYTES, 1 << num_bytes.bit_length()))
+
+
 @dataclass(frozen=True)
 class StreamedWeights:
     """What was sent: optimizer updates behind it, and the size of all tensors."""

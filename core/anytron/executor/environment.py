@@ -21,6 +21,13 @@ Ranks and the rollout process take turns on the same processors: with the defaul
 has just finished spin for milliseconds on the cores of the next (12% of a step of examples/grpo_sort.yaml).
 """
 
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+"""When glibc takes memory from the system and gives it back, in bytes, unless the user says.
+
+It raises both by itself, to these at most, once larger blocks were freed. Until then each update takes all memory for
+its activations from the system anew, page by page, whose zeroing costs a tenth of its time on processors.
+"""
+
 
 _GET_FLAGS, _LOOPBACK = 0x8913, 0x8  # SIOCGIFFLAGS and IFF_LOOPBACK of Linux's net/if.h
 
@@ -59,6 +66,7 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
     """
     return {
         "GOMP_SPINCOUNT": SPIN_COUNT,
+        **KEPT_MEMORY,
         **inherited,
         **hooks.runtime_env(bootstrap.process),
         "OMP_NUM_THREADS": str(bootstrap.num_threads),

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.bootstrap import Bootstrap
     from anytron.hooks.types import Role
-    from anytron.platform import MemoryStats, Platform
+    from anytron.platform import Platform
+    from anytron.runtime import MemoryStats
 
 BUILDING = "start"
 """What stands for a method while the engine is built."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ELSEWHERE = {"RunConfig": "config.md", "Ledger": "../explanation/patches.md"}
 """Types that another page describes."""
-MORE = (("anytron.patches", "Installed"), ("anytron.platform", "TorchDeviceRuntime"))
+MORE = (("anytron.patches", "Installed"), ("anytron.runtime", "TorchDeviceRuntime"))
 """Types that no annotation names, and a plugin needs: the result of a patch, and the shortest way to a runtime."""
 _OURS = "anytron"
 

@@ -50,7 +50,7 @@ class ProcessSettings:
         worker: Module whose ``main`` it runs.
         start: What the worker is told first; plain values.
         timeout_s: Seconds that a call may take, from when it is sent or, if others were sent before it, from when the
-            answer to the last of them is taken; if the worker notes how far it has come, from there on.
+            answer to the last of them is taken; if the worker notes how far it has come, from there on (:meth:`send`).
         memory_gib: Memory that it may allocate; None = no limit.
         start_timeout_s: Seconds until it must be ready.
     """
@@ -105,6 +105,7 @@ class IsolatedProcess:
         self.settings, self.log = settings, log
         self._ready = False
         self._owed: Sequence[object] = ()
+        self._steps = 0
         try:
             self._start()
         except OSError as error:
@@ -139,17 +140,21 @@ class IsolatedProcess:
         ours_to_say = {"memory_gib": self.settings.memory_gib, "sys_path": sys.path, "progress": progress}
         start = {**self.settings.start, **ours_to_say}
         self._write(json.dumps(start).encode())
-        self.deadline = monotonic() + self.settings.start_timeout_s
+        self.deadline = self._end = monotonic() + self.settings.start_timeout_s
 
-    def send(self, calls: Sequence[object]) -> None:
+    def send(self, calls: Sequence[object], steps: int = 0) -> None:
         """Make calls, one after another, as soon as the process is up.
 
         They are one message. Objects that two of them refer to are two objects there.
 
+        Args:
+            calls: What the worker is given.
+            steps: How many positions it may note in each of them; the call as a whole then has the time for each.
+
         Raises:
             DataError: One cannot be pickled.
         """
-        self._owed = calls
+        self._owed, self._steps = calls, steps
         if self._ready:
             self._call()
 
@@ -214,13 +219,14 @@ class IsolatedProcess:
 
     def _begin_time(self) -> None:
         self.progress.begin()
-        self.deadline = self.progress.since + self.settings.timeout_s
+        now, seconds = monotonic(), self.settings.timeout_s
+        self.deadline, self._end = now + seconds, now + seconds * (1 + self._steps)
 
     def _late(self) -> bool:
         """Whether the time is over. It begins anew where the worker notes that it has come further."""
         if self._ready and monotonic() >= self.deadline:
-            self.deadline = self.progress.since + self.settings.timeout_s
-        return not monotonic() < self.deadline  # a time that is no number is over
+            self.deadline = min(self.progress.since + self.settings.timeout_s, self._end)
+        return monotonic() >= self.deadline
 
     def _write(self, frame: bytes) -> None:
         # What became of a process that does not read is found by receive().
@@ -230,7 +236,7 @@ class IsolatedProcess:
     def _overdue(self) -> Gone:
         os.kill(self._process.pid, STACK_SIGNAL)
         sleep(STACKS_S)
-        stacks, at = self._tail(), self.progress.position
+        stacks, at = self._tail(), self.progress.position(self._steps)
         self.end()
         if not self._ready:
             seconds = self.settings.start_timeout_s
@@ -247,7 +253,7 @@ class IsolatedProcess:
             fate = f"it was killed by {signal.Signals(-status).name}"
         else:
             fate = f"it exited with status {status}"
-        tail, at = self._tail(), self.progress.position
+        tail, at = self._tail(), self.progress.position(self._steps)
         self.end()
         if not self._ready:
             raise self._never_started(f"{fate}\n{tail}".rstrip())

@@ -1,10 +1,14 @@
 """How far a call has come, in memory that the driver and an isolated process share.
 
 A message for each step would cost more than most steps. The driver reads only when time is over, or the process gone.
+Whatever the process writes there, or does with the memory, costs the driver nothing: no number is believed that cannot
+be right, and the memory cannot shrink, since reading what is no longer there would kill the driver.
 """
 
 from __future__ import annotations
 
+import fcntl
+import math
 import mmap
 import os
 import struct
@@ -27,8 +31,9 @@ class Progress:
     @staticmethod
     def made() -> int:
         """Make the memory. Returns its descriptor, which a child can be given."""
-        descriptor = os.memfd_create("anytron-progress")
+        descriptor = os.memfd_create("anytron-progress", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, _RECORD.size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return descriptor
 
     def begin(self) -> None:
@@ -41,14 +46,17 @@ class Progress:
 
     @property
     def since(self) -> float:
-        """When the last note was made, on the clock of :func:`time.monotonic`, which is one for all processes."""
-        return float(_RECORD.unpack_from(self._memory)[0])
+        """When the last note was made, on the clock of :func:`time.monotonic`, which is one for all processes.
 
-    @property
-    def position(self) -> int | None:
-        """Where the call stands; None if it has not come to anything yet."""
+        A time that has not been yet, or is no number, is as long ago as can be: nothing was noted.
+        """
+        noted = float(_RECORD.unpack_from(self._memory)[0])
+        return noted if noted <= monotonic() else -math.inf
+
+    def position(self, steps: int) -> int | None:
+        """Where the call of so many steps stands; None if it has come to none of them yet."""
         position = int(_RECORD.unpack_from(self._memory)[1])
-        return None if position < 0 else position
+        return position if 0 <= position < steps else None
 
     def close(self) -> None:
         """Give the memory back."""

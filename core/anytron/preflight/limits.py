@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import faults, read_config
 from anytron.errors import ConfigError
-from anytron.platform import Feature, limits_of
+from anytron.limits import Feature
+from anytron.platform import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,6 +36,16 @@ SIZES: Mapping[Feature, str] = MappingProxyType(
     }
 )
 """Features that a run asks for by a size above 1."""
+WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
+    {
+        Feature.INTERLEAVED_PIPELINE: (("engine.options.virtual_pipeline_model_parallel_size", 1),),
+        Feature.ROUTER_REPLAY: (("rollout.replay_routing", False), ("engine.options.router_replay", "off")),
+        Feature.MULTI_TOKEN_PREDICTION: (("engine.options.mtp_loss_coefficient", 0.0),),
+        Feature.ADAPTERS: (("model.lora", None),),
+        Feature.CRITIC: (("critic", None),),
+    }
+)
+"""Features that a run asks for by any value of a key but this one; an option that is left out asks for nothing."""
 
 
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
@@ -49,12 +60,21 @@ def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnos
 
 def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
     found = {feature: key for feature, (key, value) in VALUES.items() if _value(config, key) == value}
-    return found | {feature: key for feature, key in SIZES.items() if _value(config, key) > 1}
+    found |= {feature: key for feature, key in SIZES.items() if _value(config, key) > 1}
+    return found | {
+        feature: key
+        for feature, keys in WITHOUT.items()
+        for key, nothing in keys
+        if _value(config, key, nothing) != nothing
+    }
 
 
-def _value(config: RunConfig, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+def _value(config: RunConfig, key: str, default: Any = None) -> Any:
+    """Read a key; of an engine's options maybe not all are given."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name, default) if isinstance(value, dict) else getattr(value, name)
+    return value
 
 
 def _asked_by_model(config: RunConfig) -> dict[Feature, str]:

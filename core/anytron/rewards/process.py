@@ -44,7 +44,7 @@ class RewardProcess(IsolatedProcess):
 
     def give(self, samples: Sequence[Sample]) -> None:
         """Let the function be called with these samples, as soon as the process is up."""
-        self.send([samples])
+        self.send([samples], steps=len(samples))
 
     def take(self) -> Answer | None:
         """Take what has come, or find that the time is over; None if there is no answer yet.

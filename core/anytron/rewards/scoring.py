@@ -103,7 +103,7 @@ class RewardWorkers:
             DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample.
         """
         whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
-        plain = [replace(samples[index], patches=None, routing=None) for index in whole]
+        plain = [_plain(samples[index]) for index in whole]
         parts: dict[str, Tensor] = {}
         failures: dict[str, Mapping[int, Failure]] = {}
         for pool in self._pools:
@@ -130,6 +130,13 @@ class RewardWorkers:
     def __exit__(self, *exception: object) -> None:
         for pool in self._pools:
             pool.close()
+
+
+def _plain(sample: Sample) -> Sample:
+    """A sample as functions get it, without what only the model reads; most have nothing of that."""
+    if sample.patches is None and sample.routing is None:
+        return sample
+    return replace(sample, patches=None, routing=None)
 
 
 def _check_options(function: RewardFunction, options: Mapping[str, Any], index: int) -> None:

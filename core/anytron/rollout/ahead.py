@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from anytron.data.prompts import TokenizedPrompt
     from anytron.preflight.prepare import PreparedRun
     from anytron.rollout.conversations import Conversations, SingleTurns
-    from anytron.rollout.pool import GiveWeights, RolloutPool
+    from anytron.rollout.pool import RolloutPool
     from anytron.rollout.trajectory import Trajectory
+    from anytron.rollout.weights import GiveWeights
 
 
 @dataclass(frozen=True)

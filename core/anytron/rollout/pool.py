@@ -20,6 +20,7 @@ from anytron.engines.rollout_engine import GenerationRequest
 from anytron.errors import ProcessLost, TransferError
 from anytron.executor.protocol import GroupSpec
 from anytron.rollout.checks import mistake_in
+from anytron.rollout.replica import Replica
 from anytron.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -33,76 +34,10 @@ if TYPE_CHECKING:
     from anytron.engines.routing import RoutingShape
     from anytron.errors import AnytronError
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
-
-    GiveWeights = Callable[[Sequence[WorkerGroup]], "Given"]
-    """Gives engines all weights of one version, and waits for it. What goes wrong in training ranks is raised."""
+    from anytron.rollout.weights import GiveWeights
 
 POLL_S = 1.0
 """How long a poll may take if nothing finishes: new requests wait for its end."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What became of giving weights to engines.
-
-    Attributes:
-        version: Optimizer updates behind the weights.
-        answers: By place: the version that the engine says it has, or the error of one that did not get them all. Such
-            an engine holds a mixture of two versions: it has ended, and the one that takes its place needs all weights.
-    """
-
-    version: int
-    answers: Sequence[int | AnytronError]
-
-
-class Replica:
-    """One rollout engine, and the call that it is in.
-
-    Args:
-        index: Which of the replicas.
-        group: Its process; the training ranks if these generate.
-
-    Attributes:
-        index, group: As given.
-        ready: Whether its engine is built.
-        version: Of the weights that it has; None if they are not the current ones.
-        versions: Of all weights that it has had.
-        held: The requests that it has and has not answered, by number, and how many versions were before them.
-        call: The call that is under way; None between two.
-        polled: Whether that call is a poll.
-    """
-
-    def __init__(self, index: int, group: WorkerGroup) -> None:
-        self.index, self.group = index, group
-        self.ready = False
-        self.version: int | None = None
-        self.versions: list[int] = []
-        self.held: dict[int, tuple[GenerationRequest, int]] = {}
-        self.call: Pending | None = None
-        self.polled = False
-        self._then: Callable[[Any], None] | None = None
-
-    def begin(self, method: str, *arguments: object, then: Callable[[Any], None] | None = None) -> None:
-        """Call the engine; ``then`` is given what its ranks answer."""
-        self.call, self._then = self.group.submit(method, *arguments), then
-        self.polled = method == "poll"
-
-    def hold(self, requests: Sequence[GenerationRequest]) -> None:
-        """Note requests that are submitted now."""
-        self.held |= {request.id: (request, len(self.versions) - 1) for request in requests}
-
-    def take_weights(self, version: int) -> None:
-        """Note the weights that the engine has now."""
-        self.version = version
-        self.versions.append(version)
-
-    def finish(self, call: Pending) -> None:
-        """Take the answer. Raises what the call raises."""
-        self.call, self.polled = None, False
-        answers = call.result()
-        self.ready = True
-        if self._then is not None:
-            self._then(answers)
 
 
 @dataclass(frozen=True)
@@ -353,7 +288,7 @@ class RolloutPool:
                 raise answer
             elif answer != given.version:
                 mistake = f"it has weights of version {answer} and was given version {given.version}"
-                self._replace(replica, _wrong(replica, mistake))
+                self._replace(replica, replica.mistrusted(mistake))
             else:
                 replica.take_weights(answer)
         return True
@@ -371,7 +306,7 @@ class RolloutPool:
         for number, response in itertools.chain.from_iterable(answers):
             request, before = replica.held.get(number, (None, 0))
             if mistake := mistake_in(response, request, replica.versions[before:], self.routing):
-                raise _wrong(replica, f"response {number}: {mistake}")
+                raise replica.mistrusted(f"response {number}: {mistake}")
             del replica.held[number]
             self._finished[number] = response
 
@@ -387,13 +322,3 @@ class RolloutPool:
 def response_seed(seed: int, place: int) -> int:
     """The seed of a response, from its step's and its place among the step's responses."""
     return derive_seed(seed, "response", place)
-
-
-def _wrong(replica: Replica, mistake: str) -> ProcessLost:
-    """Make the error of a replica that cannot be trusted any more."""
-    return ProcessLost(
-        f"Rollout replica {replica.index} answered wrongly.",
-        where=f"rollout replica {replica.index}",
-        why=mistake,
-        fix="if it happens again, the engine has a bug: report it with its log",
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from anytron.errors import AnytronError
@@ -30,34 +29,34 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
     Returns:
         What came of it. Whatever a platform's code raises is a failure with its traceback's end.
     """
-    start, made = time.monotonic(), 0
-    skipped: Counter[str] = Counter()
+    start = time.monotonic()
     case: Case | None = None
+    made: list[str] = []
+    left_out: dict[str, str] = {}
     try:
-        reason = subject.declined(rule.needs)
-        cases = [] if reason else rule.cases_for(subject)
-        if reason:
-            skipped[reason] += 1
-        for case in cases:
+        declined = subject.declined(rule.needs)
+        for case in [] if declined else rule.cases_for(subject):
             reason = subject.declined(case.needs)
             if reason is None:
                 begins(case)
                 try:
                     rule.check(subject, case)
-                    made += 1
+                    made.append(case.name)
                 except Inapplicable as error:
                     reason = error.reason
             if reason is not None:
-                skipped[reason] += 1
+                left_out[case.name] = reason
     except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
-        broken = error if isinstance(error, Broken) else None
+        reason, difference = _told(error)
         return RuleResult.failed(
             rule,
-            broken.what if broken else raised(error),
-            cases=made + 1,
-            skipped=skipped.total(),
+            reason,
+            cases=len(made) + 1,
+            skipped=len(left_out),
             case=case.name if case else "",
-            difference=broken.difference if broken else "",
+            difference=difference,
+            made=made,
+            left_out=left_out,
             seconds=time.monotonic() - start,
         )
     return RuleResult(
@@ -66,11 +65,20 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
         status=Status.PASSED if made else Status.SKIPPED,
         contract=rule.contract,
         docs=rule.docs,
-        cases=made,
-        skipped=skipped.total(),
-        reason="; ".join(skipped) or ("" if made else "the rule has no case here"),
+        cases=len(made),
+        skipped=1 if declined else len(left_out),
+        reason=declined or "; ".join(dict.fromkeys(left_out.values())) or ("" if made else "the rule has no case here"),
+        made=made,
+        left_out=left_out,
         seconds=time.monotonic() - start,
     )
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """Say what was found, and how far off it is or why it is so."""
+    if isinstance(error, Broken):
+        return error.what, error.difference
+    return (error.what, error.why) if isinstance(error, AnytronError) else (raised(error), "")
 
 
 def raised(error: BaseException) -> str:

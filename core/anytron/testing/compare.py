@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.testing.rules import Broken
+from anytron.verification.tolerances import tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
-
-ROUNDING: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-5,
-    torch.bfloat16: 1.6e-2,
-    torch.float16: 2e-3,
-}
-"""How far two correct computations may differ, by the dtype of the operands, as a part of the largest number (at
-least 1): about 100 roundings of float32, 4 of bfloat16 and of float16."""
 
 
 def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: torch.dtype, factor: float = 1.0) -> None:
@@ -43,7 +33,7 @@ def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: to
     got, want = found.detach().double().cpu(), expected.detach().double().cpu()
     if got.numel() == 0:
         return
-    allowed = ROUNDING[dtype] * factor * max(1.0, float(want.abs().max()))
+    allowed = tolerance(str(dtype).removeprefix("torch."), want) * factor
     off = (got - want).abs()
     off = torch.where(got == want, 0.0, torch.where(off.isnan(), torch.inf, off))
     if bool((off <= allowed).all()):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
 from anytron.errors import AnytronError
-from anytron.platform import Feature, limits_of
+from anytron.limits import Feature
+from anytron.platform import limits_of
 from anytron.preflight.limits import SIZES, VALUES
 
 if TYPE_CHECKING:

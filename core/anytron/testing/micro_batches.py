@@ -9,8 +9,8 @@ import torch
 
 from anytron.hooks.types import LayoutRequest
 from anytron.kernels.contract import AttentionCall
+from anytron.limits import Feature
 from anytron.masks import MaskKind, MaskRequest, Polarity, scope_of
-from anytron.platform import Feature
 from anytron.sequences import ContextShard, ModelInputs, SequenceLayout, plan_layout, scopes
 from anytron.testing.rules import Case
 from anytron.traits import ModelTraits, ParallelSizes

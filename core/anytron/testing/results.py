@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform as machine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from anytron import __version__
 from anytron.verification.report import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from anytron.testing.rules import Level, Rule
 
@@ -31,6 +31,8 @@ class RuleResult:
         reason: What was found wrong, or why cases were skipped; empty if all cases passed.
         case: The smallest case that fails; empty if none does, or if the rule has one case only.
         difference: How far off it is, and what is allowed.
+        made: Names of the cases that passed.
+        left_out: Why cases were skipped, by their names; empty if the rule as a whole was.
         seconds: How long it took.
     """
 
@@ -44,6 +46,8 @@ class RuleResult:
     reason: str = ""
     case: str = ""
     difference: str = ""
+    made: Sequence[str] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from anytron.platform import Feature
+    from anytron.limits import Feature
     from anytron.testing.subject import Subject
 
 Level = Literal["device", "sequences", "kernels", "model", "training"]

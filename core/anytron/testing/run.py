@@ -87,8 +87,7 @@ class Checker:
                     case = answer["at"]
         except AnytronError as error:
             self.close()
-            reason = " ".join(part for part in (error.what, error.why) if part)
-            return RuleResult.failed(rule, reason, seconds=time.monotonic() - start)
+            return RuleResult.failed(rule, error.what, difference=error.why, seconds=time.monotonic() - start)
 
     def close(self) -> None:
         """End the process; the next rule gets another one."""

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from anytron.hooks.facade import Hooks
-    from anytron.platform import DeviceRuntime, Feature, Platform
+    from anytron.limits import Feature
+    from anytron.platform import Platform
     from anytron.plugins import Session
+    from anytron.runtime import DeviceRuntime
 
 
 class Closing(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anytron.config.schema import EngineSection, RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Inapplicable
 from anytron.trainer.workers import TrainingWorkers, training_group
@@ -16,13 +17,15 @@ from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.report import Status, in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from anytron.executor.local import LocalWorkerGroup
     from anytron.testing.subject import Source, Subject
     from anytron.verification.report import CheckResult
 
+START_S = 300.0
+"""Seconds of a case that may be the first one, for which processes start and import an engine."""
 ENGINE = str(EngineSection().name)
 """The training engine in which platforms are checked: that of a run that names none."""
 
@@ -71,7 +74,7 @@ class TrainingRanks:
         wanted = RunConfig.model_validate({**tree, "rewards": [{"function": "exact_match"}]})
         require_devices(self.session, wanted.parallel.world_size)
         try:
-            return adapted(wanted, self.session.hooks, "", _asked)
+            return adapted(wanted, self.session.hooks, "", partial(_asked, options=wanted.engine.options))
         except NotPossible as reason:
             raise Inapplicable(f"refused: {reason}") from reason
 
@@ -135,11 +138,20 @@ def hold(result: CheckResult, what: str) -> None:
         raise Broken(what, f"{numbers}{result.detail}")
 
 
-def _asked(config: RunConfig) -> object:
-    """What of a configuration a platform cannot change and still be checked in it."""
+def _asked(config: RunConfig, options: Mapping[str, Any]) -> object:
+    """What of a configuration a platform cannot change and still be checked in it.
+
+    Args:
+        config: The configuration.
+        options: The engine's that are asked for; others may be added.
+    """
     return (
         config.engine.sequence_format,
         config.engine.recompute,
+        {name: config.engine.options.get(name) for name in options},
+        config.model.lora,
+        config.critic,
+        config.rollout.replay_routing,
         config.parallel.model_dump(exclude={"sequence_parallel", "expert_tensor_parallel_size"}),
         config.optimizer,
     )

@@ -53,6 +53,10 @@ class RunRecord(BaseModel):
     """Its continuations, oldest first."""
     finished_step: int | None = None
     """Steps behind the trained model that lies in the directory; null until it has been saved."""
+    failure: str | None = None
+    """The error that ended the run's last process; null while one goes on, and if none did."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of Python, Anytron and what the run's engines are made of, in the process that drives the run."""
 
     def write(self, directory: Path) -> None:
         """Write the file; nobody else may read it, because configurations may hold secrets."""

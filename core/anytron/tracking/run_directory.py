@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from anytron.config.dump import to_yaml
+from anytron.errors import AnytronError
 from anytron.files import PRIVATE, open_to_append, write_durably
 from anytron.tracking.album import Album, remove_pictures
 from anytron.tracking.record import Resume, RunRecord
 from anytron.tracking.sinks import JsonlSink, read_jsonl
+from anytron.tracking.versions import installed_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +41,8 @@ class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
     ==================  ====================================================================
-    ``run.json``        marks the directory as a run's; its configuration, how often it was resumed and what changed
+    ``run.json``        marks the directory as a run's; its configuration, versions, how often it was resumed and what
+                        changed, the error that ended it
     ``config.yaml``     the configuration as resolved, defaults included, paths absolute
     ``patches.json``    facts of each worker: device, patches, which plugin supplied which kernel
     ``metrics.jsonl``   one line per step
@@ -67,8 +71,8 @@ class RunDirectory:
     ) -> None:
         self.path = claimed.path
         self._log_samples = config.trainer.log_samples
-        self._record = record
-        record.write(self.path)
+        self._record = record.model_copy(update={"failure": None, "versions": installed_versions(config)})
+        self._record.write(self.path)
         write_durably(self.path / "config.yaml", to_yaml(config), PRIVATE)
         self._metrics = JsonlSink(self.path / "metrics.jsonl", after=after)
         self._samples = JsonlSink(self.path / "samples.jsonl", after=after)
@@ -186,8 +190,21 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
+        if error is not None:
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, AnytronError):
+            said = " ".join(filter(None, [error.what, error.where and f"({error.where})", error.why]))
+        else:
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self._record = self._record.model_copy(
+            update={"failure": said[:ERROR_LENGTH].encode(errors="backslashreplace").decode()}
+        )
+        self._record.write(self.path)
 
 
 def _of_turns(sample: Sample, outcome: Outcome) -> dict[str, Any]:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anytron.engines.weight_memory import SharedMemory
 from anytron.engines.weight_network import LOOPBACK, NetworkMeeting
-from anytron.engines.weight_stream import WeightStream
+from anytron.engines.weight_stream import BUCKET_BYTES, WeightStream, bucket_bytes_for
 from anytron.errors import AnytronError, ConfigError, TransferError
 from anytron.preflight.capabilities import why_a_file
-from anytron.rollout.pool import Given
+from anytron.rollout.weights import Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from anytron.engines.weight_stream import StreamedWeights
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, Pending, WorkerGroup
-    from anytron.rollout.pool import GiveWeights
+    from anytron.rollout.weights import GiveWeights
     from anytron.tracking.clock import Clock
     from anytron.trainer.workers import TrainingWorkers
 
@@ -61,6 +62,7 @@ class WeightTransfer:
     metrics: dict[str, float] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _told: set[str] = field(default_factory=set)
+    _last_bytes: deque[int] = field(default_factory=partial(deque, maxlen=1))
 
     @classmethod
     def from_config(
@@ -97,7 +99,8 @@ class WeightTransfer:
 
     def _stream(self, trainer: TrainingWorkers, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
         with self._meeting(trainer.group, replicas) as meeting:
-            stream = WeightStream(meeting.sender, len(replicas), self.timeout_s)
+            bucket_bytes = bucket_bytes_for(self._last_bytes[0]) if self._last_bytes else BUCKET_BYTES
+            stream = WeightStream(meeting.sender, len(replicas), self.timeout_s, bucket_bytes)
             export = trainer.group.submit(f"export_{self.part}", stream)
             while (carrier := meeting.reader()) is None:
                 if self.executor.wait([export], 0.0):
@@ -112,6 +115,7 @@ class WeightTransfer:
                     meeting.withdraw(place, lost=isinstance(_answer(waiting.pop(place)), AnytronError))
             sent: StreamedWeights = export.result()[0]
             self.metrics["throughput/weight_bytes"] += sent.num_bytes
+            self._last_bytes.append(sent.num_bytes)
             return sent.version, [_answer(call) for call in calls]
 
     def _send_file(self, manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:

@@ -125,6 +125,23 @@ def adapter_gradients(
     return expected
 
 
+def adapted_weights(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+    """Merge adapters into a model: ``W + scaling * B A``, and every other weight as it is.
+
+    Args:
+        weights: float32, by the names in files.
+        adapters: As for :func:`adapter_gradients`.
+        scaling: Factor of an adapter's output.
+    """
+    merged = dict(weights)
+    for name, first in adapters.items():
+        layer, matched, _ = name.rpartition(".lora_A.")
+        if matched:
+            weight = _weight_of(layer, weights)
+            merged[weight] = weights[weight] + scaling * adapters[f"{layer}.lora_B.weight"].float() @ first.float()
+    return merged
+
+
 def _weight_of(layer: str, weights: Mapping[str, Tensor]) -> str:
     """Name the weight of an adapted layer; files of some vision-language models have an older form of the names."""
     name = f"{layer.removeprefix('base_model.model.')}.weight"

@@ -17,6 +17,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import TokenOutputs, token_index
 from anytron.data.pretrained import model_class, read_hf_config
 from anytron.errors import EngineError, ResourceError
+from anytron.verification.forced_routing import forced_routing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +43,12 @@ class ExpectedGradients:
 
     Attributes:
         batch: As given, with the log-probs of an old policy and of a reference that are a little off.
+        log_probs: float32 ``[T]``, 0 for tokens that are in no response.
         gradients: float32, of :data:`LOSS` on it, by the names that the weights have in the model's directory.
     """
 
     batch: RaggedBatch
+    log_probs: Tensor
     gradients: dict[str, Tensor]
 
 
@@ -58,15 +61,16 @@ def expected_gradients(
         directory: The model's.
         weights: safetensors file of the weights; None = those in the directory.
         dtype: What the weights are rounded to before anything is computed with them, in float32.
-        batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``.
+        batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; routers choose the experts of
+            its ``routing``, if it has one.
 
     Raises:
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot compute it.
     """
     try:
-        with _quiet():
-            return _computed(_load(directory, weights, dtype), batch)
+        with quiet():
+            return _computed(load_model(directory, weights, dtype), batch)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise EngineError(
             "Hugging Face's model cannot compute gradients here.",
@@ -81,8 +85,8 @@ def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     Raises:
         ResourceError: The host has not enough memory.
     """
-    with _quiet(), torch.no_grad():
-        model = _load(directory, None, dtype)
+    with quiet(), torch.no_grad():
+        model = load_model(directory, None, dtype)
         return torch.cat([_logits(model, batch.select(torch.tensor([index]))) for index in range(batch.num_sequences)])
 
 
@@ -100,13 +104,27 @@ def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    return ExpectedGradients(off_policy(batch, torch.cat(recorded)), _published(model, named))
+    log_probs = torch.cat(recorded)
+    return ExpectedGradients(off_policy(batch, log_probs), log_probs, published(model, named))
 
 
-def _load(directory: Path, weights: Path | None, dtype: torch.dtype) -> Any:
+def load_model(directory: Path, weights: Path | None, dtype: torch.dtype, layers_more: int = 0) -> Any:
+    """Load a model for comparisons, in float32 on the host.
+
+    Args:
+        directory: The model's.
+        weights: safetensors file of the weights; None = those in the directory.
+        dtype: What the weights are rounded to.
+        layers_more: Layers behind its last one to load as well.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+    """
     from safetensors.torch import load_file
 
     config = read_hf_config(directory)
+    if layers_more:
+        config.num_hidden_layers += layers_more
     with torch.device("meta"):
         empty = model_class(config).from_config(config)
     count = sum(parameter.numel() for parameter in empty.parameters())
@@ -124,7 +142,7 @@ def _load(directory: Path, weights: Path | None, dtype: torch.dtype) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Let transformers say nothing of weights that a model does not have, and of kernels that are not installed."""
     from transformers.utils import logging as hf_logging
 
@@ -148,7 +166,8 @@ def available_memory() -> int:
 
 def _token_outputs(model: Any, sequence: RaggedBatch) -> TokenOutputs:
     """Compute log-probs and entropies of one sequence's response, float32 ``[T]``, with gradients."""
-    logits = _logits(model, sequence)
+    with forced_routing(model, sequence.routing):
+        logits = _logits(model, sequence)
     places = sequence.response_mask.nonzero()[:, 0]
     places = places[places > 0]
     scores = (logits[places - 1] / sequence.temperature).log_softmax(-1)
@@ -194,7 +213,7 @@ def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference
     return replace(batch, old_log_probs=(log_probs - old) * mask, reference_log_probs=(log_probs + reference) * mask)
 
 
-def _published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Give tensors the names that they have in files, and take those apart that files have in parts."""
     from transformers.core_model_loading import revert_weight_conversion
 

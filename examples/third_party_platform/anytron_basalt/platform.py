@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from anytron import Platform, hookimpl
 from anytron.config.diagnostics import Diagnostic
 from anytron.hooks.types import ConfigEdit, Requirement
+from anytron.limits import Feature, Limit
 from anytron.masks import AttnMask, MaskKind
-from anytron.platform import Availability, Decision, Feature, Limit, Probe
+from anytron.platform import Availability, Decision, Probe
 from anytron.traits import ModelTraits
 from anytron_basalt.options import BasaltOptions
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
     from anytron.masks import MaskRequest
     from anytron.patches import Patch, Phase
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron.sequences import LayoutConstraints, ModelInputs, SequenceLayout
 
 DEVICE = Path("/dev/basalt0")

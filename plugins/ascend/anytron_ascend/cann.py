@@ -1,15 +1,25 @@
-"""Ask the CANN runtime how many NPUs there are, through its C interface, without torch."""
+"""Ask CANN how many NPUs there are and which operators, through its C interface, without torch."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anytron_ascend import simulation
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
+
+
+OPERATORS = ("libopapi_transformer.so", "libopapi.so")
+"""Where operators for transformers are: a library of their own, where CANN has one, or that of all operators."""
 
 
 class CannError(Exception):
@@ -42,3 +52,20 @@ def device_count() -> int:
     if status != ACL_SUCCESS:
         raise CannError(f"aclrtGetDeviceCount failed with error {status}")
     return count.value
+
+
+@functools.cache
+def has_operator(name: str) -> bool:
+    """Whether CANN has an operator, by the name of its C function; False without CANN. No NPU is initialised.
+
+    torch_npu looks for operators in the same way (op-plugin, op_plugin/utils/op_api_common.h).
+    """
+    simulation.preload()
+    return any(hasattr(library, name) for library in _operator_libraries())
+
+
+def _operator_libraries() -> Iterator[ctypes.CDLL]:
+    for name in OPERATORS:
+        with contextlib.suppress(OSError):  # it is not there
+            yield ctypes.CDLL(name)
+            return

@@ -13,6 +13,7 @@ from anytron import Platform, hookimpl
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import ConfigError
 from anytron.hooks.types import Requirement
+from anytron.limits import Feature, Limit
 from anytron.platform import Availability, Decision, Probe
 from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
@@ -26,6 +27,7 @@ from anytron_ascend.environment import (
 )
 from anytron_ascend.mindspeed_llm.installation import ENGINE as MINDSPEED_LLM
 from anytron_ascend.options import AscendOptions
+from anytron_ascend.patches import PATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
     from anytron.sequences import ModelInputs
     from anytron_ascend.adaptors.adaptor import Adaptor
 
@@ -45,6 +47,13 @@ _SOURCE_CANN = "source the set_env.sh of the CANN toolkit (by default in /usr/lo
 _UNAVAILABLE = {
     "megatron_adaptor": "MegatronAdaptor is on no package registry, and no release of it was found to test with",
 }
+_SINKS = (
+    "aclnnFlashAttentionScoreV3",
+    "aclnnFlashAttentionScoreGradV3",
+    "aclnnFlashAttentionVarLenScoreV5",
+    "aclnnFlashAttentionUnpaddingScoreGradV5",
+)
+"""What ``npu_fusion_attention`` calls where attention has sinks; CANN has them since 8.5.0."""
 _OTHER = "or name another platform, for example ANYTRON_PLATFORM=cpu"
 
 
@@ -87,6 +96,13 @@ class AscendPlatform(Platform):
         set_by = "says so" if "adaptor" in self._options.model_fields_set else "is the default"
         modules = "portable" if adaptor == "none" else adaptor
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
+
+    def limits(self) -> list[Limit]:
+        """Decline attention sinks where CANN has no operator for them."""
+        missing = [name for name in _SINKS if not cann.has_operator(name)]
+        if not missing:
+            return []
+        return [Limit(Feature.ATTENTION_SINKS, f"this CANN has no {missing[0]}, which came with CANN 8.5.0")]
 
     def probe(self) -> Probe:
         """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.
@@ -146,8 +162,10 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Return the adaptor's patches, in training ranks."""
-        return self._adaptor.patch_model(phase, context) if context.role == "trainer" else []
+        """Return those of torch_npu and the adaptor's, in training ranks."""
+        if context.role != "trainer":
+            return []
+        return [*(patch for patch in PATCHES if patch.phase is phase), *self._adaptor.patch_model(phase, context)]
 
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask | None:

@@ -6,7 +6,7 @@ import importlib
 from typing import ClassVar
 
 from anytron.errors import PlatformError
-from anytron.platform import TorchDeviceRuntime
+from anytron.runtime import TorchDeviceRuntime
 from anytron_ascend import simulation
 
 

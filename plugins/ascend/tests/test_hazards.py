@@ -13,6 +13,7 @@ import sys
 import pytest
 import torch
 import torch_npu
+from anytron_ascend_simulator import aclnn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anytron.config.diagnostics import refuse
@@ -206,15 +207,66 @@ def test_empty_sequences_and_zeros_at_the_end_change_nothing(ends):
     assert torch.equal(found, plain)
 
 
-def test_a_sink_is_refused_where_cann_does_not_have_it():
-    sinks = torch.zeros(H).npu()
-    with pytest.raises(RuntimeError, match="sink is not supported in this CANN version"):
-        make_attention(spec(sinks=True))(*on_device(operands()), AttentionCall("bshd", "causal", sinks=sinks))
+@pytest.mark.parametrize("call_format", ["thd", "bshd"])
+@pytest.mark.parametrize(("dtype", "operator_calls"), [(torch.float16, 1), (torch.float32, 0)])
+def test_sinks_in_float32_are_the_neutral_kernel_s_because_the_gradient_has_no_float32(
+    call_format, dtype, operator_calls
+):
+    ends = torch.tensor([0, B * S], dtype=torch.int32)
+    name = {"thd": "aclnnFlashAttentionVarLenScoreV5", "bshd": "aclnnFlashAttentionScoreV3"}[call_format]
+    tensors = [tensor.to(dtype) if call_format == "bshd" else tensor.to(dtype).flatten(0, 1) for tensor in operands()]
+    results, before = [], aclnn.CALLS[name]
+    for make, device, tolerant in ((make_neutral, "cpu", torch.float32), (make_attention, "npu", dtype)):
+        sinks = torch.linspace(-1, 2, H, device=device).requires_grad_()
+        packed = {"cu_seqlens_q": ends.to(device), "cu_seqlens_kv": ends.to(device)} if call_format == "thd" else {}
+        mode = {"thd": "padding_causal", "bshd": "causal"}[call_format]
+        moved = [tensor.to(device, tolerant).requires_grad_() for tensor in tensors]
+        found = make(spec(sinks=True))(*moved, AttentionCall(call_format, mode, sinks=sinks, **packed))
+        gradients = torch.autograd.grad(found.float().square().sum(), [*moved, sinks])
+        results.append([found.detach(), *gradients])
+    assert aclnn.CALLS[name] - before == operator_calls
+    tolerance = {torch.float16: 1e-2, torch.float32: 1e-5}[dtype]
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found.cpu().float(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_dropout_is_refused_by_the_simulator_and_not_left_out():
-    with pytest.raises(RuntimeError, match="StatelessDropOutGenMask"):
-        kernel(AttentionCall("bshd", "causal", dropout=0.1))
+def test_sinks_with_values_smaller_than_queries_are_refused_before_the_gradient_is():
+    with pytest.raises(PlatformError, match="does not have sinks for heads of these sizes"):
+        make_attention(spec(value_size=D // 2, sinks=True))
+
+
+def test_an_assertion_on_the_device_does_not_run_on_the_host(run_program):
+    """mcore-bridge asserts so that a sequence with images has as many placeholders as features."""
+    program = """
+import torch
+from anytron.hooks.types import PatchContext
+from anytron.patches import Ledger, Phase
+from anytron.plugins import open_session
+session = open_session(platform="ascend")
+session.platform.runtime()
+wrong, right = torch.zeros((), device="npu", dtype=torch.bool), torch.ones((), device="npu")
+try:
+    torch._assert_async(right, "unpatched")
+except RuntimeError as error:
+    print("without:", error)
+context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
+ledger = Ledger(context=context)
+ledger.apply(Phase.BEFORE_BUILD, session.platform.patch_model(Phase.BEFORE_BUILD, context))
+torch._assert_async(right)
+torch._assert_async(right, "not said")
+torch._assert_async(right.cpu(), "not said")
+for tensor in (wrong, wrong.cpu()):
+    for message in ((), ("too few placeholders",)):
+        try:
+            torch._assert_async(tensor, *message)
+        except RuntimeError as error:
+            print("with:", error)
+"""
+    (output,) = run_program(program, environment={"TORCH_NPU_FALLBACK_CPU_DISABLE": "1"})
+    without, *lines = [line for line in output.splitlines() if line.startswith("with")]
+    assert "aten::_assert_async.msg" in without
+    assert "CPU fallback is disabled" in without
+    assert lines == ["with: Expected Tensor with single nonzero value, but got zero", "with: too few placeholders"] * 2
 
 
 @pytest.mark.parametrize("setting", ["pse", "padding_mask", "prefix"])

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
 from anytron.plugins import open_session
-from anytron_ascend import AscendPlatform, environment
+from anytron.preflight.limits import limit_diagnostics
+from anytron_ascend import AscendPlatform, environment, platform
 from anytron_ascend.environment import visible_devices_mistake, worker_environment
 from anytron_ascend.options import AscendOptions
 
@@ -87,3 +89,34 @@ def test_without_cann_the_list_shows_reason_and_remedy():
 
 def test_on_the_simulator_the_platform_is_active():
     assert plugins_list()["state"] == "active"
+
+
+GPT_OSS = {
+    "model": {"config": {"model_type": "gpt_oss"}, "tokenizer": "tokenizer"},
+    "data": {"source": "jsonl"},
+    "rewards": [{"function": "exact"}],
+}
+
+
+def test_attention_sinks_are_declined_where_cann_has_no_operator_for_them(monkeypatch):
+    config = RunConfig.model_validate(GPT_OSS)
+    assert list(limit_diagnostics(config, AscendPlatform())) == []
+    monkeypatch.setattr(platform, "_SINKS", ("aclnnFlashAttentionScore", "aclnnFlashAttentionScoreV99"))
+    (refusal,) = limit_diagnostics(config, AscendPlatform())
+    assert (refusal.severity, refusal.key) == ("error", "model.config")
+    assert refusal.message == (
+        "the platform ascend has no attention-sinks: this CANN has no aclnnFlashAttentionScoreV99, which came with "
+        "CANN 8.5.0"
+    )
+
+
+@pytest.mark.parametrize(("simulated", "answer"), [("1", "True False"), ("", "False False")])
+def test_cann_is_asked_for_an_operator_without_torch(simulated, answer, run_program):
+    program = (
+        "import sys\n"
+        "from anytron_ascend.cann import has_operator\n"
+        "print(has_operator('aclnnFlashAttentionScoreV3'), has_operator('aclnnNothing'))\n"
+        "assert not {'torch', 'torch_npu'} & sys.modules.keys()\n"
+    )
+    (output,) = run_program(program, environment={"ANYTRON_ASCEND_SIMULATOR": simulated})
+    assert output.splitlines()[-1] == answer

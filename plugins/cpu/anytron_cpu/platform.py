@@ -9,7 +9,7 @@ from anytron import Platform
 from anytron.platform import Availability, Probe
 
 if TYPE_CHECKING:
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
 
 class CpuPlatform(Platform):

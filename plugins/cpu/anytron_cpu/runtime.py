@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from anytron.errors import EngineError
-from anytron.platform import DeviceRuntime, MemoryStats
+from anytron.runtime import DeviceRuntime, MemoryStats
 
 
 class CpuRuntime(DeviceRuntime):

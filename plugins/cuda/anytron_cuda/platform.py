@@ -41,7 +41,8 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.patches import Ledger
-    from anytron.platform import DeviceRuntime, Probe
+    from anytron.platform import Probe
+    from anytron.runtime import DeviceRuntime
 
 VLLM_OPTIONS: dict[str, Any] = {
     # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.engines import weight_network, weight_stream
-from anytron.engines.weight_buckets import Bucket
+from anytron.engines.weight_buckets import ALIGNMENT, Bucket
 from anytron.engines.weight_network import NetworkMeeting, NetworkReader
 from anytron.engines.weight_secret import new_secret
 from anytron.engines.weight_stream import StreamedWeights
@@ -106,6 +106,13 @@ def test_any_tensors_arrive_bit_for_bit_in_buckets_of_any_size(tmp_path_factory,
             assert torch.equal(data, bits(tensor))
     assert list(folder.iterdir()) == []
     assert listens() == before
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 63, 64, 100_000, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 40])
+def test_small_weights_go_in_one_bucket_and_large_ones_in_buckets_of_the_usual_size(num_bytes):
+    size = weight_stream.bucket_bytes_for(num_bytes)
+    assert size % ALIGNMENT == 0
+    assert size == weight_stream.BUCKET_BYTES or num_bytes < size <= max(2 * num_bytes, ALIGNMENT)
 
 
 @pytest.mark.parametrize("way", ["shared_memory"], indirect=True)

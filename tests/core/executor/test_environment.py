@@ -1,9 +1,11 @@
-"""Which devices a process sees."""
+"""Which devices a process sees, and what it is told of threads and memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.executor.environment import ranks_beside, with_devices
+from anytron.executor.bootstrap import Bootstrap
+from anytron.executor.environment import ranks_beside, with_devices, worker_environment
+from anytron.plugins import open_session
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
@@ -22,3 +24,13 @@ def test_replicas_share_the_training_ranks_among_them_evenly(replicas, ranks):
 def test_devices_are_counted_among_those_that_are_visible():
     assert with_devices({"CHIPS": "4,5,7", "HOME": "/"}, "CHIPS", [0, 2]) == {"CHIPS": "4,7", "HOME": "/"}
     assert with_devices({"CHIPS": ""}, "CHIPS", range(2)) == with_devices({}, "CHIPS", [0, 1]) == {"CHIPS": "0,1"}
+
+
+def test_the_user_s_word_on_threads_and_memory_is_the_last():
+    session = open_session(platform="cpu")
+    told = Bootstrap("trainer", 0, 0, 1, 1, 0, "env://", 2, "cpu", {}, {}, "", "", [])
+    own = worker_environment({}, told, session.hooks)
+    assert (own["GOMP_SPINCOUNT"], own["OMP_NUM_THREADS"]) == ("30000", "2")
+    assert (own["MALLOC_MMAP_THRESHOLD_"], own["MALLOC_TRIM_THRESHOLD_"]) == ("33554432", "67108864")
+    users = {"GOMP_SPINCOUNT": "5", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    assert worker_environment(users, told, session.hooks).items() >= users.items()

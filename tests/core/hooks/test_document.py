@@ -19,7 +19,8 @@ from anytron.hooks.facade import Hooks
 from anytron.hooks.registry import specifications
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.fused import default_kernel
-from anytron.platform import DeviceRuntime, Platform
+from anytron.platform import Platform
+from anytron.runtime import DeviceRuntime
 from anytron.sequences import ModelInputs
 
 ROOT = Path(__file__).parents[3]

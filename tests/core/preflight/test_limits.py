@@ -6,7 +6,8 @@ import pytest
 
 from anytron.config.schema import RunConfig
 from anytron.errors import HookContractError
-from anytron.platform import Feature, Limit, limits_of
+from anytron.limits import Feature, Limit
+from anytron.platform import limits_of
 from anytron.preflight.limits import limit_diagnostics
 from anytron_cpu import CpuPlatform
 
@@ -25,6 +26,17 @@ ASKING = {
     Feature.LATENT_ATTENTION: ("model.config", {"model": model(kv_lora_rank=4)}),
     Feature.MIXTURE_OF_EXPERTS: ("model.config", {"model": model(num_experts=4)}),
     Feature.LINEAR_ATTENTION: ("model.config", {"model": model(layer_types=["linear_attention"])}),
+    Feature.INTERLEAVED_PIPELINE: (
+        "engine.options.virtual_pipeline_model_parallel_size",
+        {"engine": {"options": {"virtual_pipeline_model_parallel_size": 2}}},
+    ),
+    Feature.ROUTER_REPLAY: ("rollout.replay_routing", {"rollout": {"replay_routing": True}}),
+    Feature.MULTI_TOKEN_PREDICTION: (
+        "engine.options.mtp_loss_coefficient",
+        {"engine": {"options": {"mtp_loss_coefficient": 0.1}}},
+    ),
+    Feature.ADAPTERS: ("model.lora", {"model": {**model(), "lora": {}}}),
+    Feature.CRITIC: ("critic", {"critic": {}, "algorithm": {"advantage": "gae"}}),
 }
 PLAIN = {"model": model(), "data": {"source": "jsonl"}, "rewards": [{"function": "exact"}]}
 
@@ -42,8 +54,15 @@ def test_it_is_refused_at_its_key(feature):
     assert found.message == f"the platform cpu has no {feature.value}: not written yet"
 
 
-def test_a_run_that_asks_for_none_of_it_is_not():
-    assert list(limit_diagnostics(RunConfig.model_validate(PLAIN), Limited())) == []
+def test_a_replay_of_old_log_probs_is_one_too():
+    asking = {"engine": {"options": {"router_replay": "old-log-probs"}}}
+    (found,) = limit_diagnostics(RunConfig.model_validate({**PLAIN, **asking}), Limited())
+    assert found.key == "engine.options.router_replay"
+
+
+@pytest.mark.parametrize("engine", [{}, {"options": {"router_replay": "off", "mtp_loss_coefficient": 0}}])
+def test_a_run_that_asks_for_none_of_it_is_not(engine):
+    assert list(limit_diagnostics(RunConfig.model_validate({**PLAIN, "engine": engine}), Limited())) == []
 
 
 @pytest.mark.parametrize("wrong", ["mla", Limit("mla", "why"), Limit(Feature.BSHD, "")])

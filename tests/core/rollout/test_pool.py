@@ -12,7 +12,8 @@ from anytron.config.generation import RolloutSection
 from anytron.engines.rollout_engine import Response
 from anytron.engines.routing import RoutingShape
 from anytron.errors import ProcessLost, WorkerError
-from anytron.rollout.pool import Given, RolloutPool
+from anytron.rollout.pool import RolloutPool
+from anytron.rollout.weights import Given
 from tests.core.rollout.replicas import (
     PROMPTS,
     SAMPLING,

@@ -7,6 +7,7 @@ import math
 import stat
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import yaml
 from PIL import Image
 
 from anytron.config.schema import RunConfig
+from anytron.errors import EngineError
 from anytron.rewards import Sample
 from anytron.rewards.answer import Failure
 from anytron.rewards.scoring import RewardScores
@@ -209,3 +211,34 @@ def test_pictures_of_samples_are_saved_once_and_small(tmp_path):
     with Image.open(run.path / "images/00007-0.png") as red, Image.open(run.path / "images/00007-1.png") as small:
         assert (red.size, red.getpixel((5, 5))) == ((512, 128), (255, 0, 0))
         assert small.size == (20, 30)
+
+
+def test_the_error_that_ended_a_run_and_its_versions_are_in_its_record(tmp_path):
+    error = EngineError("The engine broke.", where="step 3", why="\ud800" + 5000 * "x")
+    with pytest.raises(EngineError), begun(config(tmp_path)) as run:
+        raise error
+    record = RunRecord.read(run.path)
+    assert record.failure.startswith("The engine broke. (step 3) \\ud800xxx")
+    assert len(record.failure) < 2100
+    assert {"python", "anytron", "torch", "transformers", "megatron-core"} <= record.versions.keys()
+    assert record.versions["torch"] == version("torch")
+
+    with resumed(config(tmp_path), 0):
+        assert RunRecord.read(run.path).failure is None
+    assert RunRecord.read(run.path).failure is None
+
+    with pytest.raises(KeyboardInterrupt), resumed(config(tmp_path), 0):
+        raise KeyboardInterrupt
+    assert RunRecord.read(run.path).failure == "KeyboardInterrupt"
+
+
+def test_a_full_disk_does_not_hide_the_error_that_it_caused(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    def break_down(run):
+        monkeypatch.setattr(RunRecord, "write", full)
+        raise EngineError("The engine broke.")
+
+    with pytest.raises(EngineError), begun(config(tmp_path)) as run:
+        break_down(run)

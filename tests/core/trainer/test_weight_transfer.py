@@ -15,7 +15,7 @@ from anytron.executor.local import THIS_MACHINE, LocalExecutor
 from anytron.executor.protocol import Host
 from anytron.plugins import open_session
 from anytron.preflight.capabilities import weight_diagnostics
-from anytron.rollout.pool import Given
+from anytron.rollout.weights import Given
 from anytron.trainer import weight_transfer
 from anytron.trainer.weight_transfer import WeightTransfer
 from tests.core.trainer.transfers import Started, install, transfer_config
@@ -47,6 +47,15 @@ def test_each_version_arrives_everywhere_and_leaves_nothing_behind(started):
     assert started.notes == ["weights go to the rollout through shared memory"]
     assert started.transfer.metrics == {"throughput/weight_bytes": 12 * (8 << 20)}  # of the last one
     assert started.rest() == []
+
+
+def test_buckets_are_as_large_as_the_last_weights_need(started, monkeypatch):
+    sizes, stream = [], weight_transfer.WeightStream
+    monkeypatch.setattr(weight_transfer, "WeightStream", lambda *given: sizes.append(given[-1]) or stream(*given))
+    started.transfer = replace(started.transfer, part="adapter")
+    assert [started.give() for _ in range(3)] == [1, 2, 3]
+    assert sizes == [16 << 20, 2048, 2048], "the adapter has 1024 bytes"
+    assert started.pool.describe() == [(3, {"factor": 3.0})] * 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.ranks import Member, on_ranks
 from anytron.testing.rules import Broken, Case, Inapplicable, rule
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.compare import assert_close
 from anytron.testing.rules import Broken, Case, Inapplicable, rule
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, get_args
 
-from anytron.errors import PluginError
 from anytron.hooks.types import ProcessInfo, Role
 from anytron.plugins import hooks_of
 from anytron.testing.ranks import Member, on_ranks
@@ -47,10 +46,7 @@ def environment_is_plain(subject: Subject, case: Case) -> None:
 )
 def environment_agrees(subject: Subject, case: Case) -> None:
     """All installed plugins are asked together, as before a process of a run is started."""
-    try:
-        subject.hooks.runtime_env(case.values)
-    except PluginError as error:
-        raise Broken(error.what, error.why) from error
+    subject.hooks.runtime_env(case.values)
 
 
 @rule("environment-reaches-ranks", "device", "A rank has the environment that the plugins want for it.", limit_s=360.0)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.platform import DeviceRuntime
+from anytron.runtime import DeviceRuntime
 from anytron.testing.rules import Broken, Inapplicable, rule
 
 if TYPE_CHECKING:
-    from anytron.platform import MemoryStats
+    from anytron.runtime import MemoryStats
     from anytron.testing.rules import Case
     from anytron.testing.subject import Subject
 

@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from anytron.components import TRAINING_ENGINES, component_names
-from anytron.errors import AnytronError
 from anytron.hooks.types import OWN_TRAINER, PatchContext
 from anytron.patches import Ledger, Outcome, Phase
 from anytron.plugins import hooks_of
@@ -47,10 +46,8 @@ def patches_take_effect(subject: Subject, case: Case) -> None:
             for phase in Phase:
                 patches = hooks.patch_model(phase, context)
                 done += _apply(ledger, phase, patches, before)
-        except AnytronError as error:
-            raise Broken(error.what, error.why) from error
         finally:
-            _undo(ledger)
+            ledger.undo()
         for target, objects in before.items():
             if changed := _differences(objects, _objects(target)):
                 raise Broken(f"Undoing the patches left {target} changed.", ", ".join(changed))
@@ -75,13 +72,6 @@ def _apply(ledger: Ledger, phase: Phase, patches: list[Patch], before: dict[str,
         if here.get(module) and not _differences(here[module], _objects(module)):
             raise Broken(f"The patch {record.patch.id} changes nothing of {record.patch.target}.")
     return done
-
-
-def _undo(ledger: Ledger) -> None:
-    try:
-        ledger.undo()
-    except AnytronError as error:
-        raise Broken(error.what, error.why) from error
 
 
 def _objects(module: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.kernels.attention_calls import Layer, Packing, packed, padded
 from anytron.testing.kernels.numbers import in_dtypes, sliced, split_off
 from anytron.testing.rules import Case, rule
@@ -126,18 +126,29 @@ def grouped_attention(subject: Subject, case: Case) -> None:
 @rule(
     "attention-head-sizes",
     "kernels",
-    "Heads may be of any size, and those of values smaller than those of queries and keys.",
+    "Heads may be of any size, and those of values smaller than those of queries and keys, or padded to their size.",
     cases=in_dtypes(
-        (f"{sequence_format}, {size} and {v_size}", (sequence_format, layer), (*layer.needs, *needs))
-        for size, v_size in ((24, 16), (40, 40), (192, 128))
-        for layer in (Layer(size=size, v_size=v_size),)
-        for sequence_format, needs in (("thd", (THD,)), ("bshd", (BSHD,)))
+        [
+            *(
+                (f"{sequence_format}, {size} and {v_size}", (sequence_format, layer), (*layer.needs, *needs))
+                for size, v_size in ((24, 16), (40, 40), (192, 128))
+                for layer in (Layer(size=size, v_size=v_size),)
+                for sequence_format, needs in (("thd", (THD,)), ("bshd", (BSHD,)))
+            ),
+            *(
+                (f"thd, {size} and {v_size}, values padded to {size}", ("thd", layer), (*layer.needs, THD))
+                for size, v_size in ((24, 16), (192, 128))
+                for layer in (Layer(size=size, v_size=v_size, pads_values=True),)
+            ),
+        ]
     ),
 )
 def sized_attention(subject: Subject, case: Case) -> None:
     """Call the kernel as multi-latent attention does, and with sizes that are no power of two.
 
-    What a kernel cannot compute, the hook leaves to the next plugin: it answers None to such a spec.
+    Packed values of multi-latent attention come with zeros after ``spec.v_dim``, as wide as queries, and the answer is
+    as wide as they are: a kernel that makes room for ``spec.v_dim`` breaks it. What a kernel cannot compute, the hook
+    leaves to the next plugin: it answers None to such a spec.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.kernels.neutral_modes import PACKED, PADDED
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.attention import attend_where, reference_attention
 from anytron.testing.kernels.comparison import Comparison
 from anytron.testing.kernels.numbers import drawn
@@ -40,6 +41,7 @@ class Layer:
         causal: A query sees no later key.
         window: (left, right) neighbours that a query sees; -1 = all.
         sinks: A logit per head joins the denominator.
+        pads_values: Values come padded with zeros to the size of queries, as those of packed latent attention do.
     """
 
     heads: int = 2
@@ -49,6 +51,7 @@ class Layer:
     causal: bool = True
     window: tuple[int, int] | None = None
     sinks: bool = False
+    pads_values: bool = False
 
     @property
     def traits(self) -> ModelTraits:
@@ -82,6 +85,8 @@ class Layer:
             "keys": drawn(*keys, self.groups, self.size, seed=1),
             "values": drawn(*keys, self.groups, self.v_size, seed=2),
         }
+        if self.pads_values:
+            found["values"] = functional.pad(found["values"], (0, self.size - self.v_size))
         return {**found, "sinks": torch.linspace(-1, 2, self.heads)} if self.sinks else found
 
 

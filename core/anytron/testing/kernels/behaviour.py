@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from anytron.kernels.contract import AttentionCall
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.attention import reference_attention
 from anytron.testing.kernels.attention_calls import SCALE, Layer, Packing, packed, padded
 from anytron.testing.kernels.fused import grouped_mm_of, rms_norm_of, rope_of, swiglu_of

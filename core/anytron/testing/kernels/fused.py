@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anytron.kernels.contract import KernelName, KernelSpec
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.fused import (
     reference_grouped_mm,
     reference_layer_norm,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anytron.kernels.contract import KernelName
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.gated_delta_rule import reference_causal_conv1d, reference_gated_delta_rule
 from anytron.testing.kernels.comparison import Comparison
 from anytron.testing.kernels.fused import LAYINGS, fused

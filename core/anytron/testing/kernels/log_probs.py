@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anytron.kernels.contract import LogProbSpec
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.log_probs import reference_log_probs
 from anytron.testing.compare import assert_close
 from anytron.testing.kernels.comparison import Comparison

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.attention import reference_attention
 from anytron.sequences import scopes
 from anytron.testing.kernels.attention_calls import FACTOR, SCALE, Layer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.rules import Case
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.kernels.contract import KernelName
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.reference.fused import reference_adam
 from anytron.testing.compare import assert_close
 from anytron.testing.kernels.fused import fused

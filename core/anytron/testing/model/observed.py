@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from anytron.verification.hugging_face import expected_gradients, expected_logit
 from anytron.verification.observation import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.testing.model.table import Family, Layout
     from anytron.testing.subject import Subject
+    from anytron.trainer.workers import TrainingWorkers
     from anytron.verification.observation import Forward
 
 
@@ -87,18 +89,33 @@ class Seen:
         return not isinstance(self._forward, Broken) and not isinstance(self._gradients, Broken)
 
 
+class Built(NamedTuple):
+    """An engine.
+
+    Attributes:
+        config: Its configuration.
+        trainer: Its ranks.
+    """
+
+    config: RunConfig
+    trainer: TrainingWorkers
+
+
 class Observer:
     """Lets engines compute what several rules read, once.
 
     Args:
         subject: The platform.
+
+    Attributes:
+        output: A directory for files.
     """
 
     def __init__(self, subject: Subject) -> None:
         self._format = usual_format(subject)
-        self._output = subject.scratch / "model"
-        self._output.mkdir(exist_ok=True)
-        self._ranks = TrainingRanks(subject.source, self._output)
+        self.output = subject.scratch / "model"
+        self.output.mkdir(exist_ok=True)
+        self._ranks = TrainingRanks(subject.source, self.output)
         self._models: dict[Family, Path] = {}
         self._truths: dict[tuple[Family, str], Truth] = {}
         self._seen: dict[tuple[Family, Layout], Seen] = {}
@@ -115,20 +132,54 @@ class Observer:
             Inapplicable: The plugins refuse it, or there are not enough devices.
         """
         if (family, layout) not in self._seen:
-            config = self._configured(family, layout)
+            config = self._configured(family, layout, {}, self.model(family))
             truth = self._truth(family, config.model.dtype)
             self._seen[family, layout] = self._computed(config, truth)
         return self._seen[family, layout]
+
+    def build(
+        self,
+        family: Family,
+        layout: Layout,
+        more: Mapping[str, dict[str, Any]] | None = None,
+        model: Path | None = None,
+    ) -> Built:
+        """Build the engine of a family in a layout.
+
+        Args:
+            family: The model.
+            layout: Its layout.
+            more: Sections of the configuration, merged into the layout's.
+            model: Directory of the model if it is not the family's as it is.
+
+        Raises:
+            Inapplicable: The plugins refuse it, or there are not enough devices.
+            Broken: It cannot be built.
+        """
+        config = self._configured(family, layout, more or {}, model or self.model(family))
+        return Built(config, self._ranks.build(config))
+
+    def model(self, family: Family) -> Path:
+        """Directory of a family's tiny model."""
+        if family not in self._models:
+            directory = self.output / f"model-{len(self._models)}"
+            self._models[family] = write_tiny_model(family.name, directory, **dict(family.changes))
+        return self._models[family]
 
     def close(self) -> None:
         """End the engines."""
         self._ranks.close()
 
-    def _configured(self, family: Family, layout: Layout) -> RunConfig:
+    def _configured(self, family: Family, layout: Layout, more: Mapping[str, dict[str, Any]], model: Path) -> RunConfig:
         # About three micro-batches, of several sequences each.
-        engine = {"sequence_format": self._format, "max_tokens_per_micro_batch": _batch(family).num_tokens // 3 + 3}
-        sections = {**layout.sections, "engine": {**engine, **layout.sections.get("engine", {})}}
-        return self._ranks.config(self._model(family), sections)
+        most = recorded_of(family).num_tokens // 3 + 3
+        sections: dict[str, dict[str, Any]] = {
+            "engine": {"sequence_format": self._format, "max_tokens_per_micro_batch": most}
+        }
+        for given in (layout.sections, more):
+            for name, section in given.items():
+                sections[name] = {**sections.get(name, {}), **section}
+        return self._ranks.config(model, sections)
 
     def _computed(self, config: RunConfig, truth: Truth) -> Seen:
         try:
@@ -140,22 +191,17 @@ class Observer:
         try:
             with said():
                 plan = plan_of(trainer, config, group_size=1)
-                return Seen(config, truth, forward, computed_gradients(trainer, plan, truth.batch, self._output)[0])
+                return Seen(config, truth, forward, computed_gradients(trainer, plan, truth.batch, self.output)[0])
         except Broken as broken:
             return Seen(config, truth, forward, broken)
 
     def _truth(self, family: Family, dtype: str) -> Truth:
         if (family, dtype) not in self._truths:
-            truth = Truth.of(self._model(family), _batch(family), getattr(torch, dtype))
+            truth = Truth.of(self.model(family), recorded_of(family), getattr(torch, dtype))
             self._truths[family, dtype] = truth
         return self._truths[family, dtype]
 
-    def _model(self, family: Family) -> Path:
-        if family not in self._models:
-            directory = self._output / f"model-{len(self._models)}"
-            self._models[family] = write_tiny_model(family.name, directory, **dict(family.changes))
-        return self._models[family]
 
-
-def _batch(family: Family) -> RaggedBatch:
+def recorded_of(family: Family) -> RaggedBatch:
+    """The trajectories with which a family is checked."""
     return recorded_images() if family.takes_images else recorded()

@@ -7,21 +7,31 @@ from typing import TYPE_CHECKING
 from anytron.testing.model.observed import Observer, Seen
 from anytron.testing.model.table import (
     CONTEXT,
+    DEEPSEEK_V3,
+    DENSE_DEEPSEEK_V3,
     EVERY_HEAD,
     EXPERT,
     FAMILIES,
     HALF,
+    INTERLEAVED,
     MIXTURES,
     ONE,
     ONE_HEAD,
     PADDED,
+    PADDED_CONTEXT,
     PIPELINE,
     QWEN3,
+    QWEN3_5,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_VL,
+    SPLIT_EXPERTS,
     TENSOR,
+    TENSOR_EXPERT,
     cases,
 )
 from anytron.testing.rules import Inapplicable, rule
-from anytron.testing.training_ranks import hold
+from anytron.testing.training_ranks import START_S, hold
 from anytron.verification.comparisons import compare_logits, compare_token_outputs, largest
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.observation import first_sequences
@@ -37,9 +47,7 @@ if TYPE_CHECKING:
     from anytron.testing.rules import Case
     from anytron.testing.subject import Subject
 
-START_S = 300.0
-"""A case may be the first one, for which processes start and import an engine."""
-ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3))
+ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3, DENSE_DEEPSEEK_V3, QWEN3_5, QWEN3_VL))
 
 
 @rule(
@@ -134,14 +142,15 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
     "pipeline-parallel",
     "model",
     "Two pipeline stages give the same log-probs, entropies and gradients as one.",
-    cases=tuple(cases(PIPELINE, *FAMILIES)),
+    cases=(*cases(PIPELINE, *FAMILIES), *cases(INTERLEAVED, QWEN3, QWEN3_MOE, DEEPSEEK_V3)),
     limit_s=START_S,
 )
 def pipeline_parallel(subject: Subject, case: Case) -> None:
     """Split the layers over two ranks, which send each other activations and their gradients.
 
-    It breaks with point-to-point communication that does not wait, and with hooks that keep state of one micro-batch
-    while several are under way.
+    Also in an interleaved schedule, with two pieces of the model on each rank (PP2 x VPP2).
+    It breaks with point-to-point communication that does not wait, and with hooks that keep state of one micro-batch,
+    or of one piece of the model, while several are under way.
     """
     _compare_with_one_rank(subject, case, "Two pipeline stages do not give what one gives.")
 
@@ -150,7 +159,7 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
     "context-parallel",
     "model",
     "Two context-parallel ranks give the same log-probs, entropies and gradients as one.",
-    cases=tuple(cases(CONTEXT, *FAMILIES)),
+    cases=(*cases(CONTEXT, *FAMILIES), *cases(PADDED_CONTEXT, QWEN3, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_VL)),
     limit_s=START_S,
 )
 def context_parallel(subject: Subject, case: Case) -> None:
@@ -166,12 +175,14 @@ def context_parallel(subject: Subject, case: Case) -> None:
     "expert-parallel",
     "model",
     "Two expert-parallel ranks give the same log-probs, entropies and gradients as one.",
-    cases=tuple(cases(EXPERT, *MIXTURES)),
+    cases=(*cases(EXPERT, *MIXTURES), *cases(TENSOR_EXPERT, *MIXTURES), *cases(SPLIT_EXPERTS, QWEN3_MOE)),
     limit_s=START_S,
 )
 def expert_parallel(subject: Subject, case: Case) -> None:
     """Share the experts of each layer between two data-parallel ranks, which exchange tokens.
 
+    Also between two tensor-parallel ranks, each with whole experts (TP2, EP2), and over four ranks, of which two share
+    each expert (DP2, TP2, EP2, ETP2).
     It breaks with all-to-all collectives of unequal parts, and with kernels for the permutation of tokens or for
     grouped products.
     """

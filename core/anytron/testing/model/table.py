@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.rules import Case
 
 if TYPE_CHECKING:
@@ -59,7 +59,24 @@ HALF = Layout("one rank, bfloat16", (Feature.BFLOAT16,), {"model": {"dtype": "bf
 TENSOR = _split("tensor_model", "TP2", Feature.TENSOR_PARALLEL)
 PIPELINE = _split("pipeline_model", "PP2", Feature.PIPELINE_PARALLEL)
 CONTEXT = _split("context", "CP2", Feature.CONTEXT_PARALLEL)
+PADDED_CONTEXT = Layout(
+    "CP2, padded", (*CONTEXT.needs, Feature.BSHD), {**CONTEXT.sections, "engine": {"sequence_format": "bshd"}}
+)
+INTERLEAVED = Layout(
+    "PP2 x VPP2",
+    (*PIPELINE.needs, Feature.INTERLEAVED_PIPELINE),
+    {**PIPELINE.sections, "engine": {"options": {"virtual_pipeline_model_parallel_size": 2}}},
+)
 EXPERT = _split("expert_model", "EP2", Feature.EXPERT_PARALLEL, data_parallel_size=2)
+_SHARED = (Feature.EXPERT_PARALLEL, Feature.TENSOR_PARALLEL)
+TENSOR_EXPERT = Layout(
+    "TP2, EP2", _SHARED, {"parallel": {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}}
+)
+SPLIT_EXPERTS = Layout(
+    "DP2, TP2, EP2, ETP2",
+    _SHARED,
+    {"parallel": {**TENSOR_EXPERT.sections["parallel"], "data_parallel_size": 2, "expert_tensor_parallel_size": 2}},
+)
 
 _EXPERTS, _LATENT, _LINEAR = Feature.MIXTURE_OF_EXPERTS, Feature.LATENT_ATTENTION, Feature.LINEAR_ATTENTION
 QWEN3 = Family("qwen3", "Qwen3")
@@ -68,6 +85,9 @@ ONE_HEAD = Family("qwen3", "Qwen3, one key head", changes=(("num_key_value_heads
 QWEN2 = Family("qwen2", "Qwen2, tied")
 QWEN3_MOE = Family("qwen3_moe", "Qwen3-MoE", (_EXPERTS,))
 DEEPSEEK_V3 = Family("deepseek_v3", "DeepSeek-V3", (_LATENT, _EXPERTS))
+DENSE_DEEPSEEK_V3 = Family(
+    "deepseek_v3", "DeepSeek-V3, dense layers", DEEPSEEK_V3.needs, changes=(("first_k_dense_replace", 4),)
+)
 QWEN3_NEXT = Family("qwen3_next", "Qwen3-Next", (_LINEAR, _EXPERTS))
 QWEN3_5 = Family("qwen3_5", "Qwen3.5, images", (_LINEAR, Feature.VISION))
 QWEN3_VL = Family("qwen3_vl", "Qwen3-VL, images", (Feature.VISION,))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.errors import AnytronError
 from anytron.sequences.layout import IGNORED_LABEL
 from anytron.testing.micro_batches import micro_batch, planned_layout, scenes
 from anytron.testing.rules import Broken, rule
@@ -33,10 +32,7 @@ def inputs_keep_tokens(subject: Subject, case: Case) -> None:
     seen: dict[int, tuple[int, int]] = {}
     for rank in range(scene.context):
         kept = planned_layout(subject, scene)  # made again: nothing of the other can have changed it
-        try:
-            batch = micro_batch(subject, scene, rank=rank)
-        except AnytronError as error:
-            raise Broken(error.what, error.why) from error
+        batch = micro_batch(subject, scene, rank=rank)
         for name in ("input_ids", "labels", "position_ids"):
             before, after = getattr(batch.given, name), getattr(batch.inputs, name)
             real = batch.layout.valid

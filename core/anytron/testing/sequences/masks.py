@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.errors import AnytronError
 from anytron.masks import MaskRequest
 from anytron.reference.influence import influence
 from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
@@ -63,12 +62,9 @@ def mask_is_read(subject: Subject, case: Case) -> None:
     layouts = [planned_layout(subject, scene, shard).to(subject.device) for shard in shards]
     if scene.context > 1 and scene.format == "bshd" and not scene.traits.causal:
         raise Inapplicable("nothing tells a ring of padded rows which tokens are padding")
-    try:
-        mask = subject.hooks.build_attn_mask(
-            MaskRequest(scene.format, scene.traits, scene.sizes, scene.accepted, layouts[0])
-        )
-    except AnytronError as error:
-        raise Broken(error.what, error.why) from error
+    mask = subject.hooks.build_attn_mask(
+        MaskRequest(scene.format, scene.traits, scene.sizes, scene.accepted, layouts[0])
+    )
     if mask.reader is None and mask.kernel_mode not in NEUTRAL_WORDS:
         raise Inapplicable(f"the mode '{mask.kernel_mode}' has no reader: influence judges it")
     try:

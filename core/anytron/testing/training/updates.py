@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.rules import Broken, Case, Inapplicable, rule
 from anytron.testing.training.recording import (
     ADAM,
@@ -17,7 +17,7 @@ from anytron.testing.training.recording import (
     record,
     with_micro_batches,
 )
-from anytron.testing.training_ranks import TrainingRanks, hold, said, usual_format
+from anytron.testing.training_ranks import START_S, TrainingRanks, hold, said, usual_format
 from anytron.verification.comparisons import largest
 from anytron.verification.gradient_differences import SMALL, compare_gradients
 from anytron.verification.gradients import computed_gradients
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.testing.subject import Subject
 
-START_S = 300.0
-"""A case may be the first one, for which processes start and import an engine."""
 ADAM_FACTOR = 100.0
 """Adam divides by the size of the gradient, which magnifies rounding."""
 ADAPTERS: dict[str, dict[str, Any]] = {**ADAM, "model": {"lora": {"rank": 4, "dropout": 0.5}}}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from anytron.platform import Feature
+from anytron.limits import Feature
 from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Case, rule
 from anytron.testing.training.runs import Run, run
-from anytron.testing.training_ranks import usual_format
+from anytron.testing.training_ranks import START_S, usual_format
 from anytron.trainer.metrics import AGREEMENT
 
 if TYPE_CHECKING:
     from anytron.testing.subject import Subject
 
-START_S = 300.0
-"""A run starts its processes."""
 COMPARED = ("reward/", "loss/", "policy/", "rollout/", "grad_norm")
 """Beginnings of the names of metrics that are the same whenever a step is done."""
 

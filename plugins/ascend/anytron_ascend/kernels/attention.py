@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from anytron.errors import PlatformError
+from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.micro_batches import MicroBatchCache
 from anytron.kernels.neutral_modes import is_causal
 from anytron.kernels.packed_sequences import forbidden_pairs
@@ -42,11 +43,20 @@ INVALID_ROWS = 2
 def make_attention(spec: AttentionSpec) -> AttentionKernel:
     """Return the kernel of one layer.
 
+    In float32 with sinks it is the neutral kernel: the operator's gradient refuses that
+    (``aclnnFlashAttentionScoreGradV3`` and ``...UnpaddingScoreGradV5`` of CANN 8.5.0).
+
     Raises:
         PlatformError: The operator does not have heads of these sizes, or not so many; and when the kernel is
             called, a mask that is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
         HookContractError: When the kernel is called, a mode that is not a neutral one.
     """
+    if spec.sinks and spec.v_dim != spec.qk_dim:
+        raise PlatformError(
+            "npu_fusion_attention does not have sinks for heads of these sizes.",
+            where="attention_kernel",
+            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; with sinks it wants them of one size",
+        )
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
             "npu_fusion_attention does not have heads of these sizes.",
@@ -64,8 +74,11 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
             fix="another parallel.tensor_model_parallel_size, which divides the heads",
         )
     window = spec.traits.window
+    neutral = make_neutral(spec)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        if call.sinks is not None and query.dtype is torch.float32:
+            return neutral(query, key, value, call)
         causal = is_causal(call, "npu_fusion_attention")
         attend_in_format = _padded if call.format == "bshd" else _packed
         return attend_in_format(query, key, value, call, causal, _sight(causal, window), spec.scale)

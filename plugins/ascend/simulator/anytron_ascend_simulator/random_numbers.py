@@ -24,6 +24,11 @@ def is_random(operator: torch._ops.OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
+def host_seed(seed: int, offset: int) -> int:
+    """A host generator's seed for a device's seed and offset: mixed as hashes mix pairs, so that two differ in it."""
+    return hash((seed, offset)) % 2**63
+
+
 @contextlib.contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     """Let the host's default generator stand for a device's generator, by default the current device's."""
@@ -32,8 +37,7 @@ def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     offset = generator.get_offset()
     host = torch.default_generator
     before = host.get_state()
-    # Two different (seed, offset) must not give the same stream: mixed as hashes mix pairs.
-    host.manual_seed(hash((generator.initial_seed(), offset)) % 2**63)
+    host.manual_seed(host_seed(generator.initial_seed(), offset))
     try:
         yield
     finally:

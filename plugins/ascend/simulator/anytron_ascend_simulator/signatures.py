@@ -25,6 +25,15 @@ SIGNATURES: dict[str, str] = {
     # attention_in, prefix[, lengths], the same attributes, dq, dk, dv, dpse.
     "aclnnFlashAttentionScoreGrad": "TTTTTTTTTTTTA" + "ddiiisii" + "TTTT",
     "aclnnFlashAttentionUnpaddingScoreGrad": "TTTTTTTTTTTTAAA" + "ddiiisii" + "TTTT",
+    # The same with sinks: the sink after atten_mask, q_start and kv_start after prefix and lengths, pse_type after
+    # sparse_mode; in TND query_rope after query, key_rope after key, and softmax_layout after pse_type.
+    "aclnnFlashAttentionScoreV3": "TTTTTTTTAAA" + "ddiiisiii" + "TTTT",
+    "aclnnFlashAttentionVarLenScoreV5": "TTTTTTTTTTAAAAA" + "ddiiisiiis" + "TTTT",
+    # Backward: the sink after attention_in; dsink at the end, and in TND dq_rope and dk_rope after dq and dk.
+    "aclnnFlashAttentionScoreGradV3": "TTTTTTTTTTTTTAAA" + "ddiiisiii" + "TTTTT",
+    "aclnnFlashAttentionUnpaddingScoreGradV5": "TTTTTTTTTTTTTTTAAAAA" + "ddiiisiiis" + "TTTTTTT",
+    # shape, prob, seed, offset, prob_dtype, out
+    "aclnnDropoutGenMaskV2": "AdiitT",
     # x, gamma, epsilon, y, rstd
     "aclnnRmsNorm": "TTdTT",
     # dy, x, rstd, gamma, dx, dgamma

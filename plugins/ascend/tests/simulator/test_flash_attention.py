@@ -106,7 +106,8 @@ VIOLATIONS = {
         {"atten_mask": FULL.npu, "sparse_mode": 0, "next_tockens": 0},
         "outside of the window",
     ),
-    "dropout": ({"keep_prob": 0.9}, "StatelessDropOutGenMask"),
+    "sinks of another dtype": ({"sink": torch.zeros(H, dtype=torch.float16).npu}, "sink is torch.float16"),
+    "a sink too few": ({"sink": torch.zeros(H - 1).npu}, r"\[head_num\] = \(4,\)"),
     "values wider than keys": ({"inputs": lambda: operands(2 * D)}, "Dv"),
     "a number of heads that is not the query's": ({"heads": 2}, "head_num|head"),
     "lengths with a leading zero": (
@@ -193,3 +194,95 @@ def test_the_operator_is_the_simulators():
     before = aclnn.CALLS["aclnnFlashAttentionScore"]
     attend()
     assert aclnn.CALLS["aclnnFlashAttentionScore"] == before + 1
+
+
+SINKS = torch.tensor([-1.0, 0.0, 0.5, 2.0])
+
+
+@pytest.mark.parametrize("layout", ["BSND", "BNSD", "BSH", "SBH", "TND"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sink_joins_the_denominator_in_every_layout(layout, mode):
+    settings, meaning = MODES[mode]
+    settings = dict(settings)
+    kind = settings.pop("mask", None)
+    if kind is not None:
+        settings["atten_mask"] = (
+            triangle() if kind == "compressed" else torch.ones(S, S, dtype=torch.bool).triu(1).npu()
+        )
+    if layout == "TND":
+        settings |= {"actual_seq_qlen": [S, 2 * S], "actual_seq_kvlen": [S, 2 * S]}
+    rounded = [tensor.half() for tensor in operands()]
+    leaves = [*(tensor.npu().requires_grad_() for tensor in rounded), SINKS.npu().requires_grad_()]
+    output = torch_npu.npu_fusion_attention(
+        *(arrange(leaf, layout) for leaf in leaves[:3]), H, layout, scale=SCALE, sink=leaves[3], **settings
+    )[0]
+    gradients = torch.autograd.grad(output.float().square().sum(), leaves)
+    wide = [*(tensor.double().flatten(0, 1).requires_grad_() for tensor in rounded), SINKS.double().requires_grad_()]
+    value = reference_attention(*wide[:3], lengths=[S] * B, scale=SCALE, sinks=wide[3], **{"causal": False, **meaning})
+    wanted = torch.autograd.grad(value.square().sum(), wide)
+    torch.testing.assert_close(restore(output.detach().cpu(), layout).double(), value.detach(), atol=2e-3, rtol=2e-3)
+    assert gradients[3].dtype is torch.float32
+    for gradient, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient.cpu().double().reshape(want.shape), want, atol=6e-3, rtol=6e-3)
+
+
+@pytest.mark.parametrize("layout", ["BSND", "TND"])
+def test_a_sink_in_float32_has_values_and_no_gradient(layout):
+    inputs = operands()
+    settings = {"actual_seq_qlen": [S, 2 * S], "actual_seq_kvlen": [S, 2 * S]} if layout == "TND" else {}
+    leaves = [arrange(tensor, layout).npu().requires_grad_() for tensor in inputs]
+    output = torch_npu.npu_fusion_attention(*leaves, H, layout, scale=SCALE, sink=SINKS.npu(), **settings)[0]
+    flat = [tensor.double().flatten(0, 1) for tensor in inputs]
+    value = reference_attention(*flat, lengths=[S] * B, scale=SCALE, causal=False, sinks=SINKS.double())
+    torch.testing.assert_close(restore(output.detach().cpu(), layout), value.float(), atol=2e-6, rtol=2e-5)
+    with pytest.raises(RuntimeError, match="gradient with sinks does not support float32"):
+        output.sum().backward()
+
+
+def test_packed_values_smaller_than_queries_have_no_gradient_with_sinks():
+    inputs = [arrange(tensor.half(), "TND").npu().requires_grad_() for tensor in operands(value_size=D // 2)]
+    ends = {"actual_seq_qlen": [S, 2 * S], "actual_seq_kvlen": [S, 2 * S]}
+    output = torch_npu.npu_fusion_attention(*inputs, H, "TND", scale=SCALE, sink=SINKS.npu(), **ends)[0]
+    with pytest.raises(RuntimeError, match="as large as those of queries"):
+        output.sum().backward()
+
+
+KEPT = 0.6
+
+
+@pytest.mark.parametrize("layout", ["BSND", "BNSD", "TND"])
+def test_dropout_leaves_the_same_weights_in_both_directions(layout):
+    lengths = [S - 2, S + 2] if layout == "TND" else [S] * B
+    ends = [lengths[0], sum(lengths)]
+    settings = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends} if layout == "TND" else {}
+    queries, keys, values = (tensor.repeat_interleave(H // tensor.size(2), 2) for tensor in operands())
+
+    def weigh(*tensors):
+        return torch_npu.npu_fusion_attention(*tensors, H, layout, scale=SCALE, keep_prob=KEPT, **settings)[0]
+
+    # Values that are unit vectors give the weights themselves: none is 0 but those that were dropped.
+    rows = [row for length in lengths for row in range(length)]
+    unit = torch.eye(D)[rows].view(B, S, 1, D).expand(B, S, H, D)
+    state = torch.npu.get_rng_state()
+    weights = restore(weigh(*(arrange(one, layout).npu() for one in (queries, keys, unit))).cpu(), layout)
+    torch.npu.set_rng_state(state)
+    leaves = [arrange(one, layout).npu().requires_grad_() for one in (queries, keys, values)]
+    output = weigh(*leaves)
+    gradients = torch.autograd.grad(output.square().sum(), leaves)
+
+    wide = [one.double().flatten(0, 1).requires_grad_() for one in (queries, keys, values)]
+    expected, start = [], 0
+    for length in lengths:
+        part = slice(start, start + length)
+        start += length
+        scores = torch.einsum("qhd,khd->hqk", wide[0][part], wide[1][part]) * SCALE
+        kept = (weights[part, :, :length] != 0).transpose(0, 1)
+        expected.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1) * kept / KEPT, wide[2][part]))
+    value = torch.cat(expected)
+    wanted = torch.autograd.grad(value.square().sum(), wide)
+    share = float((weights != 0).double().sum()) / sum(H * length**2 for length in lengths)
+    assert abs(share - KEPT) < 0.15
+    torch.testing.assert_close(restore(output.detach().cpu(), layout), value.float(), atol=2e-6, rtol=2e-5)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        found = gradient.cpu().transpose(1, 2) if layout == "BNSD" else gradient.cpu()
+        torch.testing.assert_close(found.reshape(want.shape), want.float(), atol=1e-5, rtol=1e-4)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from anytron.testing.prediction_modules import turn_last_layers_into_prediction_modules
 from anytron.testing.tiny_models import write_tiny_model
 from anytron.trainer.updates import UpdatePlan
 from anytron.verification import hugging_face
 from anytron.verification.gradients import check_gradients
 from anytron.verification.report import Status
 from tests.backends.megatron.lora.conftest import LORA, write_random_adapter
-from tests.prediction_modules import turn_last_layers_into_prediction_modules
 
 TP2, PP2, DP2 = ({f"{name}_parallel_size": 2} for name in ("tensor_model", "pipeline_model", "data"))
 EP2 = {**DP2, "expert_model_parallel_size": 2}

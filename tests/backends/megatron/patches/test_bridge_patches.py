@@ -26,7 +26,7 @@ import torch
 torch.set_num_threads(1)
 from anytron.plugins import hooks_of
 from anytron.patches import Ledger, Phase
-from anytron.platform import DeviceRuntime, MemoryStats
+from anytron.runtime import DeviceRuntime, MemoryStats
 from anytron_megatron.patches import trainer_patches
 
 class Host(DeviceRuntime):

@@ -6,13 +6,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from anytron import Platform
-from anytron.platform import Availability, Decision, Feature, Limit, Probe
+from anytron.limits import Feature, Limit
+from anytron.platform import Availability, Decision, Probe
 from anytron_acme.options import AcmeOptions
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from anytron.platform import DeviceRuntime
+    from anytron.runtime import DeviceRuntime
 
 
 class AcmePlatform(Platform):

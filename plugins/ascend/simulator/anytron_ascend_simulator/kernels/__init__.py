@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anytron_ascend_simulator.kernels import (
     activations,
+    dropout,
     fills,
     flash_attention,
     grouped,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 KERNELS: dict[str, Callable[..., None]] = {
     **fills.KERNELS,
+    **dropout.KERNELS,
     **flash_attention.KERNELS,
     **norms.KERNELS,
     **activations.KERNELS,

@@ -1,258 +1,200 @@
-"""``npu_fusion_attention`` forward and backward.
-
-Source: torch_npu 2.13, documentation of ``npu_fusion_attention`` and the checks of op-plugin's
-FlashAttentionKernelNpuOpApi.cpp. Computed in float32. Not modelled: dropout, prefix modes (5, 6), sinks.
-"""
+"""``npu_fusion_attention`` forward and backward, computed in float32, behind each entry point that torch_npu calls."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron_ascend_simulator.kernels.attention_masks import Sparsity
+from anytron_ascend_simulator.kernels.attention_inputs import INVALID_ROWS, Attention, Attributes, Piece
 from anytron_ascend_simulator.kernels.contract import require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADS_FIRST = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "TND": (1, 0, 2)}
-"""By ``input_layout``: the permutation to ``[B, N, S, D]`` (TND: ``[N, T, D]``), once H is split into N and D."""
-MAX_HEADS, MAX_HEAD_SIZE = 256, 768
-INVALID_ROWS = 2
-"""``inner_precise``: rows without any visible key give zeros. In the other modes the kernel adds a large
-negative number to all scores of such a row, and its softmax is uniform over all keys."""
+TINY = torch.finfo(torch.float32).tiny
 
 
-@dataclass(frozen=True)
-class Attributes:
-    """The plain arguments, in their order."""
-
-    scale: float
-    keep_prob: float
-    pre_tokens: int
-    next_tokens: int
-    heads: int
-    layout: str
-    inner_precise: int
-    sparse_mode: int
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One sequence, or in the layouts with a batch dimension all of them; heads come first.
-
-    Attributes:
-        query: float32 ``[..., N, Sq, D]``.
-        key: float32 ``[..., Nkv, Skv, D]``.
-        value: float32 ``[..., Nkv, Skv, Dv]``.
-        masked: bool, broadcastable to ``[..., N, Sq, Skv]``; None = nothing is.
-        rows: Where the queries lie in dimension 0 (TND).
-        columns: Where the keys lie.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    masked: Tensor | None
-    rows: slice = field(default_factory=lambda: slice(None))
-    columns: slice = field(default_factory=lambda: slice(None))
-
-
-class Attention:
-    """One call: arguments checked, and cut into pieces."""
-
-    def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        lengths: list[list[int]],
-        attributes: Attributes,
-    ) -> None:
-        self.attributes = attributes
-        require(attributes.layout in HEADS_FIRST, f"input_layout {attributes.layout}: {', '.join(HEADS_FIRST)}")
-        require(query.dtype == key.dtype == value.dtype, "query, key and value differ in dtype")
-        require(query.dtype in (torch.float16, torch.bfloat16, torch.float32), f"dtype {query.dtype}")
-        require(attributes.keep_prob == 1.0, "dropout is not modelled: keep_prob must be 1")
-        packed = attributes.layout == "TND"
-        require(packed == bool(lengths), "actual_seq_qlen and actual_seq_kvlen belong to layout TND")
-        self._sparsity = Sparsity(attributes.sparse_mode, mask, attributes.pre_tokens, attributes.next_tokens, packed)
-        self.kv_heads = self._kv_heads(query, key)
-        pieces = self._packed_pieces(query, key, value, *lengths) if packed else [self._whole(query, key, value)]
-        self.pieces = list(pieces)
-        for piece in self.pieces:
-            self._check_heads(piece)
-
-    def heads_first(self, tensor: Tensor, heads: int) -> Tensor:
-        """A layout's tensor as float32 ``[B, N, S, D]``; TND as ``[N, T, D]``."""
-        wide, layout = tensor.float(), self.attributes.layout
-        if layout in ("BSH", "SBH"):
-            wide = wide.unflatten(2, (heads, -1))
-        return wide.permute(*HEADS_FIRST[layout])
-
-    def from_heads_first(self, tensor: Tensor) -> Tensor:
-        """The inverse of :meth:`heads_first`."""
-        layout = self.attributes.layout
-        axes = HEADS_FIRST[layout]
-        given = tensor.permute(*(axes.index(axis) for axis in range(len(axes))))
-        return given.flatten(2) if layout in ("BSH", "SBH") else given
-
-    def _kv_heads(self, query: Tensor, key: Tensor) -> int:
-        layout, heads = self.attributes.layout, self.attributes.heads
-        if layout in ("BSH", "SBH"):
-            require(query.size(2) % heads == 0, f"hidden size {query.size(2)} is no multiple of head_num {heads}")
-            return int(key.size(2) // (query.size(2) // heads))
-        axis = 2 if layout == "BSND" else 1
-        require(query.size(axis) == heads, f"head_num is {heads}, query has {query.size(axis)} heads")
-        return int(key.size(axis))
-
-    def _whole(self, query: Tensor, key: Tensor, value: Tensor) -> Piece:
-        q = self.heads_first(query, self.attributes.heads)
-        k, v = self.heads_first(key, self.kv_heads), self.heads_first(value, self.kv_heads)
-        self._sparsity.check(q.size(0), q.size(1))
-        return Piece(q, k, v, self._sparsity.masked(q.size(2), k.size(2)))
-
-    def _packed_pieces(
-        self, query: Tensor, key: Tensor, value: Tensor, query_ends: list[int], key_ends: list[int]
-    ) -> Any:
-        _check_ends("actual_seq_qlen", query_ends, query.size(0))
-        _check_ends("actual_seq_kvlen", key_ends, key.size(0))
-        require(len(query_ends) == len(key_ends), "actual_seq_qlen and actual_seq_kvlen differ in length")
-        self._sparsity.check(len(query_ends), self.attributes.heads)
-        row = column = 0
-        for sequence, (row_end, column_end) in enumerate(zip(query_ends, key_ends, strict=True)):
-            if row_end <= row:  # an empty sequence, or a zero at the end for one that is left out
-                continue
-            masked = self._sparsity.masked(row_end - row, column_end - column, sequence, len(query_ends))
-            if masked is not None and self.attributes.inner_precise != INVALID_ROWS:
-                require(not bool(masked.all(-1).any()), "layout TND: a row of the mask is fully masked")
-            rows, columns = slice(row, row_end), slice(column, column_end)
-            yield Piece(
-                self.heads_first(query[rows], self.attributes.heads),
-                self.heads_first(key[columns], self.kv_heads),
-                self.heads_first(value[columns], self.kv_heads),
-                masked,
-                rows,
-                columns,
-            )
-            row, column = row_end, column_end
-
-    def _check_heads(self, piece: Piece) -> None:
-        heads, size, value_size = piece.query.size(-3), piece.query.size(-1), piece.value.size(-1)
-        kv_heads = piece.key.size(-3)
-        require(heads % kv_heads == 0 and heads <= MAX_HEADS, f"{heads} query heads for {kv_heads} key/value heads")
-        require(piece.key.size(-1) == size, f"query heads of {size}, key heads of {piece.key.size(-1)}")
-        require(
-            value_size <= size <= MAX_HEAD_SIZE, f"head sizes: Dq {size} >= Dv {value_size}, at most {MAX_HEAD_SIZE}"
-        )
-        require(piece.key.size(-2) == piece.value.size(-2), "keys and values differ in number")
-
-
-def _check_ends(name: str, ends: list[int], total: int) -> None:
-    require(bool(ends), f"{name} is empty")
-    require(ends[0] > 0 or len(ends) == 1, f"{name} has a leading 0: it holds the sequences' ends, {ends[:3]}...")
-    real = ends[: len(ends) - next((i for i, end in enumerate(reversed(ends)) if end), 0)]
-    require(all(a <= b for a, b in pairwise(real)), f"{name} is not ascending: {ends}")
-    require(max(ends) <= total, f"{name} ends at {max(ends)}, there are {total} tokens")
-
-
-def _scores(piece: Piece, attributes: Attributes) -> tuple[Tensor, Tensor]:
+def _scores(piece: Piece, attention: Attention) -> tuple[Tensor, Tensor]:
     """Scores with masked ones at -inf, and values, heads of both repeated for grouped queries."""
     group = piece.query.size(-3) // piece.key.size(-3)
-    scores = piece.query @ piece.key.repeat_interleave(group, -3).transpose(-1, -2) * attributes.scale
+    scores = piece.query @ piece.key.repeat_interleave(group, -3).transpose(-1, -2) * attention.attributes.scale
     if piece.masked is not None:
         scores = scores.masked_fill(piece.masked, float("-inf"))
-        if attributes.inner_precise != INVALID_ROWS:
+        # With sinks the large negative number leaves such a row to its sink.
+        if attention.attributes.inner_precise != INVALID_ROWS and attention.sinks is None:
             hidden = piece.masked.all(-1, keepdim=True).expand_as(scores)
             scores = torch.where(hidden, torch.zeros(()), scores)
     return scores, piece.value.repeat_interleave(group, -3)
 
 
-def _forward(piece: Piece, attributes: Attributes) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``[..., N, Sq, Dv]``, softmax maximum and sum ``[..., N, Sq, 1]``."""
-    scores, values = _scores(piece, attributes)
+def _dropped(weights: Tensor, piece: Piece, attention: Attention) -> Tensor:
+    return weights if piece.kept is None else weights.where(piece.kept, 0.0) / attention.attributes.keep_prob
+
+
+def _forward(piece: Piece, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """Output ``[..., N, Sq, Dv]``, softmax maximum and sum ``[..., N, Sq, 1]``; of the sinks too, if there are any."""
+    scores, values = _scores(piece, attention)
     maximum = scores.amax(-1, keepdim=True)
-    maximum = maximum.masked_fill(maximum == float("-inf"), 0.0)
+    sinks = None if attention.sinks is None else attention.sinks[:, None, None]
+    maximum = maximum.masked_fill(maximum == float("-inf"), 0.0) if sinks is None else maximum.maximum(sinks)
     weights = (scores - maximum).exp()
     total = weights.sum(-1, keepdim=True)
-    return weights / total.clamp_min(torch.finfo(torch.float32).tiny) @ values, maximum, total
+    if sinks is not None:
+        total = total + (sinks - maximum).exp()
+    return _dropped(weights / total.clamp_min(TINY), piece, attention) @ values, maximum, total
 
 
 def _backward(
-    piece: Piece, attributes: Attributes, cotangent: Tensor, output: Tensor, maximum: Tensor, total: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients from the *given* softmax statistics and output, on which ring attention relies."""
-    scores, values = _scores(piece, attributes)
+    piece: Piece, attention: Attention, cotangent: Tensor, output: Tensor, maximum: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients from the *given* softmax statistics and output, on which ring attention relies; of sinks ``[N]``."""
+    scores, values = _scores(piece, attention)
     group = piece.query.size(-3) // piece.key.size(-3)
-    weights = (scores - maximum).exp() / total.clamp_min(torch.finfo(torch.float32).tiny)
+    total = total.clamp_min(TINY)
+    weights = (scores - maximum).exp() / total
     delta = (cotangent * output).sum(-1, keepdim=True)
-    d_scores = weights * (cotangent @ values.transpose(-1, -2) - delta) * attributes.scale
+    d_weights = _dropped(cotangent @ values.transpose(-1, -2), piece, attention)
+    d_scores = weights * (d_weights - delta) * attention.attributes.scale
 
     def ungroup(gradient: Tensor) -> Tensor:
         return gradient.unflatten(-3, (-1, group)).sum(-3)
 
     d_query = d_scores @ piece.key.repeat_interleave(group, -3)
-    return d_query, ungroup(d_scores.transpose(-1, -2) @ piece.query), ungroup(weights.transpose(-1, -2) @ cotangent)
+    d_key = ungroup(d_scores.transpose(-1, -2) @ piece.query)
+    d_value = ungroup(_dropped(weights, piece, attention).transpose(-1, -2) @ cotangent)
+    d_sinks = None
+    if attention.sinks is not None:
+        of_sinks = (attention.sinks[:, None, None] - maximum).exp() / total * -delta  # [..., N, Sq, 1]
+        d_sinks = of_sinks.flatten(-2).sum(-1).reshape(-1, len(attention.sinks)).sum(0)
+    return d_query, d_key, d_value, d_sinks
 
 
-def _flash_attention(*arguments: Any) -> None:
-    """Both forwards; lengths come with layout TND only."""
-    query, key, value, bias, drop, padding, mask, prefix, *lengths = arguments[:-12]
-    attributes, (maximum, total, _, output) = Attributes(*arguments[-12:-4]), arguments[-4:]
-    _refuse_unmodelled(bias, drop, padding, prefix)
-    attention = Attention(query, key, value, mask, lengths, attributes)
+def _attend(attention: Attention, outputs: tuple[Tensor, ...]) -> None:
+    """Compute ``softmax_max``, ``softmax_sum``, nothing, and the output."""
+    maximum, total, _, output = outputs
     for tensor in (maximum, total, output):
         tensor.zero_()  # rows behind the last sequence of a packed batch
     for piece in attention.pieces:
-        found, top, sums = _forward(piece, attributes)
+        found, top, sums = _forward(piece, attention)
         output[piece.rows].copy_(attention.from_heads_first(found))
         for target, statistic in zip((maximum, total), (top, sums), strict=True):
-            place = _statistics(target, piece) if lengths else target
+            place = _statistics(target, piece, attention)
             place.copy_(statistic.expand_as(place))
 
 
-def _statistics(packed: Tensor, piece: Piece) -> Tensor:
-    """A sequence's part of a softmax statistic ``[T, N, 8]``: ``[N, S, 8]``, a view.
+def _statistics(statistic: Tensor, piece: Piece, attention: Attention) -> Tensor:
+    """A sequence's part of a softmax statistic, heads first: a view. Packed ones are ``[T, N, 8]`` by their shape.
 
     In layout TND the kernel writes each sequence with its heads first, whatever the tensor's shape says
     (``softmax_layout`` changes that); MindSpeed's ring attention reads it so (``flatten_softmax``).
     """
-    part = packed[piece.rows]
+    if attention.attributes.layout != "TND":
+        return statistic
+    part = statistic[piece.rows]
     return part.view(part.size(1), part.size(0), part.size(2))
 
 
-def _flash_attention_grad(*arguments: Any) -> None:
-    """Both backwards."""
-    query, key, value, cotangent, bias, drop, padding, mask, *given = arguments[:-12]
-    maximum, total, _, output, prefix, *lengths = given
-    attributes, gradients = Attributes(*arguments[-12:-4]), arguments[-4:-1]
-    _refuse_unmodelled(bias, drop, padding, prefix)
-    attention = Attention(query, key, value, mask, lengths, attributes)
-    for gradient in gradients:
+def _differentiate(
+    attention: Attention,
+    cotangent: Tensor,
+    forward: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    sink_gradient: Tensor | None = None,
+) -> None:
+    """Compute the gradients of query, key, value and sinks; ``forward``: ``softmax_max``, ``softmax_sum``, output."""
+    maximum, total, output = forward
+    written = [*gradients] if sink_gradient is None else [*gradients, sink_gradient]
+    for gradient in written:
         gradient.zero_()
     for piece in attention.pieces:
-        statistics = [_statistics(one.contiguous(), piece) if lengths else one for one in (maximum, total)]
-        upstream, forward = (attention.heads_first(one[piece.rows], attributes.heads) for one in (cotangent, output))
-        found = _backward(piece, attributes, upstream, forward, *(one[..., :1] for one in statistics))
+        statistics = [_statistics(one.contiguous(), piece, attention)[..., :1] for one in (maximum, total)]
+        given = (attention.heads_first(one[piece.rows], attention.attributes.heads) for one in (cotangent, output))
+        *found, d_sinks = _backward(piece, attention, *given, *statistics)
         places = (piece.rows, piece.columns, piece.columns)
         for target, gradient, place in zip(gradients, found, places, strict=True):
             target[place].copy_(attention.from_heads_first(gradient))
+        if sink_gradient is not None and d_sinks is not None:
+            sink_gradient += d_sinks
 
 
-def _refuse_unmodelled(bias: Any, drop: Any, padding: Any, prefix: Any) -> None:
+def _forward_entry(*arguments: Any) -> None:
+    """``aclnnFlashAttentionScore`` and ``...VarLenScore``; lengths come with layout TND only."""
+    query, key, value, bias, drop, padding, mask, prefix, *lengths = arguments[:-12]
+    _refuse_unmodelled(bias, padding, prefix)
+    attributes = Attributes(*arguments[-12:-4])
+    _attend(Attention(query, key, value, mask, lengths, attributes, drop, None), arguments[-4:])
+
+
+def _forward_entry_with_sinks(*arguments: Any) -> None:
+    """``aclnnFlashAttentionScoreV3``."""
+    query, key, value, bias, drop, padding, mask, sinks, prefix, *starts = arguments[:-13]
+    _refuse_unmodelled(bias, padding, prefix, *starts)
+    attributes = Attributes(*arguments[-13:-5])
+    _attend(Attention(query, key, value, mask, [], attributes, drop, sinks), arguments[-4:])
+
+
+def _packed_forward_entry_with_sinks(*arguments: Any) -> None:
+    """``aclnnFlashAttentionVarLenScoreV5``."""
+    query, query_rope, key, key_rope, value, bias, drop, padding, mask, sinks, prefix, *others = arguments[:-14]
+    *lengths, query_start, key_start = others
+    _refuse_unmodelled(bias, padding, prefix, query_rope, key_rope, query_start, key_start, arguments[-5])
+    attributes = Attributes(*arguments[-14:-6])
+    _attend(Attention(query, key, value, mask, lengths, attributes, drop, sinks), arguments[-4:])
+
+
+def _backward_entry(*arguments: Any) -> None:
+    """``aclnnFlashAttentionScoreGrad`` and ``...UnpaddingScoreGrad``."""
+    query, key, value, cotangent, bias, drop, padding, mask, *given = arguments[:-12]
+    maximum, total, _, output, prefix, *lengths = given
+    _refuse_unmodelled(bias, padding, prefix)
+    attention = Attention(query, key, value, mask, lengths, Attributes(*arguments[-12:-4]), drop, None)
+    _differentiate(attention, cotangent, (maximum, total, output), arguments[-4:-1])
+
+
+def _backward_entry_with_sinks(*arguments: Any) -> None:
+    """``aclnnFlashAttentionScoreGradV3``."""
+    query, key, value, cotangent, bias, drop, padding, mask, *given = arguments[:-14]
+    maximum, total, _, output, sinks, prefix, *starts = given
+    _refuse_unmodelled(bias, padding, prefix, *starts)
+    _refuse_float32(query, sinks)
+    attention = Attention(query, key, value, mask, [], Attributes(*arguments[-14:-6]), drop, sinks)
+    _differentiate(attention, cotangent, (maximum, total, output), arguments[-5:-2], arguments[-1])
+
+
+def _packed_backward_entry_with_sinks(*arguments: Any) -> None:
+    """``aclnnFlashAttentionUnpaddingScoreGradV5``."""
+    query, query_rope, key, key_rope, value, cotangent, bias, drop, padding, mask, *given = arguments[:-17]
+    maximum, total, _, output, sinks, prefix, *others = given
+    *lengths, query_start, key_start = others
+    _refuse_unmodelled(bias, padding, prefix, query_rope, key_rope, query_start, key_start, arguments[-8])
+    _refuse_float32(query, sinks)
+    require(query.size(-1) == value.size(-1), "heads of values are as large as those of queries, in this version")
+    attention = Attention(query, key, value, mask, lengths, Attributes(*arguments[-17:-9]), drop, sinks)
+    d_query, _, d_key, _, d_value, _, d_sinks = arguments[-7:]
+    _differentiate(attention, cotangent, (maximum, total, output), (d_query, d_key, d_value), d_sinks)
+
+
+def _refuse_float32(query: Tensor, sinks: Tensor | None) -> None:
+    require(sinks is None or query.dtype != torch.float32, "the gradient with sinks does not support float32")
+
+
+def _refuse_unmodelled(bias: Any, padding: Any, prefix: Any, *others: Any) -> None:
     require(bias is None, "pse is not modelled")
-    require(drop is None or drop.numel() == 0, "dropout is not modelled")
     require(padding is None, "padding_mask is not supported (torch_npu's documentation)")
     require(not prefix, "prefix is not modelled")
+    for other in others:
+        given = other is not None and (other.numel() if isinstance(other, torch.Tensor) else len(other))
+        require(not given, "rope, start indices and softmax_layout are not modelled")
 
 
 KERNELS = {
-    "aclnnFlashAttentionScore": _flash_attention,
-    "aclnnFlashAttentionVarLenScore": _flash_attention,
-    "aclnnFlashAttentionScoreGrad": _flash_attention_grad,
-    "aclnnFlashAttentionUnpaddingScoreGrad": _flash_attention_grad,
+    "aclnnFlashAttentionScore": _forward_entry,
+    "aclnnFlashAttentionVarLenScore": _forward_entry,
+    "aclnnFlashAttentionScoreV3": _forward_entry_with_sinks,
+    "aclnnFlashAttentionVarLenScoreV5": _packed_forward_entry_with_sinks,
+    "aclnnFlashAttentionScoreGrad": _backward_entry,
+    "aclnnFlashAttentionUnpaddingScoreGrad": _backward_entry,
+    "aclnnFlashAttentionScoreGradV3": _backward_entry_with_sinks,
+    "aclnnFlashAttentionUnpaddingScoreGradV5": _packed_backward_entry_with_sinks,
 }

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import load_file, save_file
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -21,6 +18,9 @@ def turn_last_layers_into_prediction_modules(directory: Path, count: int) -> Non
         directory: Of a model with one file of weights; changed in place.
         count: Layers that become modules.
     """
+    import torch
+    from safetensors.torch import load_file, save_file
+
     weights = load_file(directory / "model.safetensors")
     config = json.loads((directory / "config.json").read_text())
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]

@@ -1,0 +1,70 @@
+"""``anytron report``: one file of HTML about one or several runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from anytron.errors import ConfigError
+from anytron.files import PRIVATE, exhausted, write_durably
+from anytron.report.page import MARK, render
+from anytron.report.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MOST_RUNS = 24
+"""Lines of a plot, and columns of a table, that one can still tell apart."""
+
+
+def run_report(paths: Sequence[Path], output: Path) -> None:
+    """Write the report, and say where it is; what could not be read goes to the error output.
+
+    Args:
+        paths: Directories of runs; one that is named twice is shown once.
+        output: The file; an earlier report is replaced.
+
+    Raises:
+        ConfigError: A directory is no run's, there are too many, or the file cannot be written.
+    """
+    different = list({path.resolve(): path for path in paths}.values())
+    if len(different) > MOST_RUNS:
+        raise ConfigError(
+            "These are too many runs for one report.",
+            where="command line",
+            why=f"there are {len(different)}, and a report has {MOST_RUNS} at most",
+            fix="write several reports",
+        )
+    _check(output)
+    runs = [Run(path) for path in different]
+    page = render(runs)
+    try:
+        write_durably(output, page, PRIVATE)
+    except OSError as error:
+        raise exhausted(error, str(output)) or ConfigError(
+            "The report cannot be written.", where=str(output), why=str(error), fix="set another --output"
+        ) from error
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    for run in runs:
+        for problem in run.problems:
+            notes.print(f"warning: {run.path}: {problem}", markup=False)
+    print(f"{output} ({len(page) / 1e6:.2f} MB) shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
+
+
+def _check(output: Path) -> None:
+    """Replace nothing but an earlier report."""
+    if output.is_dir():
+        raise ConfigError("The report cannot be written.", where=str(output), why="it is a directory")
+    if output.is_file():
+        with output.open("rb") as file:
+            if file.read(len(MARK)) == MARK.encode():
+                return
+    elif not output.exists():
+        return
+    raise ConfigError(
+        "The file that the report is to be written to is not a report.",
+        where=str(output),
+        fix="set another --output, or delete it",
+    )

@@ -1,0 +1,76 @@
+"""Which plots stand together, and what they are said to show."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from anytron.components import TRAINING_ENGINES, engine_info
+from anytron.errors import ConfigError
+from anytron.tracking.metric_table import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from anytron.metric import Metric
+
+CHAPTERS = (
+    ("Reward", ("reward/mean", "reward/std", "reward/")),
+    ("Responses", ("response/length_mean", "response/truncated_fraction", "response/", "environment/")),
+    ("Policy", ("policy/entropy", "loss/kl", "policy/", "loss/")),
+    ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),
+    ("Optimizer", ("grad_norm", "lr", "update/")),
+    ("Critic", ("critic/",)),
+    ("Time", ("time/step_s", "throughput/tokens_per_s", "time/", "throughput/")),
+    ("Memory", ("memory/",)),
+    ("Other", ("",)),
+)
+"""Titles, and names or beginnings of names in the order in which they are shown."""
+LEADING = (
+    "reward/mean",
+    "response/length_mean",
+    "policy/entropy",
+    "loss/kl",
+    "rollout/log_prob_abs_diff",
+    "grad_norm",
+    "lr",
+    "time/step_s",
+    "memory/training_peak_bytes",
+)
+"""What one looks at first."""
+
+
+def chapters(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Sort metrics into chapters; each metric stands in the first that names it, or its beginning."""
+    left = sorted(set(names))
+    found = []
+    for title, beginnings in CHAPTERS:
+        own = [name for begin in beginnings for name in left if name == begin or (_is_beginning(begin, name))]
+        own = list(dict.fromkeys(own))
+        left = [name for name in left if name not in set(own)]
+        if own:
+            found.append({"title": title, "metrics": own})
+    return found
+
+
+def _is_beginning(begin: str, name: str) -> bool:
+    return (not begin or begin.endswith("/")) and name.startswith(begin)
+
+
+def descriptions(names: Iterable[str], engines: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Give unit and meaning of metrics, as far as they are known here.
+
+    Args:
+        names: The metrics.
+        engines: Training engines whose metrics are among them; one that is not installed here describes nothing.
+    """
+    known: list[Metric] = list(METRICS)
+    for engine in dict.fromkeys(engines):
+        with contextlib.suppress(ConfigError, ImportError):
+            known += engine_info(TRAINING_ENGINES, engine, "engine.name").metrics
+    found = {}
+    for name in names:
+        metric = next((one for one in known if one.matches(name)), None)
+        if metric is not None:
+            found[name] = {"unit": metric.unit, "meaning": metric.meaning.partition("; see [")[0].replace("`", "")}
+    return found

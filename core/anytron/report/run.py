@@ -1,0 +1,205 @@
+"""A run's directory, as one reads it who has not written it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from anytron.errors import ConfigError
+from anytron.files import lock_owner
+from anytron.report.history import History
+from anytron.report.records import Record, Tail, step_of
+from anytron.tracking.claim import LOCK, LOSSES
+from anytron.tracking.record import RECORD, RunRecord
+
+METRICS, SAMPLES, WORKERS = "metrics.jsonl", "samples.jsonl", "patches.json"
+DRIVER_LOG = Path("logs", "driver.log")
+TIME, REST = "time/", "time/step_s"
+
+
+class State(Enum):
+    """Whether a run goes on; the value is said to people."""
+
+    GOING = "going on"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped before its last step"
+    UNKNOWN = "it is not known whether it goes on"
+
+
+class Run:
+    """What a run has left so far; :meth:`update` reads what has come since.
+
+    Args:
+        path: The run's directory.
+
+    Attributes:
+        path: The same, absolute.
+        history: Its metrics.
+        record: Its configuration and history; None if it cannot be read.
+        owner: The process that writes into it now; None = none does.
+        problems: What cannot be read, in words.
+
+    Raises:
+        ConfigError: It is no run's directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        if not any((self.path / name).is_file() for name in (RECORD, METRICS)):
+            raise ConfigError(
+                "This is not the directory of a run.",
+                where=str(path),
+                why=f"it has neither {RECORD} nor {METRICS}" if path.is_dir() else "there is no such directory",
+                fix="name the trainer.output_dir of a run",
+            )
+        self.history = History()
+        self.record: RunRecord | None = None
+        self.owner: str | None = None
+        self.problems: list[str] = []
+        self._metrics = Tail(self.path / METRICS)
+        self.update()
+
+    def update(self) -> None:
+        """Read what is new."""
+        self.problems = []
+        try:
+            self.owner, self._hidden = lock_owner(self.path / LOCK), False
+        except OSError as error:
+            self.problems.append(f"{LOCK} cannot be read: {error}")
+            self.owner, self._hidden = None, True
+        self.record = self._found(RECORD, lambda path: RunRecord.read(path.parent))
+        stepless = 0
+        for record in self._metrics.read():
+            if record is None:
+                self.history.clear()
+            else:
+                stepless += not self.history.add(record.value)
+        self._count(METRICS, self._metrics.broken + stepless, cut_short=self._metrics.cut_short)
+
+    @property
+    def state(self) -> State:
+        """Whether it goes on, and if not, how it ended."""
+        if self.owner is not None:
+            return State.GOING
+        finished = None if self.record is None else self.record.finished_step
+        if finished is not None and finished >= (self.total_steps or 0):
+            return State.FINISHED
+        if self._hidden:
+            return State.UNKNOWN
+        return State.STOPPED if self.failure is None else State.FAILED
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended it; None if none did, or it goes on."""
+        return None if self.record is None or self.owner is not None else self.record.failure
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come: after a loss the run's process gives the directory up and takes it again."""
+        if self.state in (State.GOING, State.UNKNOWN):
+            return False
+        return self.state is State.FINISHED or not self._process_is_alive()
+
+    def _process_is_alive(self) -> bool:
+        """Whether the last process that wrote here is still there, as far as one can see it from this machine."""
+        try:
+            said = (self.path / LOCK).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        found = re.fullmatch(r"process (\d+) on (.+)", said.strip())
+        return found is not None and found[2] == socket.gethostname() and Path("/proc", found[1]).exists()
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the configuration asks for; None if it is not known."""
+        total = self.setting("trainer", "total_steps")
+        return total if isinstance(total, int) else None
+
+    def setting(self, *keys: str) -> Any:
+        """Give a value of the configuration; None if it is not there."""
+        value: Any = {} if self.record is None else self.record.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Time until the last step, from that of the last twenty; None if it cannot be told."""
+        seconds = self.history.values(REST)[-20:]
+        if self.total_steps is None or not seconds:
+            return None
+        return max(self.total_steps - self.history.last, 0) * math.fsum(seconds) / len(seconds)
+
+    def seconds_by_part(self, last: int | None = None) -> dict[str, float]:
+        """Seconds that the parts of all steps, or of the last few, took; ``other`` is what nobody measured."""
+        parts = {}
+        for name in self.history.series:
+            if name.startswith(TIME) and name.endswith("_s") and name != REST:
+                values = self.history.values(name)
+                parts[name[len(TIME) : -len("_s")]] = math.fsum(values[-last:] if last else values)
+        whole = self.history.values(REST)
+        other = math.fsum(whole[-last:] if last else whole) - math.fsum(parts.values())
+        return {**parts, "other": other} if other > 0 else parts
+
+    def samples(self) -> list[tuple[int, Record]]:
+        """Every logged sample with its step, in the order of the file; what was repeated is there once.
+
+        The whole file is read, and may be large: the records hold only their places in it.
+        """
+        found: list[tuple[int, Record]] = []
+        tail, stepless = Tail(self.path / SAMPLES), 0
+        for record in tail.read():
+            step = None if record is None else step_of(record.value)
+            if record is None or step is None:
+                stepless += record is not None
+                continue
+            if found and step < found[-1][0]:
+                while found and found[-1][0] >= step:
+                    found.pop()
+            found.append((step, Record(record.offset, {})))
+        self._count(SAMPLES, tail.broken + stepless, cut_short=tail.cut_short)
+        return found
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Processes that were lost, oldest first."""
+        tail = Tail(self.path / LOSSES)
+        found = [record.value for record in tail.read() if record is not None]
+        self._count(LOSSES, tail.broken, cut_short=tail.cut_short)
+        return found
+
+    def workers(self) -> dict[str, list[dict[str, Any]]]:
+        """What the workers said of themselves, by role."""
+        text = self._found(WORKERS, lambda path: path.read_text(encoding="utf-8") if path.is_file() else "{}")
+        try:
+            roles = json.loads(text or "{}")
+            return {str(role): [dict(rank) for rank in ranks] for role, ranks in roles.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            self.problems.append(f"{WORKERS} cannot be read: {error}")
+            return {}
+
+    def log(self) -> list[str]:
+        """The lines of the driver's log: warnings."""
+        path = self.path / DRIVER_LOG
+        if not path.is_file():
+            return []
+        return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+    def _found(self, name: str, read: Any) -> Any:
+        try:
+            return read(self.path / name)
+        except (OSError, ValueError, ConfigError) as error:
+            why = error.why if isinstance(error, ConfigError) else str(error)
+            self.problems.append(f"{name} cannot be read: {why}")
+            return None
+
+    def _count(self, name: str, broken: int, *, cut_short: bool) -> None:
+        if broken:
+            self.problems.append(f"{name}: {broken} line{'s are' if broken > 1 else ' is'} not readable and left out")
+        if cut_short and self.owner is None:
+            self.problems.append(f"{name} ends in the middle of a line, which is left out")

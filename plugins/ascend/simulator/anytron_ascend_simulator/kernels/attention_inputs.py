@@ -1,0 +1,188 @@
+"""The arguments of ``npu_fusion_attention``, checked and cut into sequences.
+
+Source: torch_npu 2.13, documentation of ``npu_fusion_attention`` and the checks of op-plugin's
+FlashAttentionKernelNpuOpApi.cpp; for sinks CANN 8.5.0, documentation and checks of
+``aclnnFlashAttentionVarLenScoreV5``, ``aclnnFlashAttentionScoreV3`` and their gradients. Not modelled: prefix modes
+(5, 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron_ascend_simulator.kernels.attention_masks import Sparsity
+from anytron_ascend_simulator.kernels.contract import require
+from anytron_ascend_simulator.kernels.dropout import DropMask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADS_FIRST = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "TND": (1, 0, 2)}
+"""By ``input_layout``: the permutation to ``[B, N, S, D]`` (TND: ``[N, T, D]``), once H is split into N and D."""
+MAX_HEADS, MAX_HEAD_SIZE = 256, 768
+INVALID_ROWS = 2
+"""``inner_precise``: rows without any visible key give zeros. In the other modes the kernel adds a large
+negative number to all scores of such a row, and its softmax is uniform over all keys."""
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """The plain arguments, in their order."""
+
+    scale: float
+    keep_prob: float
+    pre_tokens: int
+    next_tokens: int
+    heads: int
+    layout: str
+    inner_precise: int
+    sparse_mode: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One sequence, or in the layouts with a batch dimension all of them; heads come first.
+
+    Attributes:
+        query: float32 ``[..., N, Sq, D]``.
+        key: float32 ``[..., Nkv, Skv, D]``.
+        value: float32 ``[..., Nkv, Skv, Dv]``.
+        masked: bool, broadcastable to ``[..., N, Sq, Skv]``; None = nothing is.
+        kept: bool ``[..., N, Sq, Skv]``, what dropout leaves; None = no dropout.
+        rows: Where the queries lie in dimension 0 (TND).
+        columns: Where the keys lie.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    masked: Tensor | None
+    kept: Tensor | None
+    rows: slice = field(default_factory=lambda: slice(None))
+    columns: slice = field(default_factory=lambda: slice(None))
+
+
+class Attention:
+    """One call: arguments checked, and cut into pieces.
+
+    Args:
+        query: In the layout of ``attributes``, as key and value are.
+        key: Likewise.
+        value: Likewise.
+        mask: ``atten_mask``.
+        lengths: Ends of the sequences, of queries and of keys; none but in layout TND.
+        attributes: The plain arguments.
+        drop: uint8, the bits that dropout keeps; None = no dropout.
+        sinks: float32 ``[N]``, a logit per head that joins the denominator; None = there are none.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        lengths: list[list[int]],
+        attributes: Attributes,
+        drop: Tensor | None,
+        sinks: Tensor | None,
+    ) -> None:
+        self.attributes = attributes
+        require(attributes.layout in HEADS_FIRST, f"input_layout {attributes.layout}: {', '.join(HEADS_FIRST)}")
+        require(query.dtype == key.dtype == value.dtype, "query, key and value differ in dtype")
+        require(query.dtype in (torch.float16, torch.bfloat16, torch.float32), f"dtype {query.dtype}")
+        self._drop = DropMask(drop, attributes.keep_prob)
+        self.sinks = _check_sinks(sinks, attributes.heads)
+        packed = attributes.layout == "TND"
+        require(packed == bool(lengths), "actual_seq_qlen and actual_seq_kvlen belong to layout TND")
+        self._sparsity = Sparsity(attributes.sparse_mode, mask, attributes.pre_tokens, attributes.next_tokens, packed)
+        self.kv_heads = self._kv_heads(query, key)
+        pieces = self._packed_pieces(query, key, value, *lengths) if packed else [self._whole(query, key, value)]
+        self.pieces = list(pieces)
+        for piece in self.pieces:
+            self._check_heads(piece)
+
+    def heads_first(self, tensor: Tensor, heads: int) -> Tensor:
+        """A layout's tensor as float32 ``[B, N, S, D]``; TND as ``[N, T, D]``."""
+        wide, layout = tensor.float(), self.attributes.layout
+        if layout in ("BSH", "SBH"):
+            wide = wide.unflatten(2, (heads, -1))
+        return wide.permute(*HEADS_FIRST[layout])
+
+    def from_heads_first(self, tensor: Tensor) -> Tensor:
+        """The inverse of :meth:`heads_first`."""
+        layout = self.attributes.layout
+        axes = HEADS_FIRST[layout]
+        given = tensor.permute(*(axes.index(axis) for axis in range(len(axes))))
+        return given.flatten(2) if layout in ("BSH", "SBH") else given
+
+    def _kv_heads(self, query: Tensor, key: Tensor) -> int:
+        layout, heads = self.attributes.layout, self.attributes.heads
+        if layout in ("BSH", "SBH"):
+            require(query.size(2) % heads == 0, f"hidden size {query.size(2)} is no multiple of head_num {heads}")
+            return int(key.size(2) // (query.size(2) // heads))
+        axis = 2 if layout == "BSND" else 1
+        require(query.size(axis) == heads, f"head_num is {heads}, query has {query.size(axis)} heads")
+        return int(key.size(axis))
+
+    def _whole(self, query: Tensor, key: Tensor, value: Tensor) -> Piece:
+        q = self.heads_first(query, self.attributes.heads)
+        k, v = self.heads_first(key, self.kv_heads), self.heads_first(value, self.kv_heads)
+        self._sparsity.check(q.size(0), q.size(1))
+        kept = self._drop.take(q.size(0), q.size(1), q.size(2), k.size(2))
+        return Piece(q, k, v, self._sparsity.masked(q.size(2), k.size(2)), kept)
+
+    def _packed_pieces(
+        self, query: Tensor, key: Tensor, value: Tensor, query_ends: list[int], key_ends: list[int]
+    ) -> Any:
+        _check_ends("actual_seq_qlen", query_ends, query.size(0))
+        _check_ends("actual_seq_kvlen", key_ends, key.size(0))
+        require(len(query_ends) == len(key_ends), "actual_seq_qlen and actual_seq_kvlen differ in length")
+        self._sparsity.check(len(query_ends), self.attributes.heads)
+        row = column = 0
+        for sequence, (row_end, column_end) in enumerate(zip(query_ends, key_ends, strict=True)):
+            if row_end <= row:  # an empty sequence, or a zero at the end for one that is left out
+                continue
+            masked = self._sparsity.masked(row_end - row, column_end - column, sequence, len(query_ends))
+            if masked is not None and self.attributes.inner_precise != INVALID_ROWS:
+                require(not bool(masked.all(-1).any()), "layout TND: a row of the mask is fully masked")
+            rows, columns = slice(row, row_end), slice(column, column_end)
+            yield Piece(
+                self.heads_first(query[rows], self.attributes.heads),
+                self.heads_first(key[columns], self.kv_heads),
+                self.heads_first(value[columns], self.kv_heads),
+                masked,
+                self._drop.take(self.attributes.heads, row_end - row, column_end - column),
+                rows,
+                columns,
+            )
+            row, column = row_end, column_end
+
+    def _check_heads(self, piece: Piece) -> None:
+        heads, size, value_size = piece.query.size(-3), piece.query.size(-1), piece.value.size(-1)
+        kv_heads = piece.key.size(-3)
+        require(heads % kv_heads == 0 and heads <= MAX_HEADS, f"{heads} query heads for {kv_heads} key/value heads")
+        require(piece.key.size(-1) == size, f"query heads of {size}, key heads of {piece.key.size(-1)}")
+        require(
+            value_size <= size <= MAX_HEAD_SIZE, f"head sizes: Dq {size} >= Dv {value_size}, at most {MAX_HEAD_SIZE}"
+        )
+        require(piece.key.size(-2) == piece.value.size(-2), "keys and values differ in number")
+
+
+def _check_ends(name: str, ends: list[int], total: int) -> None:
+    require(bool(ends), f"{name} is empty")
+    require(ends[0] > 0 or len(ends) == 1, f"{name} has a leading 0: it holds the sequences' ends, {ends[:3]}...")
+    real = ends[: len(ends) - next((i for i, end in enumerate(reversed(ends)) if end), 0)]
+    require(all(a <= b for a, b in pairwise(real)), f"{name} is not ascending: {ends}")
+    require(max(ends) <= total, f"{name} ends at {max(ends)}, there are {total} tokens")
+
+
+def _check_sinks(sinks: Tensor | None, heads: int) -> Tensor | None:
+    if sinks is not None:
+        require(sinks.dtype == torch.float32, f"sink is {sinks.dtype}: float32")
+        require(tuple(sinks.shape) == (heads,), f"sink is {tuple(sinks.shape)}: [head_num] = ({heads},)")
+    return sinks

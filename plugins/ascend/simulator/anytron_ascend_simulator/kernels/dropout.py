@@ -1,0 +1,60 @@
+"""Masks of dropout: drawn as bits, and read by attention.
+
+Source: documentation of ``aclnnDropoutGenMaskV2`` (CANN 8.5.0), whose bits attention takes as ``drop_mask``: 1 = kept,
+one for each entry of ``[B, N, Sq, Skv]``; in layout TND sequence after sequence, ``[N, Sq, Skv]`` each. In which order
+a byte holds its bits the documentation does not say: drawing and reading agree here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron_ascend_simulator.kernels.contract import require
+from anytron_ascend_simulator.random_numbers import host_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 128
+"""The number of bits is rounded up to a multiple of it."""
+_BITS = torch.arange(8, dtype=torch.uint8)
+
+
+class DropMask:
+    """What dropout keeps in one call of attention, taken piece by piece.
+
+    Args:
+        bits: uint8; None = nothing is dropped.
+        keep_prob: The share that is kept.
+    """
+
+    def __init__(self, bits: Tensor | None, keep_prob: float) -> None:
+        require(0 < keep_prob <= 1, f"keep_prob {keep_prob}: in (0, 1]")
+        require(
+            (bits is None or bits.numel() == 0) == (keep_prob == 1), "drop_mask and a keep_prob below 1 belong together"
+        )
+        self._kept = None if keep_prob == 1 or bits is None else (bits[:, None] >> _BITS & 1).bool().flatten()
+        self._taken = 0
+
+    def take(self, *shape: int) -> Tensor | None:
+        """The next entries: bool of this shape, True = kept; None without dropout."""
+        if self._kept is None:
+            return None
+        start, self._taken = self._taken, self._taken + torch.Size(shape).numel()
+        require(self._taken <= len(self._kept), f"drop_mask has {len(self._kept)} bits, {self._taken} are needed")
+        return self._kept[start : self._taken].view(shape)
+
+
+def _draw(shape: list[int], drop_prob: float, seed: int, offset: int, _dtype: torch.dtype, target: Tensor) -> None:
+    """``aclnnDropoutGenMaskV2``: the same seed and offset give the same bits."""
+    require(0 <= drop_prob <= 1, f"prob {drop_prob}: in [0, 1]")
+    bits = -(-torch.Size(shape).numel() // ALIGNMENT) * ALIGNMENT
+    require(target.dtype == torch.uint8, f"out is {target.dtype}: uint8")
+    require(target.numel() == bits // 8, f"out has {target.numel()} bytes, {bits // 8} are needed")
+    kept = torch.rand(bits // 8, 8, generator=torch.Generator().manual_seed(host_seed(seed, offset))) >= drop_prob
+    target.copy_((kept.to(torch.uint8) << _BITS).sum(-1, dtype=torch.uint8).view(target.shape))
+
+
+KERNELS = {"aclnnDropoutGenMaskV2": _draw}
