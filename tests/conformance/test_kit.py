@@ -94,7 +94,7 @@ def test_ranks_that_do_not_come_up_are_every_rule_s_own_failure(tmp_path, offer)
         for rule_name in ("environment-reaches-ranks", "collective-results"):
             result = checker.check(find_rule("device", rule_name))
             assert result.status is Status.FAILED
-            assert "acmeccl" in result.reason, "and not that processes are gone"
+            assert "acmeccl" in result.difference, "and not that processes are gone"
 
 
 def test_the_smallest_case_that_fails_is_shown():
