@@ -22,4 +22,4 @@ def test_buffers_hold_what_they_held(facts, state, overlap):
 def test_alone_no_thread_starts(facts):
     assert facts["outcome"] == ["applied", "applied"]
     assert facts["unpatched"]["alone"]["threads"] > 0, "gloo's threads start teams of their own"
-    assert facts["patched"]["alone"]["threads"] == 0
+    assert facts["patched"]["alone"]["threads"] <= 0, "those of groups that were left may end meanwhile"
