@@ -10,7 +10,7 @@ from anytron.errors import ConfigError
 from anytron.files import publish_directory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from anytron.config.schema import RunConfig
 
@@ -52,6 +52,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             torch.manual_seed(config.trainer.seed)
             dtype = getattr(torch, config.model.dtype)
             model = model_class(hf_config).from_config(hf_config, dtype=dtype)
+            draw_padding_rows(model)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             "The model cannot be made.",
@@ -76,3 +77,18 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
         save_processor(config.model, part)
 
     publish_directory(directory, write)
+
+
+def draw_padding_rows(model: PreTrainedModel) -> None:
+    """Draw the embedding of the padding token like all others, with transformers' default standard deviation.
+
+    transformers leaves it at zero and never trains it. Megatron does train it, and RMSNorm multiplies the gradient at
+    a zero vector by ``1 / sqrt(eps)``: one such row would have nearly all of the first gradient's norm.
+    """
+    import torch
+
+    deviation = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                module.weight[module.padding_idx].normal_(std=deviation)

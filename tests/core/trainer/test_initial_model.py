@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -31,6 +32,21 @@ def test_a_random_model_of_a_family_loads_as_what_it_is(new_run, tmp_path, famil
     assert chosen is (AutoModelForImageTextToText if sees else AutoModelForCausalLM)
     loaded = chosen.from_pretrained(model_directory(run.config))
     assert hasattr(loaded.model, "visual") == sees
+
+
+def test_the_padding_token_has_an_embedding_like_all_others(new_run, tmp_path):
+    run = new_run(model={"config": CONFIGS["qwen3"]}, trainer={"output_dir": str(tmp_path)})
+    write_random_model(run.config, resolve(run.config.model.tokenizer, key="model.tokenizer")())
+    weights = load_file(model_directory(run.config) / "model.safetensors")
+    torch.manual_seed(run.config.trainer.seed)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIGS["qwen3"])).state_dict()
+    embedding = "model.embed_tokens.weight"
+    padding = CONFIGS["qwen3"]["pad_token_id"]
+    assert theirs[embedding][padding].norm() == 0
+    norms = weights[embedding].norm(dim=1)
+    assert 0.5 < norms[padding] / norms.mean() < 2
+    theirs[embedding][padding] = weights[embedding][padding]
+    assert all(tensor.equal(theirs[name]) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3"])
