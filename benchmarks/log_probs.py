@@ -1,10 +1,11 @@
 """Log-probs and entropies of labels, forward and backward: the platform's kernel against the plain path.
 
-``plain`` is what people write, as lean as autograd lets it be: the output layer, ``.float()``, the temperature in place,
-``log_softmax``, ``gather``, the entropy from ``exp``. At its peak it has four times the logits. Each side has a process of its own, so that its peak is its own: of a processor the
-whole process's resident memory, of another device what was allocated there at most. The two take turns; ratios are
-ours by theirs, of the medians of time. ``*_error`` is a side's largest difference from the plain path in float64, by
-the largest number of that, for the first 64 tokens in as many tiles as all of them have; ``error`` is our largest one.
+``plain`` is what people write, as lean as autograd lets it be: the output layer, ``.float()``, the temperature in
+place, ``log_softmax``, ``gather``, the entropy from ``exp``. At its peak it has four times the logits. Each side has a
+process of its own, so that its peak is its own: of a processor the whole process's resident memory, of another device
+what was allocated there at most. The two take turns; ratios are ours by theirs, of the medians of time. ``*_error`` is
+a side's largest difference from the definition in float64, by the largest number of that, for the first 64 tokens in as
+many tiles as all of them have; ``error`` is our largest one.
 
 The device is the platform's (``ANYTRON_PLATFORM``); a processor gets 8192 tokens in float32, another device 32768 in
 bfloat16. The hidden size is that of Qwen3-0.6B; a larger one is to the plain path's advantage in time, which has one
