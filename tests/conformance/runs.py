@@ -41,7 +41,7 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "delta-net, bshd": ("grpo_gated_delta_net", {"engine": {"sequence_format": "bshd"}}),
     "mla": ("grpo_mla", {}),
     "moe": ("grpo_moe", {}),
-    "critic": ("ppo_sort", {}),
+    "critic": ("ppo_sort", {"critic": {"warmup_steps": 0}}),
     "mtp": (
         "grpo_mla",
         {
