@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform as machine
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from anytron import __version__
 from anytron.verification.report import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anytron.testing.rules import Level, Rule
 
@@ -84,10 +85,18 @@ class ConformanceReport:
     Attributes:
         platform: The platform's name.
         levels: Results by level, in order.
+        interrupted: Ctrl-C came before all rules had been checked.
     """
 
     platform: str
     levels: Mapping[Level, list[RuleResult]]
+    interrupted: bool = False
+
+    @classmethod
+    def of(cls, platform: str, results: Iterable[RuleResult], *, interrupted: bool = False) -> ConformanceReport:
+        """Make the report of a platform of its results, which are in order."""
+        levels = {level: [*members] for level, members in groupby(results, key=lambda result: result.level)}
+        return cls(platform, levels, interrupted)
 
     @property
     def results(self) -> list[RuleResult]:
@@ -116,6 +125,7 @@ class ConformanceReport:
                 for level, results in self.levels.items()
             ],
             "counts": self.counts,
+            "interrupted": self.interrupted,
         }
 
 
