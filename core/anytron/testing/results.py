@@ -26,6 +26,7 @@ class RuleResult:
         level: Its level.
         status: What came of it.
         contract: The sentence of the contract.
+        help: What was done to find out, and what usually breaks it: all that the documentation says of the rule.
         docs: Where it is explained.
         cases: Number of cases that were made, the failing one included.
         skipped: Number of cases that the platform declares not to do or this machine cannot make.
@@ -41,6 +42,7 @@ class RuleResult:
     level: Level
     status: Status
     contract: str
+    help: str
     docs: str
     cases: int = 0
     skipped: int = 0
@@ -54,7 +56,7 @@ class RuleResult:
     @classmethod
     def failed(cls, rule: Rule, reason: str, **found: Any) -> RuleResult:
         """Make the result of a rule that is broken, or could not be checked."""
-        return cls(rule.name, rule.level, Status.FAILED, rule.contract, rule.docs, reason=reason, **found)
+        return cls(rule.name, rule.level, Status.FAILED, rule.contract, rule.help, rule.docs, reason=reason, **found)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RuleResult:
@@ -73,6 +75,7 @@ class RuleResult:
             ("case: ", self.case),
             ("difference: ", self.difference),
             ("contract: ", self.contract),
+            ("checked: ", " ".join(self.help.replace("``", "`").split())),
             ("docs: ", self.docs),
         )
         return "\n".join(f"{label}{text}" for label, text in parts if text)
