@@ -23,8 +23,19 @@ from tests.core.rewards.test_processes import sample
 
 HOSTILE = Path(__file__).with_name("nonsense.py")
 NAMES = st.sampled_from(
-    "values failures failure observation what why fix ends sample text messages tokens done reward metrics role".split()
-)
+    [
+        "values",
+        "failures",
+        "failure",
+        "observation",
+        "what",
+        "why",
+        "fix",
+        "ends",
+        "sample",
+        "text",
+    ]  # as in our answers
+) | st.sampled_from(["messages", "tokens", "done", "reward", "metrics", "role"])
 PLAIN = (
     st.none()
     | st.booleans()

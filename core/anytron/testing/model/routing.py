@@ -51,9 +51,7 @@ def router_replay(subject: Subject, case: Case) -> None:
     with said():
         shape = trainer.topology[0].rollout_routing
         if shape is None:
-            raise Broken(
-                "The engine names no shape of routing, and rollout.replay_routing asks for it."
-            )
+            raise Broken("The engine names no shape of routing, and rollout.replay_routing asks for it.")
         batch = replace(_sent_by_lot(recorded_of(family), shape), temperature=OTHER_TEMPERATURE)
         dtype = config.model.dtype
         truth = expected_gradients(observer.model(family), None, getattr(torch, dtype), batch)
