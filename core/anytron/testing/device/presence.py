@@ -43,6 +43,8 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
     if here.type != runtime.device_type:
         raise Broken("The current device is of another type than the runtime.", f"{here}, {runtime.device_type}")
     count = runtime.device_count()
+    if not isinstance(count, int):
+        raise Broken("device_count() answers with something else than a number.", f"{count!r}")
     if count < 1 or (subject.platform.accelerator and count != probes[0].devices):
         raise Broken("Probe and runtime count different devices.", f"{probes[0].devices} and {count}")
     runtime.set_device(here.index or 0)
