@@ -64,7 +64,6 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
         level=rule.level,
         status=Status.PASSED if made else Status.SKIPPED,
         contract=rule.contract,
-        help=rule.help,
         docs=rule.docs,
         cases=len(made),
         skipped=1 if declined else len(left_out),

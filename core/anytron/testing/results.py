@@ -26,10 +26,11 @@ class RuleResult:
         level: Its level.
         status: What came of it.
         contract: The sentence of the contract.
-        help: What was done to find out, and what usually breaks it: all that the documentation says of the rule.
         docs: Where it is explained.
         cases: Number of cases that were made, the failing one included.
         skipped: Number of cases that the platform declares not to do or this machine cannot make.
+        help: What was done to find out, and what usually breaks it: all that the documentation says of the rule besides.
+            Empty if the rule is not broken.
         reason: What was found wrong, or why cases were skipped; empty if all cases passed.
         case: The smallest case that fails; empty if none does, or if the rule has one case only.
         difference: How far off it is, and what is allowed.
@@ -42,10 +43,10 @@ class RuleResult:
     level: Level
     status: Status
     contract: str
-    help: str
     docs: str
     cases: int = 0
     skipped: int = 0
+    help: str = ""
     reason: str = ""
     case: str = ""
     difference: str = ""
@@ -56,7 +57,8 @@ class RuleResult:
     @classmethod
     def failed(cls, rule: Rule, reason: str, **found: Any) -> RuleResult:
         """Make the result of a rule that is broken, or could not be checked."""
-        return cls(rule.name, rule.level, Status.FAILED, rule.contract, rule.help, rule.docs, reason=reason, **found)
+        named = {"help": rule.help, "reason": reason, **found}
+        return cls(rule.name, rule.level, Status.FAILED, rule.contract, rule.docs, **named)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RuleResult:
