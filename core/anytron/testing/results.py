@@ -29,8 +29,8 @@ class RuleResult:
         docs: Where it is explained.
         cases: Number of cases that were made, the failing one included.
         skipped: Number of cases that the platform declares not to do or this machine cannot make.
-        help: What was done to find out, and what usually breaks it: all that the documentation says of the rule besides.
-            Empty if the rule is not broken.
+        help: What was done to find out, and what usually breaks it: all that the documentation says of the rule
+            besides. Empty if the rule is not broken.
         reason: What was found wrong, or why cases were skipped; empty if all cases passed.
         case: The smallest case that fails; empty if none does, or if the rule has one case only.
         difference: How far off it is, and what is allowed.
