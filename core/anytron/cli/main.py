@@ -17,6 +17,7 @@ from anytron.cli.plugins import app as plugins_app
 from anytron.errors import AnytronError, WorkerError
 from anytron.files import exhausted
 from anytron.plugins import disable_device_autoload
+from anytron.plugins.requirements import not_installed
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -133,7 +134,7 @@ def conformance(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts}.")
+        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts, interrupted}.")
     ] = False,
 ) -> None:
     """Check a platform against the contract, rule by rule, on its device.
@@ -313,7 +314,7 @@ def run() -> None:
         print_error(error)
         sys.exit(1)
     except Exception as error:  # safetensors says in its own way that a disk is full
-        explained = exhausted(error)
+        explained = exhausted(error) or not_installed(error)
         if explained is None:
             raise
         print_error(explained)
