@@ -40,7 +40,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "algorithms", "plugins", "tracking"),
         ("checkpoint", "report"),
         ("engines", "layer"),
-        ("executor", "preflight"),
+        ("executor", "planning", "preflight"),
         ("doctor", "rollout"),
         ("trainer",),
         ("verification",),

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.engines.memory import DeviceMemory, TrainingEstimate, When
 
+LOGITS = 6
+"""Tensors of ``[B, V]`` that one step of sampling has at a time: logits, the copy that transformers hands on, scaled by
+the temperature, log-probs, noise, and the choice."""
+
 
 def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-    """Count the weights of a replica, and keys and values of a full batch at the end of its responses."""
+    """Count the weights of a replica, and keys and values of a full batch at the end of its responses, and its logits."""
     del device
     rollout, element = run.rollout, BYTES[run.model.dtype]
     when: When = "generation" if rollout.sleep else "always"
@@ -28,4 +32,7 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
     rows = min(rollout.max_batch_size, run.data.prompts_per_step * rollout.samples_per_prompt)
     how = f"{rows} responses of {rollout.max_new_tokens} tokens, without their prompts; {elements:,} numbers of a token"
     size = rows * rollout.max_new_tokens * elements * element
-    return [weights, MemoryPart("rollout-cache", size, how, "generation")]
+    cache = MemoryPart("rollout-cache", size, how, "generation")
+    entries = training.config.get("vocab_size", 0)
+    what = f"{LOGITS} float32 tensors of {rows} rows x {entries:,} entries"
+    return [weights, cache, MemoryPart("rollout-logits", LOGITS * rows * entries * 4, what, "generation")]
