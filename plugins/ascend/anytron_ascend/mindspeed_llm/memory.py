@@ -26,7 +26,7 @@ def estimate(run: RunConfig) -> TrainingEstimate:
         raise ConfigError(
             "There is no estimate of what this run needs.",
             where=", ".join(f"engine.options.recompute.{name}" for name in others),
-            why="activations are counted without recomputation and with that of every layer on its own, nothing between",
+            why="activations are counted without recomputation or with that of each layer on its own, nothing between",
             fix="examine the run without these options: with engine.recompute=full it needs less than most of them, "
             "with engine.recompute=none more than any",
         )
