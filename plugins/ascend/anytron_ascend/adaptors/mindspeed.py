@@ -13,6 +13,7 @@ from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed.attention import CAUSAL, FULL
 from anytron_ascend.mindspeed.installation import find_installation
+from anytron_ascend.mindspeed.models import model_diagnostics
 from anytron_ascend.mindspeed.patches import PATCHES
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class MindSpeedAdaptor(Adaptor):
         return [Requirement(package, "", remedy) for package in ("einops", "scipy", "protobuf")]
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Check that MindSpeed is there, and made for this Megatron."""
-        del config
+        """Check that MindSpeed is there and made for this Megatron, and that it can train the run's model."""
         try:
             find_installation()
         except AnytronError as error:
             yield Diagnostic("error", "platform.options.adaptor", f"{error.what} {error.why}", error.fix)
+        yield from model_diagnostics(config)
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """Let MindSpeed patch for this engine, every argument set."""

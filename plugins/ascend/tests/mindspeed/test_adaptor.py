@@ -93,6 +93,32 @@ def test_another_megatron_is_refused(tmp_path):
         check_pair(Installation("0.15.3", "0.15.3", tmp_path))
 
 
+LATENT, GROUPED = "deepseek_v3", "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("policy", "critic", "size", "refused"),
+    [
+        (LATENT, None, 2, ["model.path"]),
+        (LATENT, None, 1, []),
+        (GROUPED, None, 2, []),
+        (GROUPED, LATENT, 2, ["critic.path"]),
+    ],
+)
+def test_latent_attention_is_not_spread_over_context_parallel_ranks(
+    policy, critic, size, refused, checkout, adaptor, tiny_family
+):
+    checkout("0.16.0")
+    sections = {"model": {"path": str(tiny_family(policy))}, "parallel": {"context_parallel_size": size}}
+    if critic:
+        sections |= {"algorithm": {"advantage": "gae"}, "critic": {"path": str(tiny_family(critic))}}
+    found = list(adaptor.configure(run_of(**sections)))
+    assert [one.key for one in found] == ["parallel.context_parallel_size"] * len(refused)
+    for finding, key in zip(found, refused, strict=True):
+        assert finding.severity == "error"
+        assert f"no multi-latent attention, which {key} has" in finding.message
+
+
 def test_a_version_that_cannot_be_told_is_an_error(checkout):
     checkout(None)
     with pytest.raises(PlatformError, match="version of the package 'mindspeed' cannot be told"):
