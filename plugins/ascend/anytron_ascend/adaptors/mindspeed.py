@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, HookContractError
 from anytron.hooks.types import Requirement
+from anytron.limits import Feature, Limit
 from anytron.masks import AttnMask, MaskKind
 from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.adaptors.adaptor import Adaptor
@@ -38,6 +39,17 @@ class MindSpeedAdaptor(Adaptor):
 
     def __init__(self, options: MindSpeedOptions) -> None:
         self._options = options
+
+    def limits(self) -> Iterable[Limit]:
+        """Decline what MindSpeed's attention would leave out without a word.
+
+        ``MindSpeedTEDotProductAttention`` (mindspeed/te/pytorch/attention/dot_product_attention) reads neither
+        ``window_size`` nor ``softmax_type`` of the model's config, and its kernel is called without sinks.
+        """
+        return (
+            Limit(Feature.SLIDING_WINDOW, "MindSpeed's attention is causal over whole sequences"),
+            Limit(Feature.ATTENTION_SINKS, "MindSpeed calls its attention kernel without them"),
+        )
 
     def requirements(self) -> Iterable[Requirement]:
         """Name what MindSpeed imports. MindSpeed itself may have no metadata: :meth:`configure` looks for it."""

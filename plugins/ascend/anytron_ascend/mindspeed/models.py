@@ -17,7 +17,8 @@ def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Refuse multi-latent attention with context parallelism.
 
     MindSpeed's ring attention takes no sizes of heads from a layer: ``CPDotProductAttentionImpl.__init__``
-    (mindspeed/core/context_parallel/dot_product_attention.py) has neither ``k_channels`` nor ``v_channels``.
+    (mindspeed/core/context_parallel/dot_product_attention.py) has neither ``k_channels`` nor ``v_channels``, and its
+    class that has them stands in for ``kvallgather_cp_algo`` only (mindspeed/features_manager/context_parallel).
     """
     if config.parallel.context_parallel_size == 1:
         return
