@@ -18,7 +18,7 @@ the temperature, log-probs, noise, and the choice."""
 
 
 def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-    """Count the weights of a replica, and keys and values of a full batch at the end of its responses, and its logits."""
+    """Count the weights of a replica, keys and values of a full batch at the end of its responses, and its logits."""
     del device
     rollout, element = run.rollout, BYTES[run.model.dtype]
     when: When = "generation" if rollout.sleep else "always"

@@ -306,7 +306,10 @@ def plan(
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory", metavar="SIZE", help="What each device has, e.g. 80GiB; default: those here.", show_default=False
+            "--memory",
+            metavar="SIZE",
+            help="What a device has, e.g. 80GiB; default: those here.",
+            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

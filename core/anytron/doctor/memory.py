@@ -34,7 +34,7 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
     for one in plan.devices:
         for share in one.shares:
             for part in share.parts:
-                yield Entry(f"memory.{share.who}.{part.name}", "ok", str(part))
+                yield Entry(f"memory.{share.slug}.{part.name}", "ok", str(part))
         yield _verdict(one, unknown)
 
 

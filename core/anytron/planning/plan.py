@@ -39,6 +39,11 @@ class Share:
     parts: tuple[MemoryPart, ...]
 
     @property
+    def slug(self) -> str:
+        """``who``, for names of entries."""
+        return self.who.replace(" ", "-")
+
+    @property
     def peak(self) -> int:
         """Bytes of one of them at its largest."""
         return peak(self.parts)

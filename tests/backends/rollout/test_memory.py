@@ -40,9 +40,10 @@ def run(**rollout):
 
 
 def test_a_replica_has_the_whole_model_and_the_cache_of_a_batch():
-    weights, cache = estimate(run(), SIZES, GPU)
+    weights, cache, logits = estimate(run(), SIZES, GPU)
     assert (weights.size, weights.when) == (2000, "always")
     assert cache.size == 2 * 3 * 10 * key_value_elements(CONFIGS["qwen3"]) * 2
+    assert logits.size == 6 * 2 * 3 * CONFIGS["qwen3"]["vocab_size"] * 4
     assert estimate(run(sleep=True), SIZES, GPU)[0].when == "generation"
     assert estimate(run(max_batch_size=2), SIZES, GPU)[1].size == cache.size // 3
 
