@@ -77,14 +77,22 @@ def candidates(run: RunConfig) -> Iterator[str]:
 
 
 def _together(plan: Plan, overrides: Sequence[str], replan: Replan) -> Remedy | None:
+    """Add one after the other until the run fits, and take back those that were not needed."""
     chosen: list[str] = []
-    needed = plan.needed
+    reached = plan
     for override in overrides:
         tried = replan([*chosen, override])
-        if tried is None or tried.needed >= needed:
+        if tried is None or tried.needed >= reached.needed:
             continue
         chosen.append(override)
-        needed = tried.needed
+        reached = tried
         if tried.fits:
-            return Remedy(tuple(chosen), needed, fits=True)
-    return None
+            break
+    else:
+        return None
+    for override in chosen[:-1]:
+        rest = [one for one in chosen if one != override]
+        tried = replan(rest)
+        if tried is not None and tried.fits:
+            chosen, reached = rest, tried
+    return Remedy(tuple(chosen), reached.needed, fits=True)
