@@ -22,7 +22,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
     file in every ``file.py:function`` and ``file.py:Class``, the option ``path`` of a registered ``data.source`` and of
-    those of ``validation.sets``, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter).
+    those of ``validation.sets``, and ``rollout.python`` (whose links stay: an environment is known by the path of its
+    interpreter).
 
     Args:
         config: As read.

@@ -14,7 +14,7 @@ from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
 from anytron.preflight.capabilities import weight_diagnostics
 from anytron.preflight.interpreter import interpreter_diagnostics
-from anytron.preflight.validation import validation_references
+from anytron.preflight.references import validation_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
-from anytron.preflight.validation import validation_files, validation_references
+from anytron.preflight.references import validation_files, validation_references
 from anytron.tracking.claim import overwritten
 
 if TYPE_CHECKING:

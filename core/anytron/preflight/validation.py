@@ -85,23 +85,3 @@ def of_set(section: ValidationSetSection) -> Iterator[None]:
     except (ConfigError, DataError) as error:
         where = f"validation set {section.name}" + (f": {error.where}" if error.where else "")
         raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from error
-
-
-def validation_references(config: RunConfig) -> dict[str, str]:
-    """Return the sources and reward functions of all sets, by the keys that name them."""
-    found = {}
-    for index, one in enumerate([] if config.validation is None else config.validation.sets):
-        found[f"validation.sets.{index}.data.source"] = one.data.source
-        for place, reward in enumerate(one.rewards):
-            found[f"validation.sets.{index}.rewards.{place}.function"] = reward.function
-    return found
-
-
-def validation_files(config: RunConfig) -> dict[str, str]:
-    """Return the files of prompts of all sets, by the keys that name them."""
-    sets = [] if config.validation is None else config.validation.sets
-    return {
-        f"validation.sets.{index}.data.options.path": path
-        for index, one in enumerate(sets)
-        if isinstance(path := one.data.options.get("path"), str)
-    }
