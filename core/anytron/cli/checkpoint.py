@@ -80,9 +80,9 @@ def export(
 ) -> None:
     """Write the policy of a checkpoint as a Hugging Face directory, with its tokenizer.
 
-    Of several checkpoints in PATH it is the newest; checkpoints/best stands for the best one (validation.keep_best). One
-    process is enough, whatever number of ranks wrote them: the run's configuration comes from the checkpoint, with all
-    parallel sizes 1.
+    Of several checkpoints in PATH it is the newest; checkpoints/best stands for the best one (validation.keep_best).
+    One process is enough, whatever number of ranks wrote them: the run's configuration comes from the checkpoint, with
+    all parallel sizes 1.
 
     Example: anytron checkpoint export runs/grpo_sort model
     """

@@ -118,7 +118,7 @@ class Checkpointing:
             return
         self._best = found
         if self.last == found.step:
-            self._mark_best(found.step)
+            self._rotate(found.step)
         elif self._pending is not self._boundary:
             self._save(asynchronous=self._settings.asynchronous)
 
@@ -223,10 +223,11 @@ class Checkpointing:
         self._run.sync()
         checkpoint = self._directory.commit(self._pending, files)
         self._pending, self.last = None, checkpoint.step
-        self._mark_best(checkpoint.step)
+        self._rotate(checkpoint.step)
         self._tell(f"checkpoint of step {checkpoint.step}: {checkpoint.path}")
 
-    def _mark_best(self, step: int) -> None:
+    def _rotate(self, step: int) -> None:
+        """Mark the complete checkpoint of a step if it is the best one, and delete those that are not kept any more."""
         if self._best is not None and self._best.step == step:
             self._best.write(self._directory.path)
             self._best = None

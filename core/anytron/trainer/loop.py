@@ -13,6 +13,7 @@ from anytron.environments.loading import start_environments
 from anytron.errors import DataError, ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare
+from anytron.preflight.validation import prepare_validation
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
@@ -28,6 +29,7 @@ from anytron.trainer.suspicions import Suspicions
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.validation import Validation
 from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Executor
     from anytron.preflight.prepare import PreparedRun
+    from anytron.preflight.validation import ValidationSet
     from anytron.rewards.scoring import RewardWorkers
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
@@ -54,6 +57,7 @@ class RunSummary:
         metrics: Those of the last step.
         seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
         stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
+        early_stop: Why validation ended it before its last step; None if it did not.
     """
 
     output_dir: Path
@@ -61,6 +65,7 @@ class RunSummary:
     metrics: Mapping[str, float]
     seconds: float
     stopped_by: str | None = None
+    early_stop: str | None = None
 
 
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
@@ -96,6 +101,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
     prepared = prepare(config)
+    examined = prepare_validation(config, prepared)
     with ClaimedDirectory(config, progress.note) as claimed:
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
@@ -112,12 +118,13 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             else:
                 transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
             shared = executor, progress, restarts
-            return _train(config, prepared, score_rewards, environments, start, run, transfer, *shared)
+            return _train(config, prepared, examined, score_rewards, environments, start, run, transfer, *shared)
 
 
 def _train(
     config: RunConfig,
     prepared: PreparedRun,
+    examined: list[ValidationSet],
     score_rewards: RewardWorkers,
     environments: EnvironmentPool | None,
     start: Start,
@@ -143,8 +150,15 @@ def _train(
     ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
+    validation = Validation(config, examined, rollout, turns, run, checkpoints, progress, first=start.step)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
+
+    def send_weights(step: int) -> tuple[int, dict[str, float]]:
+        """Give the rollout the training engine's weights; return their version, and the ranks' memory as metrics."""
+        memory = trainer.offload() if config.engine.offload else {}
+        every = config.rollout.check_weights_every
+        return ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0)), memory
 
     with checkpoints, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
@@ -155,11 +169,12 @@ def _train(
             with clock.measure("rollout"), checkpoints.interruptible():
                 ahead.settle()  # what is under way, if anything is: rollout.max_staleness
             with transfer.measured(clock):  # also before the first rollout: the training engine has the only weights
-                memory = trainer.offload() if config.engine.offload else {}
-                every = config.rollout.check_weights_every
-                version = ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
+                version, memory = send_weights(step)
 
             with checkpoints.abandonable():
+                validation.after(step - 1, clock)
+                if validation.early_stop is not None:
+                    break
                 with clock.measure("rollout"):
                     prompts, trajectories = ahead.take(step)
                     memory |= rollout.sleep() if config.rollout.sleep else {}
@@ -201,12 +216,16 @@ def _train(
             if step > warm_up and metrics["update/skipped"] < len(outcomes):  # otherwise there are no log-probs
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
+        early_stop = validation.early_stop
         progress.finish()
-        checkpoints.finish(steps, version)
+        checkpoints.finish(done, version)
         with checkpoints.abandonable():
+            if validation.due(done, last=True):
+                send_weights(done)
+                validation.examine(done)
             if config.trainer.save_hf:
                 save_trained_models(config, trainer, prepared.tokenizer, run.path)
             if config.tracking.plot:
                 run.plot()
-            run.finished(steps)
-    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by)
+            run.finished(done, early_stop)
+    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by, early_stop)
