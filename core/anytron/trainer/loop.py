@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from anytron.rewards.scoring import RewardWorkers
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
+    from anytron.trainer.workers import TrainingWorkers
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,6 @@ def _train(
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
-    def send_weights(step: int) -> tuple[int, dict[str, float]]:
-        """Give the rollout the training engine's weights; return their version, and the ranks' memory as metrics."""
-        memory = trainer.offload() if config.engine.offload else {}
-        every = config.rollout.check_weights_every
-        return ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0)), memory
-
     with checkpoints, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
@@ -169,7 +164,7 @@ def _train(
             with clock.measure("rollout"), checkpoints.interruptible():
                 ahead.settle()  # what is under way, if anything is: rollout.max_staleness
             with transfer.measured(clock):  # also before the first rollout: the training engine has the only weights
-                version, memory = send_weights(step)
+                version, memory = _send_weights(step, config, trainer, transfer, ahead)
 
             with checkpoints.abandonable():
                 validation.after(step - 1, clock)
@@ -216,16 +211,28 @@ def _train(
             if step > warm_up and metrics["update/skipped"] < len(outcomes):  # otherwise there are no log-probs
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
-        early_stop = validation.early_stop
         progress.finish()
         checkpoints.finish(done, version)
         with checkpoints.abandonable():
             if validation.due(done, last=True):
-                send_weights(done)
+                _send_weights(done, config, trainer, transfer, ahead)
                 validation.examine(done)
             if config.trainer.save_hf:
                 save_trained_models(config, trainer, prepared.tokenizer, run.path)
             if config.tracking.plot:
                 run.plot()
-            run.finished(done, early_stop)
-    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by, early_stop)
+            run.finished(done, validation.early_stop)
+    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by, validation.early_stop)
+
+
+def _send_weights(
+    step: int,
+    config: RunConfig,
+    trainer: TrainingWorkers,
+    transfer: WeightTransfer | WeightsInPlace,
+    ahead: StepsAhead,
+) -> tuple[int, dict[str, float]]:
+    """Give the rollout the training engine's weights; return their version, and the ranks' memory as metrics."""
+    memory = trainer.offload() if config.engine.offload else {}
+    every = config.rollout.check_weights_every
+    return ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0)), memory

@@ -5,9 +5,10 @@ the second is under way::
 
     train N | weights N | examine N | generate N+1 | train N+1 | ...
 
-Training goes on as if there were no validation: prompts, seeds, reward functions and environments are validation's own.
-Its prompts and seeds are the same each time, so that what differs between two validations is the policy. What has been
-found lies in ``validation.jsonl``; a run that is resumed reads it there, and repeats a validation that was not finished.
+Training goes on as if there were no validation: prompts, seeds, processes of reward functions and of environments are
+validation's own. Its prompts and seeds are the same each time, so that what differs between two validations is the
+policy. What was found lies in ``validation.jsonl``: a run that is resumed reads it there, and repeats a validation that
+was not finished.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from anytron.validation.standing import standing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.config.schema import RunConfig, ValidationSection
+    from anytron.config.schema import RunConfig
     from anytron.preflight.validation import ValidationSet
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
@@ -93,20 +94,29 @@ class Validation:
         return every is not None and step % every == 0 and step != self._untrained
 
     def after(self, step: int, clock: Clock) -> None:
-        """Examine the policy if it is time to, and do what follows, also from a validation before a resume."""
+        """Examine the policy if it is time to, and draw conclusions, also from a validation before a resume.
+
+        Args:
+            step: Steps behind the policy.
+            clock: That of the next step.
+        """
         if self.due(step):
             with clock.measure("validation"):
                 self.examine(step)
-        elif self._section is not None and step in self._found:
-            self._draw_conclusions(self._section, step)
+        elif step in self._found:
+            self._keep_best(step)
+        if step in self._found:
+            self.early_stop = self._why_to_stop(step)
 
     def examine(self, step: int) -> None:
-        """Examine the policy, with the weights that the rollout engines have, and do what follows.
+        """Examine the policy, with the weights that the rollout engines have, and keep it if it is the best so far.
+
+        Args:
+            step: Steps behind it.
 
         Raises:
             DataError: A reward function or an environment fails for every response.
         """
-        assert self._section is not None, "it is due"
         began = time.perf_counter()
         self._turns.settle()
         metrics: dict[str, float] = {"step": step}
@@ -122,7 +132,7 @@ class Validation:
         self._run.write_validation(metrics)
         self._found[step] = metrics
         self._progress.note(f"validation after step {step}: {_summary(metrics)}")
-        self._draw_conclusions(self._section, step)
+        self._keep_best(step)
 
     def _examine(self, one: ValidationSet, step: int) -> tuple[list[Sample], RewardScores]:
         """Let the policy answer a set's prompts, and score the answers."""
@@ -148,29 +158,31 @@ class Validation:
                 self._run.write_samples(step, samples, None, section.name)
                 raise
 
-    def _draw_conclusions(self, section: ValidationSection, step: int) -> None:
-        """Keep a policy that is the best so far, and stop if there was none for too long."""
-        value = self._found[step].get(section.criterion, math.nan)
+    def _keep_best(self, step: int) -> None:
+        """Keep the checkpoint of a step if no examined policy was better."""
+        assert self._section is not None, "the run validates"
+        metric, direction = self._section.criterion, self._section.direction
+        value = self._found[step].get(metric, math.nan)
         if math.isnan(value):
-            self._warn(f"step {step}: {section.criterion} is not a number, and does not count as better than any")
-        elif section.keep_best and step > 0:
-            best = Best(step=step, metric=section.criterion, direction=section.direction, value=value)
-            self._checkpoints.keep_best(best)
-        values = [
-            (at, metrics[section.criterion]) for at, metrics in self._found.items() if section.criterion in metrics
-        ]
-        now = standing(values, section.direction, section.min_delta)
-        if section.patience is not None and now.waited >= section.patience:
-            least = f" by more than {section.min_delta:g}" if section.min_delta else ""
-            best_so_far = "was never a number" if now.best is None else f"was {now.best:.4g} after step {now.best_step}"
-            self.early_stop = (
-                f"early stop after step {step}: {section.criterion} {best_so_far}, and did not become better{least} in "
-                f"{now.waited} validations since (validation.patience)"
-            )
+            text = f"step {step}: {metric} is not a number, and counts as no better than those before"
+            self._progress.warn(text)
+            self._run.log(f"warning: {text}")
+        elif self._section.keep_best and step > 0:
+            self._checkpoints.keep_best(Best(step=step, metric=metric, direction=direction, value=value))
 
-    def _warn(self, text: str) -> None:
-        self._progress.warn(text)
-        self._run.log(f"warning: {text}")
+    def _why_to_stop(self, step: int) -> str | None:
+        assert self._section is not None, "the run validates"
+        section, metric = self._section, self._section.criterion
+        values = [(at, metrics[metric]) for at, metrics in self._found.items() if metric in metrics]
+        now = standing(values, section.direction, section.min_delta)
+        if section.patience is None or now.waited < section.patience:
+            return None
+        least = f" by more than {section.min_delta:g}" if section.min_delta else ""
+        best = "was never a number" if now.best is None else f"was {now.best:.4g} after step {now.best_step}"
+        return (
+            f"early stop after step {step}: {metric} {best} and did not become better{least} in {now.waited} "
+            f"validation{'s' if now.waited > 1 else ''} since (validation.patience)"
+        )
 
 
 def _summary(metrics: Mapping[str, float]) -> str:
@@ -178,8 +190,7 @@ def _summary(metrics: Mapping[str, float]) -> str:
     said = []
     for name, value in metrics.items():
         if name.rpartition("/")[2].startswith(("mean@", "pass@")):
-            ends = (
-                f" ({metrics[f'{name}/low']:.3f} to {metrics[f'{name}/high']:.3f})" if f"{name}/low" in metrics else ""
-            )
+            low, high = (metrics.get(f"{name}/{end}") for end in ("low", "high"))
+            ends = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
             said.append(f"{name.removeprefix('validation/')} {value:.3f}{ends}")
     return ", ".join(said)
