@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from anytron.report.chapters import LEADING
+from anytron.report.chapters import LEADING, leading
 from anytron.report.page import duration
 from anytron.report.run import State
 from anytron.report.samples import last_samples
@@ -105,14 +105,14 @@ class _Picture:
         for name in ("metric", "so far", "last", "lowest", "highest"):
             justify: Literal["left", "right"] = "left" if name in ("metric", "so far") else "right"
             table.add_column(name, justify=justify, no_wrap=True, overflow="crop")
-        for name in METRICS:
-            series = self._run.history.series.get(name)
+        for name in (*leading(self._run.validation.series), *METRICS):
+            series = self._run.series.get(name)
             if series is None:
                 continue
             (line,) = plot(series.values, max(self._plot_width() - 30, FEWEST), 1, self._levels)
-            values = self._run.history.values(name)
+            values = [value for value in series.values if math.isfinite(value)]
             low, high = (f"{min(values):.4g}", f"{max(values):.4g}") if values else ("", "")
-            table.add_row(name, Text(line, "cyan"), self._last(name), low, high)
+            table.add_row(name, Text(line, "cyan"), f"{series.values[-1]:.4g}", low, high)
         return table
 
     def _time(self) -> RenderableType:
@@ -136,6 +136,8 @@ class _Picture:
             f"lost after step {one.get('after_step')}: {one.get('lost')} {one.get('then')}" for one in lost[-WARNINGS:]
         ]
         said += [*run.log()[-WARNINGS:], *run.problems]
+        if run.early_stop is not None:
+            said.append(run.early_stop)
         if run.failure is not None:
             said.append(f"error: {run.failure}")
         if said:
@@ -148,7 +150,10 @@ class _Picture:
             yield Text("\nlast samples", "bold")
         for sample in samples:
             reward = "none" if sample["reward"] is None else f"{sample['reward']:.4g}"
-            yield Text.assemble((f"step {sample['step']}, reward {reward}: ", "dim"), self._short(sample["prompt"]))
+            of = f"validation {sample['validation']} after " if "validation" in sample else ""
+            yield Text.assemble(
+                (f"{self._visible(of)}step {sample['step']}, reward {reward}: ", "dim"), self._short(sample["prompt"])
+            )
             for text in sample.get("errors", {}).values():
                 yield Text(f"  {self._short(text)}", "red")
             yield Text(f"  {self._short(sample['response']) or '(empty)'}", "cyan")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHAPTERS = (
     ("Reward", ("reward/mean", "reward/std", "reward/")),
+    ("Validation", ("validation/",)),
     ("Responses", ("response/length_mean", "response/truncated_fraction", "response/", "environment/")),
     ("Policy", ("policy/entropy", "loss/kl", "policy/", "loss/")),
     ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),
@@ -38,6 +39,21 @@ LEADING = (
     "memory/training_peak_bytes",
 )
 """What one looks at first."""
+
+
+def leading(names: Iterable[str]) -> list[str]:
+    """Choose what one looks at first: after the reward in training, that of each validation set."""
+    known = list(names)
+    first, *others = [name for name in LEADING if name in known] or [""]
+    validated = [
+        name for name in known if name.startswith("validation/") and name.rpartition("/")[2].startswith("mean@")
+    ]
+    return [name for name in (first, *validated, *others) if name]
+
+
+def is_end(name: str) -> bool:
+    """Whether a metric is an end of the interval of another one, which is drawn with it."""
+    return name.startswith("validation/") and name.endswith(("/low", "/high"))
 
 
 def chapters(names: Iterable[str]) -> list[dict[str, Any]]:
