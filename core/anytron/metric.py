@@ -11,7 +11,8 @@ class Metric:
     """One number of a training step.
 
     Attributes:
-        name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of one (``mean@N``) for a number.
+        name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of a part (``mean@N``) for a
+            number.
         unit: What it counts or measures; empty = a plain number.
         meaning: What it says, in a phrase.
         when: Which runs have it; empty = all.

@@ -44,11 +44,13 @@ LEADING = (
 def leading(names: Iterable[str]) -> list[str]:
     """Choose what one looks at first: after the reward in training, that of each validation set."""
     known = list(names)
-    first, *others = [name for name in LEADING if name in known] or [""]
-    validated = [
-        name for name in known if name.startswith("validation/") and name.rpartition("/")[2].startswith("mean@")
-    ]
-    return [name for name in (first, *validated, *others) if name]
+    chosen = [name for name in LEADING if name in known]
+    return [*chosen[:1], *validation_means(known), *chosen[1:]]
+
+
+def validation_means(names: Iterable[str]) -> list[str]:
+    """Find the mean rewards of validation sets."""
+    return [name for name in names if name.startswith("validation/") and name.rpartition("/")[2].startswith("mean@")]
 
 
 def is_end(name: str) -> bool:

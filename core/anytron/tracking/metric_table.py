@@ -48,7 +48,10 @@ METRICS = (
     Metric("validation/NAME/response/length_mean", "tokens", "as `response/length_mean`", _VALIDATION),
     Metric("validation/NAME/response/truncated_fraction", "fraction", "as `response/truncated_fraction`", _VALIDATION),
     Metric(
-        "validation/NAME/failed", "samples", "responses that a reward function or environment failed for", _VALIDATION
+        "validation/NAME/failed",
+        "samples",
+        "responses that were dropped, as a reward or environment failed",
+        _VALIDATION,
     ),
     Metric("validation/time_s", "seconds", "the whole validation, all sets", _VALIDATION),
     Metric("environment/failed", "samples", "samples whose environment failed", _TURNS),

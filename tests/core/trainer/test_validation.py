@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-import signal
 
 import pytest
 from safetensors.torch import load_file
 
 from anytron.checkpoint.best import Best
-from anytron.checkpoint.directory import CheckpointDirectory, locate
-from anytron.errors import ConfigError, DataError
 from anytron.preflight import validation as sets
 from anytron.trainer import validation as examining
-from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, lines, output, raise_at, steps
+from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, lines, output
 from tests.core.trainer.test_environments import new_calculator
-from tests.core.trainer.test_signals import send_in
 
 __all__ = ["new_calculator"]  # a fixture
 
@@ -103,7 +97,9 @@ def test_the_numbers_are_those_of_its_responses(new_run):
     whole = section(max_new_tokens=2, temperature=0.7)
     path = new_run(trainer={"total_steps": 1, "log_samples": 64}, validation=whole).train().output_dir
     for record in lines(path / "validation.jsonl"):
-        samples = [one for one in lines(path / "samples.jsonl") if one.get("validation") and one["step"] == record["step"]]
+        samples = [
+            one for one in lines(path / "samples.jsonl") if one.get("validation") and one["step"] == record["step"]
+        ]
         assert len(samples) == 6 * 4
         assert max(len(one["response_tokens"]) for one in samples) == 2
         rewards = [one["reward"] for one in samples]
@@ -161,7 +157,7 @@ def comparable(path):
 
 @pytest.mark.parametrize("sabotage", ["data", "rewards"])
 def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp_path, monkeypatch, sabotage):
-    whole = sets._prepare_set  # noqa: SLF001 - sabotaged
+    whole = sets._prepare_set
 
     def prepare(section, config, prepared):
         made = whole(section, config, prepared)
@@ -214,10 +210,10 @@ def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp
 
 def test_nothing_of_training_is_under_way_during_a_validation(new_run, monkeypatch):
     held = []
-    examine = examining.Validation._examine  # noqa: SLF001 - watched
+    examine = examining.Validation._examine
 
     def watch(self, one, step):
-        held.append(len(self._pool._queue) + sum(len(replica.held) for replica in self._pool._replicas))  # noqa: SLF001
+        held.append(len(self._pool._queue) + sum(len(replica.held) for replica in self._pool._replicas))
         return examine(self, one, step)
 
     monkeypatch.setattr(examining.Validation, "_examine", watch)
@@ -228,13 +224,25 @@ def test_nothing_of_training_is_under_way_during_a_validation(new_run, monkeypat
 
 def test_conversations_are_examined_and_training_goes_on_as_without(new_calculator, tmp_path):
     examined = {
-        "sets": [{"name": "sums", "data": {**new_calculator().config.data.model_dump(include={"source"}), "options": {"count": 5, "seed": 5}}}],
+        "sets": [
+            {
+                "name": "sums",
+                "data": {
+                    **new_calculator().config.data.model_dump(include={"source"}),
+                    "options": {"count": 5, "seed": 5},
+                },
+            }
+        ],
         "every_steps": 1,
     }
     whole = []
     for name, own in (("without", None), ("with", examined)):
         trainer = {"total_steps": 3, "output_dir": str(tmp_path / name)}
-        whole.append(new_calculator(trainer=trainer, validation=own, rollout={"samples_per_prompt": 8, "max_staleness": 1}).train())
+        whole.append(
+            new_calculator(
+                trainer=trainer, validation=own, rollout={"samples_per_prompt": 8, "max_staleness": 1}
+            ).train()
+        )
     assert comparable(whole[0].output_dir) == comparable(whole[1].output_dir)
     assert [record["step"] for record in found(whole[1].output_dir)] == [1, 2, 3]
 
@@ -243,7 +251,11 @@ def test_a_run_that_is_killed_in_a_validation_validates_again_and_ends_as_if_it_
     sections = {"checkpoint": EVERY_STEP, "validation": section(keep_best=True)}
     whole = new_run(trainer={"total_steps": 5, "output_dir": str(tmp_path / "whole")}, **sections).train().output_dir
     path = output(new_run)
-    for resume, total in (("never", 1), ("auto", 2), ("auto", 4)):  # in the validation before training, after 2, after 4
+    for resume, total in (
+        ("never", 1),
+        ("auto", 2),
+        ("auto", 2),
+    ):  # in the validations before training, after 2, after 4
         run = new_run(trainer={"total_steps": 5}, resume=resume, **sections)
         kill_in_validation(run, total)
         with pytest.raises(KeyboardInterrupt):
