@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 from safetensors.torch import load_file
 
 from anytron.checkpoint.best import Best
+from anytron.errors import ConfigError, DataError
 from anytron.preflight import validation as sets
-from anytron.report.run import Run, State
+from anytron.rewards.scoring import RewardWorkers
 from anytron.trainer import validation as examining
 from anytron.validation.metrics import set_metrics
-from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, lines, output
+from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, steps
 from tests.core.trainer.test_environments import new_calculator
+from tests.core.trainer.validations import found, section
 
 __all__ = ["new_calculator"]  # a fixture
 
@@ -29,29 +33,6 @@ def remembering(samples):
     return [reward([sample])[0] + 0.01 * len(calls) + 0.001 * noise.random() for sample in samples]
 """
 """A reward that remembers how often it was called, and has a random generator of its own."""
-
-
-def section(**keys):
-    digits = {
-        "name": "digits",
-        "data": {"source": "task.py:prompts", "options": {"count": 6, "digits": 3, "seed": 99}},
-        "samples_per_prompt": 4,
-        "pass_at": [1, 4],
-        "pass_threshold": 0.3,
-    }
-    own = {name: keys.pop(name) for name in [*keys] if name not in SECTION}
-    return {"sets": [digits | own], "every_steps": 2, "before_training": True} | keys
-
-
-SECTION = {"sets", "every_steps", "before_training", "metric", "direction", "keep_best", "patience", "min_delta"}
-
-
-def found(path):
-    """Validations without what the clock says."""
-    return [
-        {name: value for name, value in record.items() if name != "validation/time_s"}
-        for record in lines(path / "validation.jsonl")
-    ]
 
 
 def without_validation(path):
@@ -150,13 +131,6 @@ def differs(new_run, tmp_path, sections):
     return [kind for kind, (one, other) in kinds.items() if one != other]
 
 
-def comparable(path):
-    return [
-        {key: value for key, value in record.items() if not key.startswith(("time/", "throughput/"))}
-        for record in lines(path / "metrics.jsonl")
-    ]
-
-
 @pytest.mark.parametrize("sabotage", ["data", "rewards"])
 def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp_path, monkeypatch, sabotage):
     whole = sets._prepare_set
@@ -196,8 +170,6 @@ def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp
                     pass
 
             return Open()
-
-    from anytron.rewards.scoring import RewardWorkers
 
     enter = RewardWorkers.__enter__
 
@@ -278,111 +250,6 @@ def train_and_restore(train, monkeypatch):
         monkeypatch.setattr(examining, "set_metrics", set_metrics)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """Let validations find what a test says, one value after the other."""
-
-    def write(*values):
-        left = list(values)
-
-        def found(section, samples, rewards):
-            return set_metrics(section, samples, rewards) | {section.mean_metric: left.pop(0)}
-
-        monkeypatch.setattr(examining, "set_metrics", found)
-
-    return write
-
-
-BEST = section(every_steps=1, before_training=False, keep_best=True)
-
-
-def test_the_best_checkpoint_is_kept_found_and_resumed_from(new_run, script, tmp_path):
-    script(0.2, 0.7, 0.5, 0.7, 0.1)
-    trainer = {"total_steps": 5, "log_samples": 64}
-    path = new_run(trainer=trainer, checkpoint={**EVERY_STEP, "keep": 1}, validation=BEST).train().output_dir
-    assert steps(path) == [2, 5]
-    best = Best.read(path / "checkpoints")
-    assert (best.step, best.metric, best.value) == (2, "validation/digits/mean@4", 0.7)
-    assert locate(path / "checkpoints" / "best").step == 2
-    branch = new_run(
-        trainer={"total_steps": 3, "output_dir": str(tmp_path / "branch")}, resume=str(path / "checkpoints" / "best")
-    ).train()
-    assert comparable(branch.output_dir) == [comparable(path)[2]]
-
-
-def test_it_is_saved_also_where_no_checkpoint_was_due(new_run, script):
-    script(0.2, 0.7, 0.1, 0.9, 0.3)
-    never = {"every_minutes": None, "keep": 1}
-    path = new_run(trainer={"total_steps": 5}, checkpoint=never, validation=BEST).train().output_dir
-    assert steps(path) == [4, 5]
-    assert Best.read(path / "checkpoints").step == 4
-
-
-def test_the_lowest_can_be_the_best(new_run, script):
-    script(0.2, 0.1, 0.7)
-    validation = {**BEST, "direction": "min"}
-    path = new_run(trainer={"total_steps": 3}, validation=validation).train().output_dir
-    assert Best.read(path / "checkpoints").step == 2
-
-
-def test_a_run_that_is_killed_before_the_best_is_marked_marks_it_when_it_goes_on(new_run, script, monkeypatch):
-    script(0.2, 0.7)
-    sections = {"checkpoint": {**EVERY_STEP, "async": False, "keep": 1}, "validation": BEST}
-    write = Best.write
-
-    def die(best, directory):
-        if best.step == 2:
-            raise KeyboardInterrupt
-        write(best, directory)
-
-    monkeypatch.setattr(Best, "write", die)
-    with pytest.raises(KeyboardInterrupt):
-        new_run(trainer={"total_steps": 4}, **sections).train()
-    path = output(new_run)
-    assert Best.read(path / "checkpoints").step == 1
-    monkeypatch.setattr(Best, "write", write)
-    script(0.3, 0.4)  # step 2 was examined: that is not done again
-    new_run(trainer={"total_steps": 4}, resume="auto", **sections).train()
-    assert [record["validation/digits/mean@4"] for record in found(path)] == [0.2, 0.7, 0.3, 0.4]
-    assert Best.read(path / "checkpoints").step == 2
-    assert steps(path) == [2, 4]
-
-
-def test_it_stops_early_says_why_and_goes_on_if_it_is_asked_to(new_run, script):
-    script(0.1, 0.5, 0.55, 0.4, 0.6, 0.7, 0.8)
-    own = {"every_steps": 1, "patience": 2, "min_delta": 0.1}
-    run = new_run(trainer={"total_steps": 6}, validation=section(**own))
-    summary = run.train()
-    assert summary.steps == 3
-    assert summary.early_stop == (
-        "early stop after step 3: validation/digits/mean@4 was 0.5 after step 1 and did not become better by more than "
-        "0.1 in 2 validations since (validation.patience)"
-    )
-    record = json.loads((summary.output_dir / "run.json").read_text())
-    assert (record["finished_step"], record["early_stop"]) == (3, summary.early_stop)
-    assert (summary.output_dir / "hf" / "model.safetensors").is_file()
-    assert [record["step"] for record in found(summary.output_dir)] == [0, 1, 2, 3]
-    assert Run(summary.output_dir).state is State.FINISHED
-    again = new_run(trainer={"total_steps": 6}, validation=section(**own), resume="auto").train()
-    assert (again.steps, again.early_stop) == (3, summary.early_stop), "nothing has changed"
-    more = new_run(trainer={"total_steps": 6}, validation=section(**own | {"patience": 5}), resume="auto").train()
-    assert (more.steps, more.early_stop) == (6, None)
-    assert [record["step"] for record in found(summary.output_dir)] == [0, 1, 2, 3, 4, 5, 6]
-    assert json.loads((summary.output_dir / "run.json").read_text())["early_stop"] is None
-
-
-def test_a_metric_that_is_not_a_number_is_told_and_counts_as_no_better(new_run, script):
-    script(math.nan, math.nan, math.nan)
-    run = new_run(trainer={"total_steps": 4}, validation={**BEST, "patience": 3})
-    summary = run.train()
-    assert summary.steps == 3
-    assert "was never a number" in summary.early_stop
-    assert len([text for text in run.progress.warnings if "is not a number" in text]) == 3
-    assert "is not a number" in (summary.output_dir / "logs" / "driver.log").read_text()
-    assert Best.read(summary.output_dir / "checkpoints") is None
-    assert math.isnan(found(summary.output_dir)[0]["validation/digits/mean@4"])
-
-
 def test_a_signal_in_a_validation_saves_and_the_validation_is_done_on_resuming(new_run, undisturbed, monkeypatch):
     whole = undisturbed(3)
     sections = {"trainer": {"total_steps": 3}, "validation": section(every_steps=1, before_training=False)}
@@ -395,7 +262,8 @@ def test_a_signal_in_a_validation_saves_and_the_validation_is_done_on_resuming(n
     for done in (1, 2, 3):
         run = new_run(**sections, resume="auto")
         if done > 1:  # it goes on with the validation that was given up, and is stopped in the next one
-            train_until(monkeypatch, stop)
+            in_turn = iter([set_metrics, stop])
+            monkeypatch.setattr(examining, "set_metrics", lambda *arguments: next(in_turn)(*arguments))  # noqa: B023
         summary = run.train()
         assert (summary.steps, summary.stopped_by) == (done, "SIGTERM")
         assert steps(output(new_run))[-1] == done
@@ -404,11 +272,6 @@ def test_a_signal_in_a_validation_saves_and_the_validation_is_done_on_resuming(n
     assert [record["step"] for record in found(path)] == [1, 2, 3]
     without_validation(path)
     assert_equal(path, whole)
-
-
-def train_until(monkeypatch, stop):
-    left = [set_metrics, stop]
-    monkeypatch.setattr(examining, "set_metrics", lambda *arguments: left.pop(0)(*arguments))
 
 
 def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_anything_starts(new_run):
@@ -423,7 +286,7 @@ def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_any
 
 def test_a_prompt_that_leaves_no_room_for_a_longer_response_is_refused(new_run):
     run = new_run(validation=section(max_new_tokens=30))
-    with pytest.raises(DataError, match="(?s)too little room.*validation set digits: prompt sort-0"):
+    with pytest.raises(DataError, match=r"(?s)too little room.*validation set digits: prompt sort-0"):
         run.train()
     assert run.executor.started == []
 
@@ -437,10 +300,10 @@ def test_rewards_of_a_set_are_its_own_and_what_is_wrong_with_them_is_told_of_the
     assert found(path)[0]["validation/digits/mean@4"] == 0.5
     assert comparable(path)[0]["reward/mean"] != 0.5
     trainer = {"total_steps": 1, "overwrite": True}
+    wrong = [{"function": "task.py:half", "options": {"x": 1}}]
     with pytest.raises(ConfigError, match=r"(?s)cannot be called.*validation set digits: rewards\[0\]\.options"):
-        wrong = [{"function": "task.py:half", "options": {"x": 1}}]
         new_run(code, trainer=trainer, validation=section(rewards=wrong)).train()
-    with pytest.raises(DataError, match="(?s)validation set digits: reward broken.*why"):
+    with pytest.raises(DataError, match=r"(?s)validation set digits: reward broken.*why"):
         new_run(code, trainer=trainer, validation=section(rewards=[{"function": "task.py:broken"}])).train()
     samples = lines(path / "samples.jsonl")
     assert len(samples) == 24, "all of them, to look at"
