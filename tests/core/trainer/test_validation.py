@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 
 import pytest
 from safetensors.torch import load_file
@@ -262,8 +263,8 @@ def test_a_signal_in_a_validation_saves_and_the_validation_is_done_on_resuming(n
     for done in (1, 2, 3):
         run = new_run(**sections, resume="auto")
         if done > 1:  # it goes on with the validation that was given up, and is stopped in the next one
-            in_turn = iter([set_metrics, stop])
-            monkeypatch.setattr(examining, "set_metrics", lambda *arguments: next(in_turn)(*arguments))  # noqa: B023
+            stop_at = iter([set_metrics, stop])
+            monkeypatch.setattr(examining, "set_metrics", partial(call_next, stop_at))
         summary = run.train()
         assert (summary.steps, summary.stopped_by) == (done, "SIGTERM")
         assert steps(output(new_run))[-1] == done
@@ -272,6 +273,10 @@ def test_a_signal_in_a_validation_saves_and_the_validation_is_done_on_resuming(n
     assert [record["step"] for record in found(path)] == [1, 2, 3]
     without_validation(path)
     assert_equal(path, whole)
+
+
+def call_next(functions, *arguments):
+    return next(functions)(*arguments)
 
 
 def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_anything_starts(new_run):
