@@ -21,7 +21,7 @@ def section(**keys) -> dict:
         "pass_at": [1, 4],
         "pass_threshold": 0.3,
     }
-    own = {name: keys.pop(name) for name in [*keys] if name not in SECTION}
+    own = {name: keys.pop(name) for name in [*keys] if name not in OF_THE_SECTION}
     return {"sets": [digits | own], "every_steps": 2, "before_training": True} | keys
 
 
