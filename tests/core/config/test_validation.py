@@ -89,13 +89,13 @@ def test_without_more_the_mean_of_the_first_set_decides(load):
     ],
 )
 def test_what_cannot_be_meant_is_refused(load, override, why):
-    with pytest.raises(ConfigError, match=f"(?s)validation.*{why}"):
+    with pytest.raises(ConfigError, match=f"(?s){why}"):
         load(override)
 
 
 @pytest.mark.parametrize("key", ["keep_best=true", "patience=2"])
 def test_validations_that_are_compared_must_be_several(load, key):
-    with pytest.raises(ConfigError, match="there is only one: set every_steps"):
+    with pytest.raises(ConfigError, match="compare validations.*set every_steps"):
         load("validation.every_steps=null", f"validation.{key}")
 
 
