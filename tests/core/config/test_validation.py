@@ -95,7 +95,7 @@ def test_what_cannot_be_meant_is_refused(load, override, why):
 
 @pytest.mark.parametrize("key", ["keep_best=true", "patience=2"])
 def test_validations_that_are_compared_must_be_several(load, key):
-    with pytest.raises(ConfigError, match="compare validations.*set every_steps"):
+    with pytest.raises(ConfigError, match=r"compare validations.*set every_steps"):
         load("validation.every_steps=null", f"validation.{key}")
 
 
