@@ -104,12 +104,8 @@ def test_an_interval_is_a_band_around_its_curve(run, tmp_path):
     with browsing(tmp_path / "profile") as browser:
         browser.open(page)
         assert browser.complaints == []
-        plot = f"[data-metric={json.dumps(MEAN)}] path.band"
-        found = (
-            f"(() => {{ const box = document.querySelector('{plot}').getBBox(); return [box.width, box.height]; }})()"
-        )
-        width, height = browser.evaluate(found)
-        assert width > 100
-        assert height > 50
+        band = f"document.querySelector('[data-metric={json.dumps(MEAN)}] path.band').getBBox()"
+        assert browser.evaluate(f"{band}.width") > 100
+        assert browser.evaluate(f"{band}.height") > 50
         assert browser.evaluate("document.querySelectorAll('path.band').length") == 1
         assert browser.evaluate("document.querySelectorAll('.sample .validation').length") > 0
