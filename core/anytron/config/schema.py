@@ -361,6 +361,12 @@ class RunConfig(Section):
         return self
 
     @property
+    def longest_response(self) -> int:
+        """Tokens that a response may have, in training or in validation; with an environment, a turn."""
+        examined = [] if self.validation is None else self.validation.sets
+        return max([self.rollout.max_new_tokens, *(one.max_new_tokens or 0 for one in examined)])
+
+    @property
     def corrected_algorithm(self) -> AlgorithmSection:
         """Section ``algorithm`` with ``importance_correction`` decided."""
         if self.algorithm.importance_correction != "auto" or not self.rollout.max_staleness:
