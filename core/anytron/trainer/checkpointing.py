@@ -104,9 +104,11 @@ class Checkpointing:
             self._complete(wait=False)
 
     def keep_best(self, found: Best) -> None:
-        """Save the state of the last boundary and mark it as the best, if it is better than the one that is marked.
+        """Mark the checkpoint of the last boundary as the best, if it is better than the one that is marked.
 
-        Doing this again changes nothing: a run that was killed in between does.
+        One that is not saved yet is saved right before the updates that follow: then rollout engines have left the
+        devices, and the training state is back on them (``rollout.sleep``, ``engine.offload``). Doing this again with
+        the same finding changes nothing: a resumed run does.
 
         Args:
             found: What validation has found there.
@@ -119,14 +121,16 @@ class Checkpointing:
         self._best = found
         if self.last == found.step:
             self._rotate(found.step)
-        elif self._pending is not self._boundary:
-            self._save(asynchronous=self._settings.asynchronous)
 
     @contextlib.contextmanager
     def abandonable(self) -> Iterator[None]:
-        """The last part of a step before updates, which :meth:`interruptible` is too."""
+        """The last part of a step before updates, which :meth:`interruptible` is too.
+
+        What was found to be the best in it is saved at its end.
+        """
         with self.interruptible():
             yield
+        self._save_best()
         self._complete(wait=False)
         self._boundary = None
 
@@ -225,6 +229,12 @@ class Checkpointing:
         self._pending, self.last = None, checkpoint.step
         self._rotate(checkpoint.step)
         self._tell(f"checkpoint of step {checkpoint.step}: {checkpoint.path}")
+
+    def _save_best(self) -> None:
+        """Begin to save the state of the boundary, if it is the best and nobody has begun."""
+        best, boundary = self._best, self._boundary
+        if best is not None and boundary is not None and best.step == boundary.step and self._pending is not boundary:
+            self._save(asynchronous=self._settings.asynchronous)
 
     def _rotate(self, step: int) -> None:
         """Mark the complete checkpoint of a step if it is the best one, and delete those that are not kept any more."""
