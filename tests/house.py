@@ -41,7 +41,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint", "report"),
         ("engines", "layer"),
         ("executor", "planning", "preflight"),
-        ("doctor", "rollout"),
+        ("doctor", "rollout", "validation"),
         ("trainer",),
         ("verification",),
         ("testing",),

@@ -11,7 +11,8 @@ class Metric:
     """One number of a training step.
 
     Attributes:
-        name: The key; a part in capitals (``NAME``) stands for any name.
+        name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of a part (``mean@N``) for a
+            number.
         unit: What it counts or measures; empty = a plain number.
         meaning: What it says, in a phrase.
         when: Which runs have it; empty = all.
@@ -24,5 +25,9 @@ class Metric:
 
     def matches(self, key: str) -> bool:
         """Whether a key of ``metrics.jsonl`` is this metric."""
-        parts = (".+" if part.isupper() else re.escape(part) for part in self.name.split("/"))
+        parts = (".+" if part.isupper() else _with_a_number(part) for part in self.name.split("/"))
         return re.fullmatch("/".join(parts), key) is not None
+
+
+def _with_a_number(part: str) -> str:
+    return "[0-9]+".join(re.escape(piece) for piece in re.split("[A-Z]+", part))

@@ -11,17 +11,19 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.config.schema import DataSection, RunConfig
+    from anytron.config.schema import DataSection, RewardSection, RunConfig, ValidationSection
 
 
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function`` and ``file.py:Class``, the option ``path`` of a registered ``data.source``, and
-    ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter).
+    file in every ``file.py:function`` and ``file.py:Class``, the option ``path`` of a registered ``data.source`` and of
+    those of ``validation.sets``, and ``rollout.python`` (whose links stay: an environment is known by the path of its
+    interpreter).
 
     Args:
         config: As read.
@@ -36,9 +38,6 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     if config.model.lora is not None and config.model.lora.path is not None:
         path = _absolute(config.model.lora.path, directory)
         changed["lora"] = config.model.lora.model_copy(update={"path": path})
-    rewards = [
-        reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in config.rewards
-    ]
     critic = config.critic
     if critic is not None and critic.path is not None:
         critic = critic.model_copy(update={"path": _absolute(critic.path, directory)})
@@ -54,7 +53,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
             "rollout": config.rollout.model_copy(update=rollout),
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
-            "rewards": rewards,
+            "rewards": _rewards(config.rewards, directory),
+            "validation": None if config.validation is None else _validation(config.validation, directory),
             "algorithm": config.algorithm.model_copy(
                 update={
                     "advantage": _reference(config.algorithm.advantage, directory),
@@ -87,3 +87,15 @@ def _data(data: DataSection, directory: Path) -> DataSection:
     if ":" not in data.source and isinstance(path, str):
         update["options"] = {**data.options, "path": _absolute(path, directory)}
     return data.model_copy(update=update)
+
+
+def _rewards(rewards: Sequence[RewardSection], directory: Path) -> list[RewardSection]:
+    return [reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in rewards]
+
+
+def _validation(validation: ValidationSection, directory: Path) -> ValidationSection:
+    sets = [
+        one.model_copy(update={"data": _data(one.data, directory), "rewards": _rewards(one.rewards, directory)})
+        for one in validation.sets
+    ]
+    return validation.model_copy(update={"sets": sets})

@@ -16,7 +16,8 @@ from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.generation import RolloutSection
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
-from anytron.config.schema import EngineSection, RunConfig
+from anytron.config.running import EngineSection
+from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -13,9 +13,17 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from anytron.config.generation import EnvironmentSection, RolloutSection
-from anytron.config.running import CheckpointSection, ExecutorSection, PlatformSection, TrackingSection, TrainerSection
+from anytron.config.running import (
+    CheckpointSection,
+    EngineSection,
+    ExecutorSection,
+    ParallelSection,
+    PlatformSection,
+    TrackingSection,
+    TrainerSection,
+)
 from anytron.config.section import Section
-from anytron.traits import ParallelSizes
+from anytron.errors import did_you_mean
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
@@ -112,6 +120,97 @@ class RewardSection(Section):
     the run always."""
 
 
+class ValidationSetSection(Section):
+    """Prompts on which the policy is examined, how it answers them, and what a good answer is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Its metrics are called ``validation/NAME/...``."""
+    data: DataSection
+    """As section ``data``; every prompt is taken once, in the source's order: leave out ``prompts_per_step`` and
+    ``shuffle``."""
+    rewards: list[RewardSection] = Field(default_factory=list)
+    """As section ``rewards``; empty = the rewards of training. The functions run in processes of their own."""
+    samples_per_prompt: int = Field(1, ge=1)
+    """Responses to each prompt: the n of ``mean@n``."""
+    pass_at: list[int] = Field(default_factory=lambda: [1])
+    """For each k in it, the probability that at least one of k responses passes: ``pass@k``."""
+    pass_threshold: float = 1.0
+    """A response passes whose reward is at least this."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Longest response, in tokens; with an ``environment``, longest turn. Default: that of ``rollout``, as for the
+    keys below."""
+    temperature: float | None = Field(None, gt=0.0)
+    """Sampling temperature."""
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    """Nucleus sampling; 1 = off."""
+    top_k: int | None = Field(None, ge=0)
+    """Sample among the k most probable tokens; 0 = off, 1 = take the most probable one (greedy)."""
+
+    @property
+    def mean_metric(self) -> str:
+        """Name of the metric that every set has: the mean reward."""
+        return f"validation/{self.name}/mean@{self.samples_per_prompt}"
+
+    def pass_metric(self, k: int) -> str:
+        """Name of the metric of an entry of ``pass_at``."""
+        return f"validation/{self.name}/pass@{k}"
+
+    @model_validator(mode="after")
+    def _possible(self) -> ValidationSetSection:
+        wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
+        if wrong or len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(
+                f"pass_at={self.pass_at}: different numbers from 1 to samples_per_prompt={self.samples_per_prompt} are "
+                "possible, because pass@k cannot be estimated from fewer than k responses"
+            )
+        if not self.data.shuffle or self.data.prompts_per_step != DataSection.model_fields["prompts_per_step"].default:
+            raise ValueError("validation takes every prompt in order: remove data.prompts_per_step and data.shuffle")
+        return self
+
+
+class ValidationSection(Section):
+    """Examine the policy after the last step, and when these keys say so, on prompts from which nothing is learnt."""
+
+    sets: list[ValidationSetSection] = Field(min_length=1)
+    """The sets of prompts; keys below."""
+    every_steps: int | None = Field(None, ge=1)
+    """Examine after every so many steps."""
+    before_training: bool = False
+    """Examine before the first step."""
+    metric: str | None = None
+    """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set. Default: the mean
+    of the first set."""
+    direction: Literal["max", "min"] = "max"
+    """Whether the highest or the lowest ``metric`` is best."""
+    keep_best: bool = False
+    """Save a checkpoint when ``metric`` is better than in all validations before, and keep it beside the newest ones;
+    ``checkpoints/best`` names it."""
+    patience: int | None = Field(None, ge=1)
+    """End the run after so many validations in a row in which ``metric`` did not become better; null = never."""
+    min_delta: float = Field(0.0, ge=0.0)
+    """``patience``: what counts as better is better by more than this."""
+
+    @property
+    def criterion(self) -> str:
+        """``metric``, or its default."""
+        return self.sets[0].mean_metric if self.metric is None else self.metric
+
+    @model_validator(mode="after")
+    def _possible(self) -> ValidationSection:
+        names = [one.name for one in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets have the same name: {', '.join(names)}")
+        known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
+        if self.criterion not in known:
+            hint = did_you_mean(self.criterion, known)
+            raise ValueError(f"unknown metric {self.criterion}; {hint or 'there are ' + ', '.join(known)}")
+        if self.every_steps is None and (self.keep_best or self.patience):
+            raise ValueError(
+                "keep_best and patience compare validations, and there is only the last one: set every_steps"
+            )
+        return self
+
+
 class AlgorithmSection(Section):
     """How rewards become gradients."""
 
@@ -190,82 +289,13 @@ class CriticSection(Section):
     """First training steps, in which the critic is trained and the policy stays."""
 
 
-class ParallelSection(Section):
-    """How the model and the work are split over ranks. Names as in Megatron-Core."""
-
-    tensor_model_parallel_size: int = Field(1, ge=1)
-    """Ranks that share each layer."""
-    pipeline_model_parallel_size: int = Field(1, ge=1)
-    """Ranks that hold consecutive layers."""
-    context_parallel_size: int = Field(1, ge=1)
-    """Ranks that share each sequence."""
-    data_parallel_size: int = Field(1, ge=1)
-    """Copies of the model. Ranks in all: the product of the tensor, pipeline, context and data sizes."""
-    expert_model_parallel_size: int = Field(1, ge=1)
-    """Ranks that share the experts of a mixture-of-experts layer; they are taken from the tensor, context and
-    data-parallel ranks of a pipeline stage."""
-    expert_tensor_parallel_size: int | None = Field(None, ge=1)
-    """Ranks that share each expert; default: 1, and the tensor-parallel size where experts are not shared out."""
-    sequence_parallel: bool | None = None
-    """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
-
-    def sizes(self) -> ParallelSizes:
-        """The same as plain numbers, defaults resolved."""
-        tensor, experts = self.tensor_model_parallel_size, self.expert_model_parallel_size
-        expert_tensor = self.expert_tensor_parallel_size
-        return ParallelSizes(
-            tensor=tensor,
-            pipeline=self.pipeline_model_parallel_size,
-            context=self.context_parallel_size,
-            data=self.data_parallel_size,
-            expert=experts,
-            expert_tensor=(tensor if experts == 1 else 1) if expert_tensor is None else expert_tensor,
-            sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
-        )
-
-    @property
-    def world_size(self) -> int:
-        """Training ranks."""
-        return self.sizes().model * self.data_parallel_size
-
-
-Offloadable = Literal["optimizer", "gradients", "reference"]
-"""What of the training state can leave the device."""
-
-
-class EngineSection(Section):
-    """The training engine."""
-
-    name: str = "megatron"
-    """Name of the training engine (entry-point group ``anytron.training_engines``)."""
-    sequence_format: Literal["thd", "bshd"] = "thd"
-    """``thd`` packs the sequences of a micro-batch without padding between them; ``bshd`` pads them to one length."""
-    max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
-    for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
-    memory besides."""
-    log_prob_chunk_tokens: int = Field(256, ge=1)
-    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as this many tokens have, or 1024 of
-    each token if that is more."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Which activations of the language model are recomputed in the backward pass."""
-    distributed_optimizer: bool = True
-    """Share the optimizer's state between data-parallel ranks."""
-    offload: list[Offloadable] = Field(default_factory=list)
-    """What leaves the device while responses are generated: the ``optimizer``'s state and the model of the
-    ``reference`` go to the host, memory of ``gradients`` is given back; docs/how-to/share-devices.md."""
-    deterministic: bool = False
-    """Refuse or avoid operations whose results vary from run to run."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
-
-
 class RunConfig(Section):
     """A whole run."""
 
     model: ModelSection
     data: DataSection
     rewards: list[RewardSection] = Field(min_length=1)
+    validation: ValidationSection | None = None
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -296,7 +326,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _reward_of_an_environment(self) -> RunConfig:
-        if self.environment is None and any(reward.function == "environment" for reward in self.rewards):
+        examined = [] if self.validation is None else self.validation.sets
+        rewards = [*self.rewards, *(reward for one in examined for reward in one.rewards)]
+        if self.environment is None and any(reward.function == "environment" for reward in rewards):
             raise ValueError("the reward environment is what an environment gives: add a section environment")
         return self
 
@@ -321,6 +353,18 @@ class RunConfig(Section):
                 f"rollout.max_staleness={staleness} rollouts have older ones: leave one of them out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _best_is_kept(self) -> RunConfig:
+        if self.validation is not None and self.validation.keep_best and not self.checkpoint.keep:
+            raise ValueError("validation.keep_best keeps a checkpoint, and checkpoint.keep=0 says that none is written")
+        return self
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens that a response may have, in training or in validation; with an environment, a turn."""
+        examined = [] if self.validation is None else self.validation.sets
+        return max([self.rollout.max_new_tokens, *(one.max_new_tokens or 0 for one in examined)])
 
     @property
     def corrected_algorithm(self) -> AlgorithmSection:

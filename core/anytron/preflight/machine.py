@@ -14,6 +14,7 @@ from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
 from anytron.preflight.capabilities import weight_diagnostics
 from anytron.preflight.interpreter import interpreter_diagnostics
+from anytron.preflight.references import validation_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,6 +177,7 @@ def _references(config: RunConfig) -> Iterator[Diagnostic]:
     named = {"data.source": config.data.source}
     named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    named |= validation_references(config)
     if config.environment is not None:
         named["environment.path"] = config.environment.path
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):

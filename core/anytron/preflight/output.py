@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
+from anytron.preflight.references import validation_files, validation_references
 from anytron.tracking.claim import overwritten
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "algorithm.loss": config.algorithm.loss,
     }
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    named |= validation_references(config) | validation_files(config)
     paths = {key: Path(value.rpartition(":")[0] or value) for key, value in named.items() if isinstance(value, str)}
     # Registered names and modules are no absolute paths; files and directories are (anytron.config.anchor).
     return {"the configuration": file} | {key: path for key, path in paths.items() if path.is_absolute()}
@@ -89,8 +91,9 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
                 "make room, or choose another directory",
             )
     if config.model.lora is None and saves_checkpoints(config):
+        best = config.validation is not None and config.validation.keep_best
         place = path if config.checkpoint.path is None else Path(config.checkpoint.path).absolute()
-        count = config.checkpoint.keep + 1  # an old one goes when the new one is complete
+        count = config.checkpoint.keep + best + 1  # an old one goes when the new one is complete
         needed, free = weights * STATE_FACTOR[config.model.dtype] * count, shutil.disk_usage(_existing(place)).free
         if free < needed:
             yield Diagnostic(

@@ -10,6 +10,8 @@ _CRITIC = "`critic` is given"
 _OFFLOAD, _SLEEP = "`engine.offload` names something", "`rollout.sleep`"
 _STALE = "`rollout.max_staleness` is above 0"
 _POLICY = "the built-in loss"
+_VALIDATION, _PROMPTS = "`validation` is given", "there are two prompts or more"
+_END = "end of its confidence interval: 95 %, bootstrap over prompts; see [validate](../how-to/validate.md)"
 
 METRICS = (
     Metric("step", "steps", "the training step, counted from 1"),
@@ -27,6 +29,31 @@ METRICS = (
     Metric("response/length_max", "tokens", "the longest response of the step"),
     Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end of their own"),
     Metric("response/empty_fraction", "fraction", "responses without a token"),
+    Metric(
+        "validation/NAME/mean@N",
+        "",
+        "mean reward of the N responses to each prompt of a validation set, averaged over prompts",
+        _VALIDATION,
+    ),
+    Metric("validation/NAME/mean@N/low", "", f"lower {_END}", _PROMPTS),
+    Metric("validation/NAME/mean@N/high", "", f"upper {_END}", _PROMPTS),
+    Metric(
+        "validation/NAME/pass@K",
+        "fraction",
+        "probability that one of K responses to a prompt passes at least, estimated without bias",
+        "K is in `pass_at`",
+    ),
+    Metric("validation/NAME/pass@K/low", "fraction", f"lower {_END}", _PROMPTS),
+    Metric("validation/NAME/pass@K/high", "fraction", f"upper {_END}", _PROMPTS),
+    Metric("validation/NAME/response/length_mean", "tokens", "as `response/length_mean`", _VALIDATION),
+    Metric("validation/NAME/response/truncated_fraction", "fraction", "as `response/truncated_fraction`", _VALIDATION),
+    Metric(
+        "validation/NAME/failed",
+        "samples",
+        "responses that were dropped, as a reward or environment failed",
+        _VALIDATION,
+    ),
+    Metric("validation/time_s", "seconds", "the whole validation, all sets", _VALIDATION),
     Metric("environment/failed", "samples", "samples whose environment failed", _TURNS),
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),
     Metric("environment/turns_max", "turns", "the most turns of a sample", _TURNS),
@@ -66,6 +93,7 @@ METRICS = (
     Metric("time/checkpoint_s", "seconds", "what saving a checkpoint took of the step"),
     Metric("time/rollout_s", "seconds", "waiting for responses"),
     Metric("time/sync_s", "seconds", "giving the weights to the rollout", "a rollout of its own processes"),
+    Metric("time/validation_s", "seconds", "examining the policy from before the step", _VALIDATION),
     Metric("time/reward_s", "seconds", "scoring responses"),
     Metric("time/score_s", "seconds", "log-probs, values and advantages before the first update"),
     Metric("time/update_s", "seconds", "all updates of the step"),

@@ -14,10 +14,12 @@ from anytron.checkpoint.state import DriverState, SamplerState
 from anytron.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
 from anytron.preflight.capabilities import saves_checkpoints
 from anytron.trainer.signals import StopRequested, StopSignals
+from anytron.validation.standing import is_better
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from anytron.checkpoint.best import Best
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.rollout.ahead import StepsAhead
@@ -62,6 +64,7 @@ class Checkpointing:
         self._signals = StopSignals(handled=self._enabled and self._settings.on_signal)
         self._boundary: DriverState | None = None  # the state there, while nothing has changed it
         self._pending: DriverState | None = None  # being written
+        self._best: Best | None = None  # to be marked when its checkpoint is complete
         self._no_room: ResourceError | None = None
         self._saved_at = time.monotonic()
         self.last = 0
@@ -71,6 +74,7 @@ class Checkpointing:
 
         Raises:
             EngineError: The checkpoint is not one of this model.
+            CheckpointError: The mark of the best checkpoint is damaged.
             DataError: The prompts have changed since.
         """
         if start.checkpoint is not None and start.state is not None:
@@ -99,11 +103,34 @@ class Checkpointing:
         else:
             self._complete(wait=False)
 
+    def keep_best(self, found: Best) -> None:
+        """Mark the checkpoint of the last boundary as the best, if it is better than the one that is marked.
+
+        One that is not saved yet is saved right before the updates that follow: then rollout engines have left the
+        devices, and the training state is back on them (``rollout.sleep``, ``engine.offload``). Doing this again with
+        the same finding changes nothing: a resumed run does.
+
+        Args:
+            found: What validation has found there.
+        """
+        if self._best is not None:
+            self._complete(wait=True)  # it may be the one to beat
+        before = self._directory.best()
+        if self._boundary is None or (before is not None and not _beats(found, before[0])):
+            return
+        self._best = found
+        if self.last == found.step:
+            self._rotate(found.step)
+
     @contextlib.contextmanager
     def abandonable(self) -> Iterator[None]:
-        """The last part of a step before updates, which :meth:`interruptible` is too."""
+        """The last part of a step before updates, which :meth:`interruptible` is too.
+
+        What was found to be the best in it is saved at its end.
+        """
         with self.interruptible():
             yield
+        self._save_best()
         self._complete(wait=False)
         self._boundary = None
 
@@ -200,8 +227,21 @@ class Checkpointing:
         self._run.sync()
         checkpoint = self._directory.commit(self._pending, files)
         self._pending, self.last = None, checkpoint.step
-        self._directory.prune(self._settings.keep)
+        self._rotate(checkpoint.step)
         self._tell(f"checkpoint of step {checkpoint.step}: {checkpoint.path}")
+
+    def _save_best(self) -> None:
+        """Begin to save the state of the boundary, if it is the best and nobody has begun."""
+        best, boundary = self._best, self._boundary
+        if best is not None and boundary is not None and best.step == boundary.step and self._pending is not boundary:
+            self._save(asynchronous=self._settings.asynchronous)
+
+    def _rotate(self, step: int) -> None:
+        """Mark the complete checkpoint of a step if it is the best one, and delete those that are not kept any more."""
+        if self._best is not None and self._best.step == step:
+            self._best.write(self._directory.path)
+            self._best = None
+        self._directory.prune(self._settings.keep)
 
     def _has_room(self, step: int) -> bool:
         """Compare the free space with the size of the last checkpoint: a full disk could spoil more than this one."""
@@ -219,6 +259,13 @@ class Checkpointing:
             )
             self._tell(f"warning: {self._no_room.what} {self._no_room.why}")
         return self._no_room is None
+
+
+def _beats(found: Best, before: Best) -> bool:
+    """Whether a validation is better than the best before, or of another metric, so that they cannot be compared."""
+    if (found.metric, found.direction) != (before.metric, before.direction):
+        return True
+    return is_better(found.value, before.value, found.direction)
 
 
 def _seek(ahead: StepsAhead, state: SamplerState) -> None:
