@@ -228,3 +228,16 @@ def _execute(python: str, site_packages: bool) -> NoReturn:
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     environment = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **threads}  # noqa: S108
     os.execve(python, [python, *options, "-c", _PROGRAM], environment)  # noqa: S606 - this interpreter
+
+
+def try_out() -> None:
+    """Run a program that does nothing, in the sandbox that this process's arguments describe; end with its status."""
+    level, *numbers = sys.argv[1:]
+    timeout_s, memory_gib, output_mib, site_packages = map(float, numbers)
+    assert level in ("full", "reduced")
+    try:
+        ending = Sandbox(level, timeout_s, memory_gib, output_mib, bool(site_packages)).run("pass", "")
+    except Unavailable as error:
+        sys.exit(str(error))
+    if ending.late or ending.status:
+        sys.exit(f"an interpreter ended with status {ending.status}: it may want more memory_gib")
