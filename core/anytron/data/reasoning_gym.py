@@ -61,6 +61,4 @@ def reasoning_gym(
 
 def missing_library(where: str) -> ConfigError:
     """Say that reasoning-gym is not there."""
-    return ConfigError(
-        "reasoning-gym is not installed.", where=where, fix="pip install 'anytron[reasoning-gym]'"
-    )
+    return ConfigError("reasoning-gym is not installed.", where=where, fix="pip install 'anytron[reasoning-gym]'")

@@ -82,9 +82,7 @@ def replace_files(visible: list[str], limit: int) -> None:
         _mount(f"/proc/self/fd/{descriptor}", place, None, _BIND | _RECURSIVE)
         if path not in _DEVICES:
             attributes = struct.pack("=QQQQ", _READ_ONLY_ATTRIBUTES, 0, 0, 0)
-            done = _libc.syscall(
-                _MOUNT_SETATTR, _AT_HERE, place.encode(), _AT_RECURSIVE, attributes, len(attributes)
-            )
+            done = _libc.syscall(_MOUNT_SETATTR, _AT_HERE, place.encode(), _AT_RECURSIVE, attributes, len(attributes))
             _done(done, f"read-only {path}")
         os.close(descriptor)
     Path("tmp").mkdir()

@@ -19,7 +19,9 @@ NEVER = frozenset(
 )
 """No network (``socket`` stands for all families; ``io_uring`` would get round it), no look into other processes, no
 namespaces, and no memory that no limit counts."""
-_SIGNALS = frozenset("kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal prlimit64 setpriority".split())
+_SIGNALS = frozenset(
+    "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal prlimit64 setpriority".split()
+)
 """What reaches other processes of the same user, where they are to be seen; ``tgkill`` is one's own ``abort`` too."""
 _OWNERS = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
 """``F_SETOWN``, ``F_SETSIG``, ``F_SETOWN_EX``; ``FIOSETOWN``, ``SIOCSPGRP``: the kernel sends the signal then."""

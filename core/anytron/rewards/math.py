@@ -52,7 +52,15 @@ class Math(ReferenceReward):
             try:
                 given = parse(response, parsing_timeout=self.step_timeout_s, raise_on_error=True)
                 return float(verify(right, given, timeout_seconds=self.step_timeout_s, raise_on_error=True))
-            except (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError, ValueError):
+            except (
+                ArithmeticError,
+                AttributeError,
+                LookupError,
+                NotImplementedError,
+                RecursionError,
+                TypeError,
+                ValueError,
+            ):
                 return 0.0  # no mathematics, as sympy says in many ways
         except TimeoutException:
             return TimeoutError(f"math-verify took more than {self.step_timeout_s} s")

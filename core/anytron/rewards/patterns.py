@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anytron.rewards.sample import Sample
 
 MATCH_S = 1.0
-"""Seconds that a pattern may take for a response. It takes microseconds unless it backtracks without end."""
+"""Seconds of processor time that a pattern may take for a response. It takes microseconds unless it backtracks without end."""
 
 
 class PatternReward(Section):
@@ -91,4 +91,6 @@ def last_captured(pattern: Any, text: str) -> str | Exception | None:
 
 
 def _endless() -> TimeoutError:
-    return TimeoutError(f"the pattern took more than {MATCH_S:g} s for this response: it backtracks; make it less ambiguous")
+    return TimeoutError(
+        f"the pattern took more than {MATCH_S:g} s of processor time for this response: it backtracks; make it less ambiguous"
+    )
