@@ -19,6 +19,8 @@ LARGEST = 8 << 20
 LONGEST_WAIT_S = 60.0
 AGAIN = frozenset({408, 409, 425, 429})
 """Beside 5xx, the statuses after which the same question can get an answer."""
+_UNUSABLE = (URLError, OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError)
+"""Raised where a server does not answer, or answers with something else; also by JSON that is nested without end."""
 _T = TypeVar("_T")
 
 
@@ -70,7 +72,7 @@ class Chat:
                 if error.code not in AGAIN and error.code < 500:
                     raise self._no_answer(why, attempt) from None
                 wait = max(wait, _asked_to_wait(error.headers))
-            except (URLError, OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            except _UNUSABLE as error:
                 why = f"{type(error).__name__}: {error}"
             if attempt < self._attempts:
                 time.sleep(wait)
