@@ -12,46 +12,51 @@ import os
 import struct
 from dataclasses import dataclass
 
-NEVER = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NEVER = _names(
     "socket io_uring_setup ptrace process_vm_readv process_vm_writev pidfd_open pidfd_getfd bpf userfaultfd "
-    "perf_event_open add_key request_key keyctl unshare setns mount umount2 pivot_root chroot move_mount open_tree "
-    "fsopen fsconfig fsmount mount_setattr shmget semget msgget mq_open memfd_create personality".split()
+    "perf_event_open add_key request_key keyctl unshare setns mount umount2 pivot_root chroot move_mount "
+    "open_tree fsopen fsconfig fsmount mount_setattr shmget semget msgget mq_open memfd_create personality"
 )
 """No network (``socket`` stands for all families; ``io_uring`` would get round it), no look into other processes, no
 namespaces, and no memory that no limit counts."""
-_SIGNALS = frozenset(
-    "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal prlimit64 setpriority".split()
-)
+_SIGNALS = _names("kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal prlimit64 setpriority")
 """What reaches other processes of the same user, where they are to be seen; ``tgkill`` is one's own ``abort`` too."""
 _OWNERS = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
 """``F_SETOWN``, ``F_SETSIG``, ``F_SETOWN_EX``; ``FIOSETOWN``, ``SIOCSPGRP``: the kernel sends the signal then."""
-EXECUTE = frozenset("execve execveat".split())
-_CHANGES = frozenset(
-    "creat openat2 unlink unlinkat rename renameat renameat2 mkdir mkdirat rmdir link linkat symlink symlinkat truncate "
-    "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat mknod mknodat utime utimes utimensat setxattr".split()
+EXECUTE = _names("execve execveat")
+_CHANGES = _names(
+    "creat openat2 unlink unlinkat rename renameat renameat2 mkdir mkdirat rmdir link linkat symlink symlinkat "
+    "truncate chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat mknod mknodat utime utimes utimensat "
+    "setxattr"
 )
 """What changes files; beside these, ``open`` and ``openat`` where they would write."""
 
 _X86_64 = (
-    "socket 41 io_uring_setup 425 ptrace 101 process_vm_readv 310 process_vm_writev 311 pidfd_open 434 pidfd_getfd 438 "
-    "bpf 321 userfaultfd 323 perf_event_open 298 add_key 248 request_key 249 keyctl 250 unshare 272 setns 308 mount 165 "
-    "umount2 166 pivot_root 155 chroot 161 move_mount 429 open_tree 428 fsopen 430 fsconfig 431 fsmount 432 "
-    "mount_setattr 442 shmget 29 semget 64 msgget 68 mq_open 240 memfd_create 319 personality 135 kill 62 tkill 200 "
-    "tgkill 234 fcntl 72 ioctl 16 rt_sigqueueinfo 129 rt_tgsigqueueinfo 297 pidfd_send_signal 424 prlimit64 302 setpriority 141 execve 59 execveat 322 "
-    "creat 85 openat2 437 unlink 87 unlinkat 263 rename 82 renameat 264 renameat2 316 mkdir 83 mkdirat 258 rmdir 84 "
-    "link 86 linkat 265 symlink 88 symlinkat 266 truncate 76 chmod 90 fchmod 91 fchmodat 268 fchmodat2 452 chown 92 "
-    "fchown 93 lchown 94 fchownat 260 mknod 133 mknodat 259 utime 132 utimes 235 utimensat 280 setxattr 188 "
-    "fork 57 vfork 58 clone 56 clone3 435 open 2 openat 257 seccomp 317"
+    "socket 41 io_uring_setup 425 ptrace 101 process_vm_readv 310 process_vm_writev 311 pidfd_open 434 "
+    "pidfd_getfd 438 bpf 321 userfaultfd 323 perf_event_open 298 add_key 248 request_key 249 keyctl 250 unshare "
+    "272 setns 308 mount 165 umount2 166 pivot_root 155 chroot 161 move_mount 429 open_tree 428 fsopen 430 "
+    "fsconfig 431 fsmount 432 mount_setattr 442 shmget 29 semget 64 msgget 68 mq_open 240 memfd_create 319 "
+    "personality 135 kill 62 tkill 200 tgkill 234 fcntl 72 ioctl 16 rt_sigqueueinfo 129 rt_tgsigqueueinfo 297 "
+    "pidfd_send_signal 424 prlimit64 302 setpriority 141 execve 59 execveat 322 creat 85 openat2 437 unlink 87 "
+    "unlinkat 263 rename 82 renameat 264 renameat2 316 mkdir 83 mkdirat 258 rmdir 84 link 86 linkat 265 symlink "
+    "88 symlinkat 266 truncate 76 chmod 90 fchmod 91 fchmodat 268 fchmodat2 452 chown 92 fchown 93 lchown 94 "
+    "fchownat 260 mknod 133 mknodat 259 utime 132 utimes 235 utimensat 280 setxattr 188 fork 57 vfork 58 clone 56 "
+    "clone3 435 open 2 openat 257 seccomp 317"
 )
 _AARCH64 = (
-    "socket 198 io_uring_setup 425 ptrace 117 process_vm_readv 270 process_vm_writev 271 pidfd_open 434 pidfd_getfd 438 "
-    "bpf 280 userfaultfd 282 perf_event_open 241 add_key 217 request_key 218 keyctl 219 unshare 97 setns 268 mount 40 "
-    "umount2 39 pivot_root 41 chroot 51 move_mount 429 open_tree 428 fsopen 430 fsconfig 431 fsmount 432 "
-    "mount_setattr 442 shmget 194 semget 190 msgget 186 mq_open 180 memfd_create 279 personality 92 kill 129 tkill 130 "
-    "tgkill 131 fcntl 25 ioctl 29 rt_sigqueueinfo 138 rt_tgsigqueueinfo 240 pidfd_send_signal 424 prlimit64 261 setpriority 140 execve 221 "
-    "execveat 281 openat2 437 unlinkat 35 renameat 38 renameat2 276 mkdirat 34 linkat 37 symlinkat 36 truncate 45 "
-    "fchmod 52 fchmodat 53 fchmodat2 452 fchown 55 fchownat 54 mknodat 33 utimensat 88 setxattr 5 "
-    "clone 220 clone3 435 openat 56 seccomp 277"
+    "socket 198 io_uring_setup 425 ptrace 117 process_vm_readv 270 process_vm_writev 271 pidfd_open 434 "
+    "pidfd_getfd 438 bpf 280 userfaultfd 282 perf_event_open 241 add_key 217 request_key 218 keyctl 219 unshare "
+    "97 setns 268 mount 40 umount2 39 pivot_root 41 chroot 51 move_mount 429 open_tree 428 fsopen 430 fsconfig "
+    "431 fsmount 432 mount_setattr 442 shmget 194 semget 190 msgget 186 mq_open 180 memfd_create 279 personality "
+    "92 kill 129 tkill 130 tgkill 131 fcntl 25 ioctl 29 rt_sigqueueinfo 138 rt_tgsigqueueinfo 240 "
+    "pidfd_send_signal 424 prlimit64 261 setpriority 140 execve 221 execveat 281 openat2 437 unlinkat 35 renameat "
+    "38 renameat2 276 mkdirat 34 linkat 37 symlinkat 36 truncate 45 fchmod 52 fchmodat 53 fchmodat2 452 fchown 55 "
+    "fchownat 54 mknodat 33 utimensat 88 setxattr 5 clone 220 clone3 435 openat 56 seccomp 277"
 )
 
 

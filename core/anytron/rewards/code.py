@@ -30,9 +30,9 @@ class Code(Section):
     """
 
     key: str = "tests"
-    """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the program
-    is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list of texts:
-    Python that is run after the program, for example ``assert solve(2) == 4``."""
+    """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the
+    program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
+    of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
     partial: bool = False
     """Give the fraction of tests that pass."""
     test_timeout_s: float = Field(10.0, gt=0.0)
@@ -43,10 +43,11 @@ class Code(Section):
     output_mib: float = Field(4.0, gt=0.0, le=1024.0)
     """MiB that it may write, to its output or to files."""
     site_packages: bool = False
-    """Let it import what is installed beside this interpreter, NumPy for example, and not the standard library alone."""
+    """Let it import what is installed beside this interpreter, NumPy for example, and not the standard library
+    alone."""
     sandbox: Level = "full"
-    """``full`` shows it no files but Python's, no other process and no network. ``reduced`` is for machines whose kernel
-    forbids that and which hold nothing to protect: it reads what its user reads."""
+    """``full`` shows it no files but Python's, no other process and no network. ``reduced`` is for machines whose
+    kernel forbids that and which hold nothing to protect: it reads what its user reads, and writes there."""
 
     @cached_property
     def _sandbox(self) -> Sandbox:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Math(ReferenceReward):
-    """Give 1 to a response whose last answer equals the right one as mathematics, else 0.
+    r"""Give 1 to a response whose last answer equals the right one as mathematics, else 0.
 
-    The answer is the response's ``\\boxed{...}``, else another formula or number in it: what math-verify takes.
+    The answer is the response's ``\boxed{...}``, else another formula or number in it: what math-verify takes.
     """
 
     confined: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Rewards by regular expression, of the library ``regex``: unlike those of the standard library they have a time limit."""
+"""Rewards by regular expression, of the library ``regex``: unlike the standard library's they have a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from anytron.rewards.sample import Sample
 
 MATCH_S = 1.0
-"""Seconds of processor time that a pattern may take for a response. It takes microseconds unless it backtracks without end."""
+"""Seconds of processor time that a pattern may take for a response.
+
+It takes microseconds unless it backtracks without end."""
 
 
 class PatternReward(Section):
@@ -92,5 +94,6 @@ def last_captured(pattern: Any, text: str) -> str | Exception | None:
 
 def _endless() -> TimeoutError:
     return TimeoutError(
-        f"the pattern took more than {MATCH_S:g} s of processor time for this response: it backtracks; make it less ambiguous"
+        f"the pattern took more than {MATCH_S:g} s of processor time for this response: "
+        "it backtracks; make it less ambiguous"
     )

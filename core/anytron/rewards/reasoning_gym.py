@@ -24,8 +24,8 @@ class ReasoningGym(PatternReward):
     """Several of its verifiers call ``eval`` on what the model answered."""
 
     pattern: str = Field(".+", min_length=1)
-    """Where the answer is: the first group of the last match of this regular expression, or the whole match. White space
-    around it is ignored."""
+    """Where the answer is: the first group of the last match of this regular expression, or the whole match. White
+    space around it is ignored."""
 
     def check_machine(self) -> None:
         """Check that the library is there.

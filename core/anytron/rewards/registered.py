@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from anytron.rewards.sample import Sample
 
 RewardFunction = Callable[..., Sequence[float | Exception]]
-"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none; or a class: made
-with the options, called with the samples."""
+"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none.
+
+Or a class: made with the options, called with the samples."""
 
 
 def environment(samples: Sequence[Sample]) -> list[float]:

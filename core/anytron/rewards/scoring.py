@@ -98,7 +98,7 @@ class RewardSum:
             for prompt in prompts if hasattr(reward, "check_prompt") else ():
                 try:
                     reward.check_prompt(prompt.data)
-                except DataError as error:
+                except DataError as error:  # noqa: PERF203 - names its prompt
                     where = f"prompt {prompt.id}, for {key}"
                     raise DataError(error.what, where=where, why=error.why, fix=error.fix) from error
 

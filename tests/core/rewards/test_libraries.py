@@ -37,7 +37,12 @@ def score(tmp_path):
         yield scored
 
 
-RIGHT = [("\\boxed{0.5}", "1/2"), ("so $\\frac{2}{4}$", "\\frac12"), ("$(x+1)^2$", "x^2+2x+1"), ("\\boxed{1,234}", "1234")]
+RIGHT = [
+    ("\\boxed{0.5}", "1/2"),
+    ("so $\\frac{2}{4}$", "\\frac12"),
+    ("$(x+1)^2$", "x^2+2x+1"),
+    ("\\boxed{1,234}", "1234"),
+]
 WRONG = [("\\boxed{2}", "1/2"), ("no idea", "3"), ("", "3"), ("$\\frac{1}{$", "3"), ("1" * 5000, "3")]
 BOMBS = ["$9^{9^{9^{9}}}$", "\\boxed{(((10!)!)!)!}", "$" + "{" * 5000 + "}" * 5000 + "$"]
 
@@ -48,7 +53,9 @@ def test_mathematics_and_its_bombs(score):
     expected = [1.0] * len(RIGHT) + [0.0] * len(WRONG)
     assert found.total.tolist()[: len(expected)] == expected
     bombs = found.total[len(expected) :].tolist()
-    assert all(math.isnan(one) or one == 0 for one in bombs)  # too long, or given up: never right, and the rest is scored
+    assert all(
+        math.isnan(one) or one == 0 for one in bombs
+    )  # too long, or given up: never right, and the rest is scored
     assert any("took more than 3 s" in failure.why for failure in found.failures["math"].values())
 
 

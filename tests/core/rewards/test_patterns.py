@@ -41,14 +41,14 @@ def test_a_group_that_takes_no_part_is_no_answer():
 
 @pytest.mark.parametrize("make", [Format, Regex])
 def test_a_pattern_that_backtracks_costs_its_sample_a_second(make):
-    began = time.monotonic()
-    hostile, plain = make(pattern=r"(?:a|aa|a?)*b42")([sample("a" * 5000), sample("b42", "b42")])
-    assert time.monotonic() - began < 20
+    began = time.process_time()
+    hostile, plain = make(pattern=r"(?:a|aa)+$")([sample("a" * 60 + "!"), sample("aaa", "aaa")])
+    assert time.process_time() - began < 10
     assert isinstance(hostile, TimeoutError)
     assert plain == 1.0
 
 
 @pytest.mark.parametrize("pattern", ["(", "", "(?P<x>a)(?P<x>b", "*a"])
 def test_a_pattern_that_is_none_is_refused(pattern):
-    with pytest.raises(ValidationError, match="no regular expression|at least 1 character"):
+    with pytest.raises(ValidationError, match=r"no regular expression|at least 1 character"):
         Regex(pattern=pattern)
