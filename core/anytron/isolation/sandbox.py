@@ -1,8 +1,8 @@
 """Run a Python program that nobody has read: within limits, without network, and away from this machine's files.
 
-Three processes: one enters namespaces, in which its child is the first process; that one builds a file system in memory and
-starts the program. When it ends, the kernel ends whatever is left in its namespace, and it ends with the one before it,
-which ends with the caller.
+Three processes: one enters namespaces, in which its child is the first process; that one builds a file system in memory
+and starts the program. When it ends, the kernel ends whatever is left in its namespace; it ends with the one before it,
+and that one with the caller.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ GIB, MIB = 1 << 30, 1 << 20
 
 Level = Literal["full", "reduced"]
 """``full``: namespaces of its own, of users (unless this is root), processes, network, mounts and more; it sees the
-interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold nothing to protect;
-the program reads what its user reads, and writes there. Time, memory, output, network, processes and signals are
-limited on both."""
+interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold nothing to
+protect; the program reads what its user reads, and writes there. Time, memory, output, network, processes and signals
+are limited on both."""
 
 THREADS = 256
 """Tasks of the program's user; counted for each sandbox alone where users have namespaces."""
@@ -38,7 +38,7 @@ _ENDED_WITH_US = 1
 """``PR_SET_PDEATHSIG``."""
 
 
-class Unavailable(OSError):
+class Unavailable(OSError):  # noqa: N818 - said of the sandbox
     """This machine does not allow a sandbox; the text says which step it refused."""
 
 
@@ -202,7 +202,7 @@ def _as_child(report: int) -> None:
 
 
 def _arrange(descriptors: dict[int, int], report: int) -> None:
-    """Leave no open file but these: 0 and 1, nothing at 2, the program at 3, and the report, which ends with ``exec``."""
+    """Leave no open file but these: 0 and 1, nothing at 2, the program at 3, the report, which ends with ``exec``."""
     away = {os.dup2(descriptor, 100 + place): place for descriptor, place in descriptors.items()}
     os.dup2(report, 104)
     nothing = os.open("/dev/null", os.O_WRONLY)
