@@ -211,8 +211,9 @@ def test_what_is_refused_has_a_number_on_every_processor():
     """A name without one would silently be allowed."""
     names = seccomp.NEVER | seccomp.EXECUTE | seccomp._SIGNALS | seccomp._CHANGES | {"clone", "clone3", "openat"}
     assert names <= seccomp._MACHINES["x86_64"].calls.keys()
+    # Which this processor never had:
     old = seccomp._names("creat unlink rename mkdir rmdir link symlink chmod chown lchown mknod utime utimes")
-    assert names - seccomp._MACHINES["aarch64"].calls.keys() == old  # which this processor never had
+    assert names - seccomp._MACHINES["aarch64"].calls.keys() == old
     for machine in seccomp._MACHINES.values():
         assert len(set(machine.calls.values())) == len(machine.calls)
 
@@ -225,7 +226,8 @@ def test_a_kernel_that_allows_no_namespaces_is_said_and_nothing_runs(package, tm
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limit}; exec "$@"', "sh",
          sys.executable, "-B", str(package / "programs.py"), asked],
-        env={"PYTHONPATH": str(package), "PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False, cwd="/",
+        env={"PYTHONPATH": str(package), "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, check=False, cwd="/",
     )  # fmt: skip
     assert json.loads(done.stdout)["unavailable"].startswith("namespaces of its own: ")
     assert not marker.exists()
