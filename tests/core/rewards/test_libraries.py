@@ -138,10 +138,10 @@ def test_prompts_of_reasoning_gym_and_their_verifier(score):
     first = prompts[0]
     word = first.data["reasoning_gym"]["metadata"]["word"]
     assert first.data["answer"] == word[::-1]
-    answers = [f" {word[::-1]} \n", f"{word[-1]}00", "", "<answer>" + word[::-1]]
+    answers = [f" {word[::-1]} \n", f"{word[-1]}00", "", "[[[" + word[::-1]]
     found = score("reasoning_gym", [sample(one, **first.data) for one in answers])
     assert found.total.tolist() == pytest.approx([1.0, 1 / 3, 0.0, 0.0], abs=1e-6)
-    with_pattern = score("reasoning_gym", [sample(answers[3], **first.data)], pattern="<answer>(.*)")
+    with_pattern = score("reasoning_gym", [sample(answers[3], **first.data)], pattern=r"\[{3}(.*)")
     assert with_pattern.total.tolist() == [1.0]
 
 
