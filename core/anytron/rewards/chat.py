@@ -93,7 +93,7 @@ class Chat:
                     raise ValueError(f"its answer is longer than {LARGEST} bytes")
                 if time.monotonic() > end:
                     raise TimeoutError(f"its answer took more than {self._timeout_s:g} s")
-        text = json.loads(b"".join(parts))["choices"][0]["message"]["content"]
+        text: object = json.loads(b"".join(parts))["choices"][0]["message"]["content"]
         if not isinstance(text, str):
             raise TypeError(f"its answer has {type(text).__name__} where text should be")
         return text
