@@ -87,7 +87,8 @@ class DataSection(Section):
     """Where prompts come from."""
 
     source: str
-    """A registered source (``jsonl``), or ``module:function`` / ``file.py:function`` that returns prompts."""
+    """A registered source (``jsonl``, ``reasoning_gym``), or ``module:function`` / ``file.py:function`` that returns
+    prompts."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the source."""
     prompts_per_step: int = Field(32, ge=1)
@@ -100,11 +101,15 @@ class RewardSection(Section):
     """One reward function; the rewards of several are added with their weights."""
 
     function: str
-    """A registered reward, or ``module:function`` / ``file.py:function``."""
+    """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
+    ``reasoning_gym``, ``environment``), or ``module:function`` / ``file.py:function``; a class will do as well."""
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """What its metrics and its log are called; default: the function's name. Two rewards need two names."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Keyword arguments of the function, or of the class; docs/how-to/write-a-reward.md has those of registered
+    rewards."""
     processes: int = Field(1, ge=1)
     """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
     timeout_s: float = Field(120.0, gt=0.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.imports import resolve
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.data.prompts import Prompt
+from anytron.data.reasoning_gym import reasoning_gym
 from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _from_line(line: str, where: str, name: str, directory: Path, keys: tuple[st
     )
 
 
-SOURCES: Mapping[str, PromptSource] = MappingProxyType({"jsonl": jsonl})
+SOURCES: Mapping[str, PromptSource] = MappingProxyType({"jsonl": jsonl, "reasoning_gym": reasoning_gym})
 """By their name in ``data.source``."""
 
 

@@ -68,6 +68,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     if config.environment is not None:
         check_environment(config.environment)
     prompts = load_prompts(config.data)
+    rewards.check(prompts)
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)

@@ -109,6 +109,9 @@ def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
 
 
 def _unusable(value: object, position: int) -> Failure | None:
+    if isinstance(value, Exception):
+        why = f"{type(value).__name__}: {value}"
+        return Failure("A reward function has no reward for a sample.", why, "cure what it names", sample=position)
     if not isinstance(value, Real):
         return Failure(
             "A reward is not a number.", f"it is {value!r}", "return one number for each sample", sample=position

@@ -102,6 +102,6 @@ def test_metrics_count_the_models_own_tokens(samples):
 
 def test_rewards_look_at_the_last_turn_and_not_at_what_the_environment_wrote(samples):
     assert samples[0].response_text == "17713"
-    assert REWARDS["exact_match"](samples) == [1.0, 1.0, 0.0]
-    assert REWARDS["contains"]([replace(samples[0], data={"answer": "77"})]) == [0.0]
+    assert REWARDS["exact_match"]()(samples) == [1.0, 1.0, 0.0]
+    assert REWARDS["contains"]()([replace(samples[0], data={"answer": "77"})]) == [0.0]
     assert REWARDS["environment"](samples[:2]) == [1.0, 0.25]
