@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 _ALONE = (
     "parallel={}",
     "executor.kind=local",
+    "data.mix=[]",
     "data.source=jsonl",
-    "data.options={}",
+    "data.options={path: unread}",
     "environment=null",
     "rewards=[{function: exact_match}]",
     "rollout={samples_per_prompt: 2, max_new_tokens: 1}",  # what fits every algorithm and every model

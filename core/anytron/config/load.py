@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from anytron.config.anchor import anchor
+from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.generation import RolloutSection
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
@@ -236,7 +237,18 @@ def _option_mistakes(values: Any) -> list[Diagnostic]:
         options = _value(values, section, name, {})
         if isinstance(options, dict):  # otherwise the schema refuses it
             found += model_diagnostics(info.options_model, options, key, info.place_of)
-    return found
+    return [*found, *_source_option_mistakes(values)]
+
+
+def _source_option_mistakes(values: Any) -> Iterator[Diagnostic]:
+    """Check the options of registered sources of prompts."""
+    data = values.get("data")
+    mix = data.get("mix") if isinstance(data, dict) else ()
+    mixed = enumerate(mix) if isinstance(mix, list) else ()
+    for key, section in [("data", data), *((f"data.mix.{index}", one) for index, one in mixed)]:
+        source, options = (section.get("source"), section.get("options", {})) if isinstance(section, dict) else ("", {})
+        if isinstance(source, str) and source in SOURCE_OPTIONS and isinstance(options, dict):
+            yield from model_diagnostics(SOURCE_OPTIONS[source], options, f"{key}.options")
 
 
 def _value(values: Any, section: str, key: str, default: Any) -> Any:
