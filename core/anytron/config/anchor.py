@@ -23,8 +23,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of registered
-    sources of prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter).
+    file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of registered sources of
+    prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter).
 
     Args:
         config: As read.

@@ -1,4 +1,4 @@
-"""The section ``data``: where prompts come from, how several sources are mixed, and the options of registered sources."""
+"""The section ``data``: where prompts come from, how sources are mixed, and the options of registered sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEMPLATE_ARGUMENTS = (
     "tools",
     "truncation",
 )
-"""Arguments of ``apply_chat_template`` that are not the user's: they decide what comes back, or come from the prompt."""
+"""Arguments of ``apply_chat_template`` that are not the user's: they say what comes back, or are the prompt's."""
 
 
 class ReadingOptions(Section):
@@ -35,16 +35,18 @@ class ReadingOptions(Section):
     """The file, or a pattern that several match (``train-*.parquet``), in the order of their names; of ``dataset`` a
     folder that ``Dataset.save_to_disk`` has written, or an ``.arrow`` file. Relative to the YAML file."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Columns by what they are used as: ``{prompt: question, answer: solution}``. ``prompt`` is a text, a list of messages
-    (with ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures; ``tools``
-    are shown by the chat template. Any other name is one of the prompt's data, where rewards look. A dot reaches into a
-    column, ``reward_model.ground_truth``. What is named here must be in every row; what is not has its own name."""
+    """Columns by what they are used as: ``{prompt: question, answer: solution}``. ``prompt`` is a text, a list of
+    messages (with ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures;
+    ``tools`` are shown by the chat template. Any other name is one of the prompt's data, where rewards look. A dot
+    reaches into a column, ``reward_model.ground_truth``. A column that is named here must be in every row; of the
+    others, ``prompt`` must."""
     chat: bool = False
-    """Make a user's message of a prompt that is text, its images before the text, so that the chat template is applied."""
+    """Make a user's message of a prompt that is text, images before the text, so that the chat template is applied."""
     system: str | None = None
     """With ``chat``: a system message at the beginning of conversations that have none."""
     image_folder: str | None = None
-    """Paths of images are relative to this folder and must not leave it; default: the file's. Relative to the YAML file."""
+    """Paths of images are relative to this folder, and must not leave it; default: the file's. Relative to the YAML
+    file."""
 
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> ReadingOptions:
@@ -64,12 +66,13 @@ class ImagesOptions(Section):
     """What makes a prompt of a picture."""
 
     path: str = Field(min_length=1)
-    """The folder; pictures in folders inside count. Relative to the YAML file. What rewards find as ``label`` is the name of
-    the folder that a picture lies in, and as ``file`` its path."""
+    """The folder; pictures in folders inside count. Relative to the YAML file. What rewards find as ``label`` is the
+    name of the folder inside that a picture lies in, and as ``file`` its path."""
     prompt: str = Field(min_length=1)
     """What is asked of every picture."""
     chat: bool = True
-    """Put picture and question into a user's message, for the chat template; without, ``prompt`` has the image token."""
+    """Put picture and question into a user's message, for the chat template; otherwise ``prompt`` has the image
+    token."""
     system: str | None = None
     """With ``chat``: a system message before it."""
 
@@ -117,7 +120,8 @@ class DataSection(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the source; those of registered sources stand below."""
     mix: list[MixedSource] = Field(default_factory=list)
-    """Instead of ``source``: several sources. After any number of draws, each has given its share to within one prompt."""
+    """Instead of ``source``: several sources. After any number of draws, each has given its share to within one
+    prompt."""
     prompts_per_step: int = Field(32, ge=1)
     """Prompts sampled for each training step, over all ranks."""
     shuffle: bool = True

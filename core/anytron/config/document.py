@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HEADING = """# Configuration
 
-<!-- Generated from core/anytron/config/schema.py, data.py, generation.py and running.py beside it, and the options of engines by
+<!-- Generated from core/anytron/config/schema.py, the files of sections beside it, and the options of engines by
 `python -m anytron.config.document docs/reference/config.md`. -->
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,

@@ -1,7 +1,7 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
-how the run is carried out in :mod:`anytron.config.running`. Every key is documented in these four files and nowhere else:
+how the run is carried out in :mod:`anytron.config.running`. Every key is documented there or here and nowhere else:
 ``docs/reference/config.md`` is generated from them.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from anytron.config.data import DataSection
+from anytron.config.data import DataSection  # noqa: TC001 - pydantic reads the annotation
 from anytron.config.generation import EnvironmentSection, RolloutSection
 from anytron.config.running import CheckpointSection, ExecutorSection, PlatformSection, TrackingSection, TrainerSection
 from anytron.config.section import Section

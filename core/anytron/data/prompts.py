@@ -109,7 +109,9 @@ def tokenize(
     """
     rest = iter(prompts)
     while some := list(itertools.islice(rest, AT_ONCE)):
-        texts = [_render(one, tokenizer, chat_template_kwargs) if one.messages is not None else one.text for one in some]
+        texts = [
+            _render(one, tokenizer, chat_template_kwargs) if one.messages is not None else one.text for one in some
+        ]
         for prompt, text in zip(some, texts, strict=True):
             _check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
         for prompt, given, tokens in zip(some, texts, _encode(some, texts, tokenizer), strict=True):
@@ -131,7 +133,11 @@ def _render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> str:
     try:
         with processor_time(TEMPLATE_SECONDS):
             text: str = tokenizer.apply_chat_template(
-                prompt.messages, tools=list(prompt.tools) or None, add_generation_prompt=True, tokenize=False, **template
+                prompt.messages,
+                tools=list(prompt.tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **template,
             )
     except Exception as error:  # the template is a program of the model directory
         raise DataError(

@@ -89,7 +89,10 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     record = row.record
     if not isinstance(record, dict):
         raise DataError(
-            "A row of the prompts is no object.", where=row.where, why=f"it is {type(record).__name__}", fix="write {...}"
+            "A row of the prompts is no object.",
+            where=row.where,
+            why=f"it is {type(record).__name__}",
+            fix="write {...}",
         )
     taken = {name: _value(row, name, column) for name, column in columns.items()}
     rest = {name: value for name, value in record.items() if name not in columns.values()}

@@ -59,7 +59,9 @@ def files_of(path: str) -> list[Path]:
         "The prompts cannot be read.",
         where=path,
         why="it is a folder" if is_folder else "no such file, or it is none",
-        fix=f"name a file in it, or a pattern: {path}/*.parquet" if is_folder else "check the option path in section data",
+        fix=f"name a file in it, or a pattern: {path}/*.parquet"
+        if is_folder
+        else "check the option path in section data",
     )
 
 
@@ -111,7 +113,9 @@ def csv_rows(file: Path) -> Iterator[Row]:
                 _check_columns(columns, where)
             elif fields:
                 _check_count(fields, columns, where)
-                yield Row(where, f"line {where.rpartition(':')[2]}", dict(zip(columns, fields, strict=True)), file.parent)
+                yield Row(
+                    where, f"line {where.rpartition(':')[2]}", dict(zip(columns, fields, strict=True)), file.parent
+                )
     except csv.Error as error:
         fix = "put a field that has a comma, a quote or a line feed into double quotes, and double the quotes in it"
         raise DataError(

@@ -96,6 +96,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
     prepared = prepare(config)
+    for remark in prepared.sampler.remarks:
+        progress.note(remark)
     with ClaimedDirectory(config, progress.note) as claimed:
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
