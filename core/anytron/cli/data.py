@@ -46,7 +46,7 @@ def show(
     """Show the tokens of the first prompts that a run would draw, decoded, with their lengths.
 
     All prompts are read, tokenised and filtered as the run would; for each source there is a line with what it has,
-    what was left out, and how long prompts are. Tokens stand between bars. No model is built, and no platform is needed.
+    what was left out, and how long prompts are. Tokens stand between bars. No model is built; no platform is needed.
 
     Example: anytron data show examples/grpo_sort.yaml -n 2
     """

@@ -194,14 +194,16 @@ def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
         elif path.is_dir():  # any other path might be an address of another machine
             loaded = datasets.load_from_disk(str(path))
         else:
-            raise FileNotFoundError("no such folder")
+            raise FileNotFoundError("no such folder")  # noqa: TRY301 - one way to say it
         chosen = _split(loaded, path, split)
         batches = (table for table in chosen.with_format("arrow").iter(batch_size=AT_ONCE))
         yield from _arrow_rows(batches, path, path if path.is_dir() else path.parent)
     except DataError:
         raise
     except Exception as error:  # the library fails in its own ways, and in Arrow's
-        fix = "name a folder that Dataset.save_to_disk has written; other files have sources of their own (parquet, jsonl)"
+        fix = (
+            "name a folder that Dataset.save_to_disk has written; other files have sources of their own: parquet, jsonl"
+        )
         raise _damaged(path, error, fix) from error
 
 

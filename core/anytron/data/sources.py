@@ -70,7 +70,7 @@ def images(**options: Any) -> Iterator[Prompt]:
             "The folder says itself what belongs to each picture.",
             where=str(folder / described[0]),
             why="the source images asks the same question of all",
-            fix=f"read that file: the source {described[0].rpartition('.')[2]}, with columns {{images: file_name, ...}}",
+            fix="read that file: the source jsonl, csv or parquet, with columns {images: file_name, ...}",
         )
     for found in sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES):
         name = found.relative_to(folder).as_posix()
@@ -111,13 +111,7 @@ def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Itera
     where = f"{key}.source = {section.source}"
     try:
         for position, prompt in enumerate(source(**section.options)):
-            if not isinstance(prompt, Prompt):
-                raise DataError(
-                    "The source gives something else than prompts.",
-                    where=where,
-                    why=f"entry {position} is {type(prompt).__name__}",
-                    fix="return anytron.data.Prompt objects",
-                )
+            _check(prompt, position, where)
             yield prompt
     except (ConfigError, DataError):
         raise
@@ -128,3 +122,13 @@ def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Itera
             why=f"{type(error).__name__}: {error}",
             fix="correct the function or data.options",
         ) from error
+
+
+def _check(prompt: Any, position: int, where: str) -> None:
+    if not isinstance(prompt, Prompt):
+        raise DataError(
+            "The source gives something else than prompts.",
+            where=where,
+            why=f"entry {position} is {type(prompt).__name__}",
+            fix="return anytron.data.Prompt objects",
+        )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from anytron.data.vision import Picture
 
-TOKEN = "i"
+INT32 = "i"
 """Type code of token ids: 4 bytes, where a tuple of numbers has 36 for each."""
 
 
@@ -54,8 +54,8 @@ class _Entry:
 class PromptTable(Sequence[TokenizedPrompt]):
     """The prompts of one source, in its order, with counts of those that were left out.
 
-    The source is read once, prompt by prompt. What stays in memory of each prompt are its text, 4 bytes for each token, and
-    its data; images that are files stay on disk.
+    The source is read once, prompt by prompt. What stays in memory of each prompt are its text, 4 bytes for each token,
+    and its data; images that are files stay on disk.
 
     Args:
         name: Of the source, for people.
@@ -91,7 +91,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 self.too_long += 1
                 shortest = min(shortest or length, length)
                 continue
-            tokens = array(TOKEN, prompt.tokens)
+            tokens = array(INT32, prompt.tokens)
             if wanted.seen is not None and wanted.is_duplicate(_digest(tokens, prompt.images)):
                 self.duplicates += 1
                 continue
