@@ -29,8 +29,8 @@ class Mixture:
 
     Which source gives the next prompt follows from how many each has given (Tijdeman, "The chairman assignment
     problem", Discrete Mathematics 32, 1980): with shares ``w_i`` that add up to 1, after n draws source i of k has
-    given ``n * w_i`` prompts to within ``1 - 1 / (2k - 2)``. Nothing is random about that, so that every step has nearly the
-    same mix, and the places in the sources say all that a resume needs. Each source has epochs of its own.
+    given ``n * w_i`` prompts to within ``1 - 1 / (2k - 2)``. Nothing is random about that: every step has nearly the
+    same mix, and the places in the sources say all that a resume needs. Each source has its own epochs.
 
     Args:
         tables: The sources' prompts.

@@ -160,7 +160,7 @@ def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch):
     new_run(trainer={"total_steps": 1, "output_dir": str(output(new_run))}).train()
     driver = output(new_run) / "checkpoints" / "step-000001"
     state = json.loads((driver / "driver.json").read_text())
-    state["sampler"]["prompts"] = 63
+    state["sampler"][0]["prompts"] = 63
     monkeypatch.setattr("anytron.checkpoint.directory.Checkpoint.verify", lambda checkpoint: None)
     (driver / "driver.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match=r"(?s)prompts have changed.*63 and are 64"):
