@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 64 * 2**20
 """Bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
-AT_ONCE = 256
+AT_ONCE = 64
 """Rows that are made of Arrow's columns at a time."""
 
 
@@ -170,7 +170,7 @@ def parquet_rows(file: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(file) as table:
+        with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
             yield from _arrow_rows(table.iter_batches(batch_size=AT_ONCE), file, file.parent)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error

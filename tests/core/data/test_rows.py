@@ -104,15 +104,15 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
 
 
 def test_a_parquet_file_is_decoded_a_row_group_at_a_time(tmp_path):
-    table = pa.table({"prompt": [os.urandom(50_000).hex() for _ in range(200)]})
-    pa.parquet.write_table(table, tmp_path / "p.parquet", row_group_size=10)
+    table = pa.table({"prompt": [os.urandom(20_000).hex() for _ in range(1000)]})
+    pa.parquet.write_table(table, tmp_path / "p.parquet", row_group_size=50)
     del table
     before, most = pa.total_allocated_bytes(), 0
     for number, row in enumerate(parquet_rows(tmp_path / "p.parquet"), start=1):
         assert row.name == f"row {number}"
         most = max(most, pa.total_allocated_bytes() - before)
-    assert number == 200
-    assert most < 200 * 100_000 / 2
+    assert number == 1000
+    assert most < 1000 * 40_000 / 4
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_parquet_file_that_is_none(tmp_path, damage):
     path = tmp_path / "p.parquet"
     pa.parquet.write_table(pa.table({"prompt": ["a", "b"] * 50}), path, use_dictionary=False, compression="none")
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"(?s)cannot be read.*p\.parquet.*Arrow|(?s)cannot be read.*p\.parquet.*Error"):
+    with pytest.raises(DataError, match=r"(?s)cannot be read.*p\.parquet.*(Arrow|Error)"):
         list(parquet_rows(path))
 
 

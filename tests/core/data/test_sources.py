@@ -147,7 +147,7 @@ def test_a_row_that_is_no_prompt_is_named(tmp_path, record, options, message):
 
 @pytest.mark.parametrize(
     "path",
-    ["../secret.png", "/etc/a.png", "sub/../../secret.png", "link/secret.png", "link.png", "a\0.png", "x" * 5000],
+    ["../secret.png", "/etc/a.png", "sub/../../secret.png", "link/secret.png", "link.png", "a\0.png"],
 )
 def test_a_path_that_leaves_the_folder_is_refused(tmp_path, path):
     folder = tmp_path / "data"
