@@ -42,7 +42,7 @@ class PromptFilter:
         return known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     id: str
     text: str
