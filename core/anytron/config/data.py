@@ -101,7 +101,7 @@ class MixedSource(Section):
     weight: float | None = Field(None, gt=0.0)
     """How many of its prompts are drawn in proportion to the others' weights; null for all sources = in proportion to
     their sizes, so that an epoch of the mix has every prompt once."""
-    name: str = ""
+    name: str | None = Field(None, min_length=1)
     """Stands before the ids of its prompts; default: the name of its file or function."""
 
     @property

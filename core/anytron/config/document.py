@@ -55,7 +55,7 @@ def _sections() -> Iterator[str]:
         yield from _section(name, model, _remark(field))
         if name == "data":
             for options in dict.fromkeys(SOURCE_OPTIONS.values()):
-                owners = " and ".join(f"`{source}`" for source, one in SOURCE_OPTIONS.items() if one is options)
+                owners = ", ".join(f"`{source}`" for source, one in SOURCE_OPTIONS.items() if one is options)
                 yield from _section("data.options", options, "", f" of {owners}")
         if name in ENGINES:
             for engine in component_names(ENGINES[name], DISTRIBUTION):
