@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,14 +33,6 @@ class PromptFilter:
 
     longest: int | None = None
     seen: set[bytes] | None = None
-
-    def is_duplicate(self, digest: bytes) -> bool:
-        """Whether an equal prompt came before; remembers this one."""
-        if self.seen is None:
-            return False
-        known = digest in self.seen
-        self.seen.add(digest)
-        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +85,12 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 shortest = min(shortest or length, length)
                 continue
             tokens = array(INT32, prompt.tokens)
-            if wanted.seen is not None and wanted.is_duplicate(_digest(tokens, prompt.images)):
-                self.duplicates += 1
-                continue
+            if wanted.seen is not None:
+                digest = _digest(tokens, prompt.images)
+                if digest in wanted.seen:
+                    self.duplicates += 1
+                    continue
+                wanted.seen.add(digest)
             whole.update(length.to_bytes(4, "little") + tokens.tobytes())
             self._entries.append(_Entry(prefix + prompt.id, prompt.text, tokens, prompt.data, prompt.images))
         self.digest = whole.hexdigest()
@@ -147,6 +143,6 @@ def _digest(tokens: array[int], images: Sequence[Picture]) -> bytes:
 def _encoded(image: Picture) -> bytes:
     if isinstance(image, bytes):
         return image
-    if hasattr(image, "tobytes"):
-        return f"{image.mode} {image.size} ".encode() + image.tobytes()
-    return Path(image).read_bytes()
+    if isinstance(image, (str, os.PathLike)):
+        return Path(image).read_bytes()
+    return f"{image.mode} {image.size} ".encode() + image.tobytes()
