@@ -154,8 +154,8 @@ class DataSection(Section):
             raise ValueError(f"sources of data.mix have the same name, {', '.join(twice)}: give each a name")
         return self
 
-    def keyed_sources(self) -> dict[str, MixedSource]:
-        """The sources by their key in the configuration; a single one as a mix of one."""
+    def keyed_sources(self, key: str = "data") -> dict[str, MixedSource]:
+        """The sources by their key in the configuration, where this section has ``key``; a single one as a mix of one."""
         if self.source is not None:
-            return {"data": MixedSource(source=self.source, options=self.options)}
-        return {f"data.mix.{index}": one for index, one in enumerate(self.mix)}
+            return {key: MixedSource(source=self.source, options=self.options)}
+        return {f"{key}.mix.{index}": one for index, one in enumerate(self.mix)}

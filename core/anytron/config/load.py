@@ -237,18 +237,18 @@ def _option_mistakes(values: Any) -> list[Diagnostic]:
         options = _value(values, section, name, {})
         if isinstance(options, dict):  # otherwise the schema refuses it
             found += model_diagnostics(info.options_model, options, key, info.place_of)
-    return [*found, *_source_option_mistakes(values)]
+    return [*found, *_source_option_mistakes("data", values.get("data"))]
 
 
-def _source_option_mistakes(values: Any) -> Iterator[Diagnostic]:
-    """Check the options of registered sources of prompts."""
-    data = values.get("data")
-    mix = data.get("mix") if isinstance(data, dict) else ()
-    mixed = enumerate(mix) if isinstance(mix, list) else ()
-    for key, section in [("data", data), *((f"data.mix.{index}", one) for index, one in mixed)]:
-        source, options = (section.get("source"), section.get("options", {})) if isinstance(section, dict) else ("", {})
-        if isinstance(source, str) and source in SOURCE_OPTIONS and isinstance(options, dict):
-            yield from model_diagnostics(SOURCE_OPTIONS[source], options, f"{key}.options")
+def _source_option_mistakes(key: str, section: Any) -> Iterator[Diagnostic]:
+    """Check the options of registered sources of prompts, in a section ``data`` or in an entry of its ``mix``."""
+    if not isinstance(section, dict):  # the schema refuses it
+        return
+    source, options, mix = section.get("source"), section.get("options", {}), section.get("mix")
+    if isinstance(source, str) and source in SOURCE_OPTIONS and isinstance(options, dict):
+        yield from model_diagnostics(SOURCE_OPTIONS[source], options, f"{key}.options")
+    for index, one in enumerate(mix if isinstance(mix, list) else ()):
+        yield from _source_option_mistakes(f"{key}.mix.{index}", one)
 
 
 def _value(values: Any, section: str, key: str, default: Any) -> Any:

@@ -122,6 +122,7 @@ def load_mixture(
     vocab_size: int,
     context_length: int | None,
     max_new_tokens: int,
+    key: str = "data",
 ) -> Mixture:
     """Read, tokenise and filter the prompts of all sources.
 
@@ -133,6 +134,7 @@ def load_mixture(
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         max_new_tokens: Room that a response needs.
+        key: Where the section stands in the configuration.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.
@@ -148,11 +150,11 @@ def load_mixture(
         )
     limits = [limit for limit in (room, data.max_prompt_tokens) if limit is not None]
     wanted = PromptFilter(min(limits, default=None), set() if data.deduplicate else None)
-    sources = data.keyed_sources()
+    sources = data.keyed_sources(key)
     tables = []
-    for key, source in sources.items():
+    for place, source in sources.items():
         prompts = tokenize(
-            load_prompts(source, key),
+            load_prompts(source, place),
             tokenizer,
             vision,
             vocab_size=vocab_size,

@@ -46,8 +46,8 @@ def write(path, records):
 KINDS = pytest.mark.parametrize(("source", "name"), [("jsonl", "p.jsonl"), ("parquet", "p.parquet"), ("dataset", "p")])
 
 
-def test_every_source_has_its_options():
-    assert list(SOURCES) == list(SOURCE_OPTIONS)
+def test_options_are_those_of_sources():
+    assert SOURCE_OPTIONS.keys() <= SOURCES.keys()
 
 
 @KINDS
