@@ -155,7 +155,7 @@ class DataSection(Section):
         return self
 
     def keyed_sources(self, key: str = "data") -> dict[str, MixedSource]:
-        """The sources by their key in the configuration, where this section has ``key``; a single one as a mix of one."""
+        """The sources by their key in the configuration; this section has ``key``. A single one is a mix of one."""
         if self.source is not None:
             return {key: MixedSource(source=self.source, options=self.options)}
         return {f"{key}.mix.{index}": one for index, one in enumerate(self.mix)}
