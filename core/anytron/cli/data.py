@@ -48,7 +48,7 @@ def show(
     All prompts are read, tokenised and filtered as the run would; for each source there is a line with what it has,
     what was left out, and how long prompts are. Tokens stand between bars. No model is built; no platform is needed.
 
-    Example: anytron data show examples/grpo_sort.yaml -n 2
+    Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
     """
     from anytron.config.load import load_config
     from anytron.preflight.prepare import prepare_prompts
