@@ -38,7 +38,7 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
     if row.padded:
         value, tools = _without_nulls(value), _without_nulls(tools)
     pictures = _pictures(images, Path(options.image_folder or row.folder), row.where)
-    made = {"images": pictures, "data": values, "tools": _tools(tools, row.where)}
+    made: dict[str, Any] = {"images": pictures, "data": values, "tools": _tools(tools, row.where)}
     name = str(values.get("id", prefix + row.name))
     if isinstance(value, str):
         if not options.chat:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import DataError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from anytron.data.vision import Picture
 
-INT32 = "i"
+INT32: Final = "i"
 """Type code of token ids: 4 bytes, where a tuple of numbers has 36 for each."""
 
 
