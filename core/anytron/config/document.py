@@ -54,9 +54,9 @@ def _sections() -> Iterator[str]:
             continue
         yield from _section(name, model, _remark(field))
         if name == "data":
-            for options in dict.fromkeys(SOURCE_OPTIONS.values()):
-                owners = ", ".join(f"`{source}`" for source, one in SOURCE_OPTIONS.items() if one is options)
-                yield from _section("data.options", options, "", f" of {owners}")
+            for given in dict.fromkeys(SOURCE_OPTIONS.values()):
+                owners = ", ".join(f"`{source}`" for source, one in SOURCE_OPTIONS.items() if one is given)
+                yield from _section("data.options", given, "", f" of {owners}")
         if name in ENGINES:
             for engine in component_names(ENGINES[name], DISTRIBUTION):
                 options = engine_info(ENGINES[name], engine, name).options_model
