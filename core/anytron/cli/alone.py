@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 _ALONE = (
     "parallel={}",
     "executor.kind=local",
+    "data.mix=[]",
     "data.source=jsonl",
-    "data.options={}",
+    "data.options={path: unread}",
     "environment=null",
     "validation=null",
     "rewards=[{function: exact_match}]",

@@ -12,6 +12,7 @@ import typer
 
 import anytron
 from anytron.cli.checkpoint import app as checkpoint_app
+from anytron.cli.data import app as data_app
 from anytron.cli.patches import app as patches_app
 from anytron.cli.plugins import app as plugins_app
 from anytron.errors import AnytronError, WorkerError
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data", help="Look at the prompts of a run.")
 app.add_typer(checkpoint_app, name="checkpoint", help="Look at checkpoints, and export models from them.")
 app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
 app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")

@@ -10,20 +10,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from anytron.config.data import OPTION_PATHS, SOURCE_OPTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.config.schema import DataSection, RewardSection, RunConfig, ValidationSection
+    from anytron.config.data import DataSection, MixedSource
+    from anytron.config.schema import RewardSection, RunConfig, ValidationSection
 
 
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function`` and ``file.py:Class``, the option ``path`` of a registered ``data.source`` and of
-    those of ``validation.sets``, and ``rollout.python`` (whose links stay: an environment is known by the path of its
-    interpreter).
+    file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of registered sources of
+    prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter). Those of
+    ``validation.sets`` are resolved like the run's own.
 
     Args:
         config: As read.
@@ -82,10 +85,9 @@ def _directory_or_function(reference: str | None, directory: Path) -> str | None
 
 
 def _data(data: DataSection, directory: Path) -> DataSection:
-    path = data.options.get("path")
-    update: dict[str, object] = {"source": _reference(data.source, directory)}
-    if ":" not in data.source and isinstance(path, str):
-        update["options"] = {**data.options, "path": _absolute(path, directory)}
+    update: dict[str, object] = {"mix": [one.model_copy(update=_source(one, directory)) for one in data.mix]}
+    if data.source is not None:
+        update |= _source(data, directory)
     return data.model_copy(update=update)
 
 
@@ -99,3 +101,11 @@ def _validation(validation: ValidationSection, directory: Path) -> ValidationSec
         for one in validation.sets
     ]
     return validation.model_copy(update={"sets": sets})
+
+
+def _source(section: DataSection | MixedSource, directory: Path) -> dict[str, object]:
+    source, options = section.source or "", section.options
+    if source in SOURCE_OPTIONS:
+        given = {name: options[name] for name in OPTION_PATHS if isinstance(options.get(name), str)}
+        options = {**options, **{name: _absolute(path, directory) for name, path in given.items()}}
+    return {"source": _reference(source, directory), "options": options}

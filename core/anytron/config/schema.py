@@ -1,7 +1,7 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
-How responses are made is in :mod:`anytron.config.generation`, how the run is carried out in
-:mod:`anytron.config.running`. Every key is documented in these three files and nowhere else:
+Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
+how the run is carried out in :mod:`anytron.config.running`. Every key is documented there or here and nowhere else:
 ``docs/reference/config.md`` is generated from them.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from anytron.config.data import DataSection
 from anytron.config.generation import EnvironmentSection, RolloutSection
 from anytron.config.running import (
     CheckpointSection,
@@ -81,20 +82,6 @@ class ModelSection(Section):
         if self.config is not None and self.tokenizer is None:
             raise ValueError("model.config comes without a tokenizer: set model.tokenizer")
         return self
-
-
-class DataSection(Section):
-    """Where prompts come from."""
-
-    source: str
-    """A registered source (``jsonl``, ``reasoning_gym``), or ``module:function`` / ``file.py:function`` that returns
-    prompts."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the source."""
-    prompts_per_step: int = Field(32, ge=1)
-    """Prompts sampled for each training step, over all ranks."""
-    shuffle: bool = True
-    """Draw prompts in a random order, new in each epoch; the order follows from ``trainer.seed``."""
 
 
 class RewardSection(Section):

@@ -174,7 +174,7 @@ def runs_here(config: RunConfig) -> bool:
 
 
 def _references(config: RunConfig) -> Iterator[Diagnostic]:
-    named = {"data.source": config.data.source}
+    named = {f"{key}.source": one.source for key, one in config.data.keyed_sources().items()}
     named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     named |= validation_references(config)

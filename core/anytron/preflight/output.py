@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.config.data import OPTION_PATHS
 from anytron.config.diagnostics import Diagnostic
 from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
 from anytron.preflight.references import validation_files, validation_references
@@ -62,11 +63,12 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "model.lora.path": None if lora is None else lora.path,
         "critic.path": None if critic is None else critic.path,
         "environment.path": None if config.environment is None else config.environment.path,
-        "data.source": config.data.source,
-        "data.options.path": config.data.options.get("path"),
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.loss": config.algorithm.loss,
     }
+    for key, one in config.data.keyed_sources().items():
+        named[f"{key}.source"] = one.source
+        named |= {f"{key}.options.{option}": one.options.get(option) for option in OPTION_PATHS}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     named |= validation_references(config) | validation_files(config)
     paths = {key: Path(value.rpartition(":")[0] or value) for key, value in named.items() if isinstance(value, str)}

@@ -6,9 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from anytron.data.prompts import tokenize
-from anytron.data.sampler import EpochSampler
-from anytron.data.sources import load_prompts
+from anytron.data.mixture import Mixture, load_mixture
 from anytron.errors import ConfigError, DataError
 from anytron.rewards.scoring import RewardSum
 
@@ -47,30 +45,36 @@ def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[Validat
         DataError: Its prompts are not usable, or there are none.
     """
     sets = []
-    for section in [] if config.validation is None else config.validation.sets:
+    for index, section in enumerate([] if config.validation is None else config.validation.sets):
         with of_set(section):
-            sets.append(_prepare_set(section, config, prepared))
+            sets.append(_prepare_set(section, f"validation.sets.{index}.data", config, prepared))
     return sets
 
 
-def _prepare_set(section: ValidationSetSection, config: RunConfig, prepared: PreparedRun) -> ValidationSet:
+def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, prepared: PreparedRun) -> ValidationSet:
     own = ("max_new_tokens", "temperature", "top_p", "top_k")
     given = {name: value for name in own if (value := getattr(section, name)) is not None}
     sampling = replace(prepared.sampling, **given)
     sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
-    prompts = tokenize(
-        load_prompts(section.data),
+    tables = load_mixture(
+        section.data,
         prepared.tokenizer,
         prepared.vision,
-        context_length=prepared.context_length,
+        seed=0,
         vocab_size=prepared.vocab_size,
+        context_length=prepared.context_length,
         max_new_tokens=sampling.max_new_tokens,
-    )
+        key=key,
+    ).tables
+    prompts = Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once
+    rewards = RewardSum.from_config(section.rewards or config.rewards)
+    rewards.check(tables)
     own_prepared = replace(
         prepared,
-        sampler=EpochSampler(prompts, seed=0, shuffle=False),
-        rewards=RewardSum.from_config(section.rewards or config.rewards),
+        sampler=prompts,
+        rewards=rewards,
         sampling=sampling,
+        chat_template_kwargs=section.data.chat_template_kwargs,
     )
     # Patches of images are large: no more of them are held than in a training step.
     at_one_time = len(prompts) if prepared.vision is None else min(len(prompts), config.data.prompts_per_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,11 @@ from anytron.rewards.pool import RewardPool, Scored
 from anytron.rewards.registered import REWARDS, RewardFunction, made
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.schema import RewardSection
-    from anytron.data import Prompt
+    from anytron.data.prompts import TokenizedPrompt
     from anytron.rewards.answer import Failure
     from anytron.rewards.sample import Sample
 
@@ -76,17 +77,16 @@ class RewardSum:
             named[name] = section
         return cls(named)
 
-    def check(self, prompts: Iterable[Prompt]) -> None:
+    def check(self, tables: Sequence[Sequence[TokenizedPrompt]]) -> None:
         """Let rewards that are classes look at this machine and at the run's prompts, before anything starts.
 
         Args:
-            prompts: All of the run.
+            tables: The prompts of each source of the run.
 
         Raises:
             ConfigError: A reward cannot work here, or cannot be made with its options.
             DataError: It cannot score the responses to a prompt.
         """
-        prompts = list(prompts)
         for index, (name, section) in enumerate(self.sections.items()):
             key = f"rewards[{index}] ({name})"
             reward = _made(section, key)
@@ -95,7 +95,7 @@ class RewardSum:
                     reward.check_machine()
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
-            for prompt in prompts if hasattr(reward, "check_prompt") else ():
+            for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
                 try:
                     reward.check_prompt(prompt.data)
                 except DataError as error:  # noqa: PERF203 - names its prompt

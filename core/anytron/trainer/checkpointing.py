@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from anytron.checkpoint.directory import CheckpointDirectory
-from anytron.checkpoint.state import DriverState, SamplerState
+from anytron.checkpoint.state import DriverState, SourceState
 from anytron.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
 from anytron.preflight.capabilities import saves_checkpoints
 from anytron.trainer.signals import StopRequested, StopSignals
 from anytron.validation.standing import is_better
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from anytron.checkpoint.best import Best
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
+    from anytron.data.mixture import Mixture
     from anytron.rollout.ahead import StepsAhead
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.workers import TrainingWorkers
@@ -80,7 +81,7 @@ class Checkpointing:
         if start.checkpoint is not None and start.state is not None:
             self._trainer.load_checkpoint(str(start.checkpoint.training))
             if not any(change.key.startswith("data.") for change in start.changes):
-                _seek(self._ahead, start.state.sampler)
+                _seek(self._ahead.sampler, start.state.sampler)
             self.last = start.step if start.in_place else 0
         if self._enabled:
             self._directory.sweep(self._tell)
@@ -176,8 +177,10 @@ class Checkpointing:
     def _note_boundary(self, step: int, weights_version: int) -> None:
         if not self._enabled or step == 0:
             return
-        epoch, position = self._ahead.place
-        sampler = SamplerState(epoch=epoch, position=position, prompts=len(self._ahead))
+        sampler = tuple(
+            SourceState(epoch=epoch, position=position, prompts=len(table), digest=table.digest)
+            for (epoch, position), table in zip(self._ahead.places, self._ahead.sampler.tables, strict=True)
+        )
         config = self._config.model_dump(mode="json")
         self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config)
 
@@ -268,12 +271,23 @@ def _beats(found: Best, before: Best) -> bool:
     return is_better(found.value, before.value, found.direction)
 
 
-def _seek(ahead: StepsAhead, state: SamplerState) -> None:
-    if len(ahead) != state.prompts:
-        raise DataError(
-            "The prompts have changed since the checkpoint.",
-            where="data",
-            why=f"there were {state.prompts} and are {len(ahead)}, so that the run's place in them means nothing",
-            fix="restore the data; or name it in data.source or data.options and start a new run: resume=PATH",
-        )
-    ahead.seek(state.epoch, state.position)
+def _seek(sampler: Mixture, states: Sequence[SourceState]) -> None:
+    """Go to the saved place, if the prompts are those that the run has drawn from."""
+    were, are = ", ".join(str(state.prompts) for state in states), ", ".join(str(len(one)) for one in sampler.tables)
+    if were != are:
+        why = f"there were {were} and are {are}, so that the run's place in them means nothing"
+    elif others := [
+        table.name
+        for table, state in zip(sampler.tables, states, strict=True)
+        if state.digest and state.digest != table.digest
+    ]:
+        why = f"those of {', '.join(others)} have other tokens, or stand in another order"
+    else:
+        sampler.seek([(state.epoch, state.position) for state in states])
+        return
+    raise DataError(
+        "The prompts have changed since the checkpoint.",
+        where="data",
+        why=why,
+        fix="restore the data; or change a key of section data and start a new run: resume=PATH",
+    )

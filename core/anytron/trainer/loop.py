@@ -103,6 +103,11 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
     prepared = prepare(config)
     examined = prepare_validation(config, prepared)
+    for remark in prepared.sampler.remarks:
+        progress.note(remark)
+    for one in examined:
+        for remark in one.prepared.sampler.remarks:
+            progress.note(f"validation set {one.section.name}: {remark}")
     with ClaimedDirectory(config, progress.note) as claimed:
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:

@@ -144,7 +144,7 @@ class Validation:
             start_environments(config, logs) as environments,
         ):
             turns = turns_of(config, prepared, self._pool, environments)
-            prepared.sampler.seek(0, 0)
+            prepared.sampler.seek([(0, 0)] * len(prepared.sampler.tables))
             samples: list[Sample] = []
             for begin in range(0, len(prepared.sampler), one.at_one_time):
                 prompts = prepared.draw(min(one.at_one_time, len(prepared.sampler) - begin))

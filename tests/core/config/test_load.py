@@ -19,7 +19,7 @@ model:
   config: {model_type: qwen3}
   tokenizer: tokenizer.py:make
 data:
-  source: jsonl
+  source: task:prompts
 rewards:
   - function: first
   - function: second
