@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.algorithms.registered import COMPARES_A_GROUP
 from anytron.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import missing
@@ -75,12 +76,12 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
             "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
-    if config.algorithm.advantage == "grpo" and config.rollout.samples_per_prompt == 1:
+    if config.algorithm.advantage in COMPARES_A_GROUP and config.rollout.samples_per_prompt == 1:
         yield Diagnostic(
             "error",
             "rollout.samples_per_prompt",
-            "GRPO compares the responses to one prompt with each other: with one, every advantage is 0 and nothing "
-            "is learnt",
+            f"{config.algorithm.advantage} compares the responses to one prompt with each other: with one, every "
+            "advantage is 0 and nothing is learnt",
             "set it to 2 or more; 8 to 16 is usual",
         )
     if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.grpo import STD_EPSILON, broadcast_to_tokens, grpo
+from anytron.algorithms.advantages.grpo import STD_EPSILON, grpo
+from anytron.algorithms.advantages.per_token import broadcast_to_tokens
 
 rewards = st.integers(2, 6).flatmap(
     lambda size: st.lists(st.lists(st.floats(-10, 10, width=32), min_size=size, max_size=size), min_size=1, max_size=5)

@@ -19,15 +19,15 @@ from anytron.trainer.bad_batch import BadUpdate, read_bad_batch, write_bad_batch
 
 LOSS = """
 import torch
-from anytron.algorithms.contract import LossOutputs
-from anytron.algorithms.registered import clipped
+from anytron.algorithms.contract import TokenLosses
+from anytron.algorithms.losses.ppo_clip import ppo_clip
 
 calls = []
 
-def moody(outputs, batch, algorithm):
+def moody(tokens, algorithm):
     calls.append(1)
-    found = clipped(outputs, batch, algorithm)
-    return LossOutputs(found.loss * (torch.nan if len(calls) in BAD else 1.0), found.metrics)
+    found = ppo_clip(tokens, algorithm)
+    return TokenLosses(found.per_token * (torch.nan if len(calls) in BAD else 1.0), found.metrics)
 """
 
 
