@@ -94,8 +94,8 @@ def with_moments_resolved(metrics: Mapping[str, float]) -> dict[str, float]:
     """Replace sums over a whole mini-batch by what they are for; other metrics stay.
 
     ``rollout/log_prob_correlation`` is Pearson's, of training's log-probs ``x`` and the rollout's ``x - d``, from their
-    small differences: from the log-probs' own moments float32 could not tell it from 1, which it is where nothing varies. ``effective_sample_size`` is
-    Kish's, ``(sum w)^2 / (n * sum w^2)``.
+    small differences: from the log-probs' own moments float32 could not tell it from 1. Where nothing varies it is 1.
+    ``rollout/effective_sample_size`` is Kish's, ``(sum w)^2 / (n * sum w^2)``.
     """
     moments = {name.removeprefix(MOMENTS): value for name, value in metrics.items() if name.startswith(MOMENTS)}
     others = {name: value for name, value in metrics.items() if not name.startswith(MOMENTS)}

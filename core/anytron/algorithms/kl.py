@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import AlgorithmSection
 
 K3_LIMIT = 10.0
-"""k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token of e^20 would be all of a step's loss."""
+"""k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could be all of a step's loss."""
 LARGEST_ERROR = 0.2
 """The adaptive coefficient reacts to no larger relative error (arXiv:1909.08593, section 2.2)."""
 

@@ -100,9 +100,7 @@ class PolicyLoss:
                 got = f"of shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
                 raise unusable(LOSS_KEY, name, f"{what} {got} for {shape[0]} tokens")
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
-            raise unusable(
-                LOSS_KEY, name, "losses without a gradient: they must come of tokens.log_probs, not detached"
-            )
+            raise unusable(LOSS_KEY, name, "losses without a gradient, not made of tokens.log_probs")
         return found
 
 

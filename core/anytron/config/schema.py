@@ -121,7 +121,7 @@ class AlgorithmSection(Section):
     critic expected (PPO; needs ``critic``). Or ``module:function`` / ``file.py:function``."""
     loss: str = "ppo_clip"
     """Policy loss of a token: ``ppo_clip`` is that of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole responses,
-    ``cispo`` clips weights and not gradients, ``sapo`` fades smoothly. Or ``module:function`` / ``file.py:function``."""
+    ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` / ``file.py:function``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of an estimator or a loss of your own, which finds them here; built-in ones have none."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)

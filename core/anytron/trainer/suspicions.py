@@ -115,8 +115,8 @@ def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config
     """Say whether the policy's loss has a gradient, as far as its parts tell.
 
     It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
-    is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no gradient as long as the policy
-    is the reference.
+    is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no
+    gradient as long as the policy is the reference.
     """
     assert batch.token_shares is not None, "mini-batches have them"
     assert batch.advantages is not None, "they come before mini-batches"

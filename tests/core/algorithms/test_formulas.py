@@ -25,7 +25,7 @@ CORRECTIONS = {
     "truncated sequences": {
         "importance_correction": "truncated",
         "importance_level": "sequence",
-        "importance_cap": 1.5,
+        "importance_cap": 0.2,
     },
     "masked sequences": {
         "importance_correction": "masked",
@@ -83,7 +83,7 @@ def check(batch, log_probs, entropy, algorithm, rel=1e-6):
     wanted = [values.clone().requires_grad_() for values in (log_probs, entropy)]
     expected = algorithm_oracle.policy_loss(batch, *wanted, algorithm.model_dump())
     # Weights are float32: their rounding is the difference.
-    assert found.loss.item() == pytest.approx(expected.item(), rel=rel)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=rel, abs=rel)
     zero = [torch.zeros_like(one) for one in wanted]
     exact = torch.autograd.grad(expected, wanted, allow_unused=True)
     for gradient, right, nothing in zip(gradients, exact, zero, strict=True):
@@ -102,10 +102,10 @@ def test_a_loss_is_that_of_its_paper(loss, aggregation, seed):
 
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "gspo_token"])
 def test_dual_clip_is_that_of_its_paper(loss):
-    algorithm = settings_of(loss=loss, dual_clip=1.5)
+    algorithm = settings_of(loss=loss, dual_clip=1.5, kl_coefficient=0.0)
     batch, log_probs, entropy = drawn_batch(4, scale=1.5)
     found = check(batch, log_probs, entropy, algorithm)
-    plain = check(batch, log_probs, entropy, settings_of(loss=loss))
+    plain = check(batch, log_probs, entropy, settings_of(loss=loss, kl_coefficient=0.0))
     assert found.loss < plain.loss
     assert found.metrics["policy/clip_fraction"] > plain.metrics["policy/clip_fraction"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.contract import PolicyTokens, TokenLosses
+from anytron.algorithms.contract import TokenLosses
 
 if TYPE_CHECKING:
+    from anytron.algorithms.contract import PolicyTokens
     from anytron.config.schema import AlgorithmSection
 
 

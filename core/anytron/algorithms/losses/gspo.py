@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.contract import PolicyTokens, TokenLosses
 from anytron.algorithms.losses.ppo_clip import clipped
 
 if TYPE_CHECKING:
+    from anytron.algorithms.contract import PolicyTokens, TokenLosses
     from anytron.config.schema import AlgorithmSection
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.contract import PolicyTokens, TokenLosses
+from anytron.algorithms.contract import TokenLosses
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from anytron.algorithms.contract import PolicyTokens
     from anytron.config.schema import AlgorithmSection
 
 

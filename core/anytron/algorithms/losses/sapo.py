@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.contract import PolicyTokens, TokenLosses
+from anytron.algorithms.contract import TokenLosses
 
 if TYPE_CHECKING:
+    from anytron.algorithms.contract import PolicyTokens
     from anytron.config.schema import AlgorithmSection
 
 
@@ -24,6 +25,6 @@ def sapo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
     """
     ratio = tokens.log_ratio().exp()
     positive, negative = algorithm.sapo_tau_positive, algorithm.sapo_tau_negative
-    tau = torch.where(tokens.advantages > 0, positive, negative).to(ratio.dtype)
+    tau = negative + (positive - negative) * (tokens.advantages > 0).to(ratio.dtype)
     gate = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
     return TokenLosses(-gate * tokens.advantages)
