@@ -46,7 +46,7 @@ def cispo(new, old, advantages, s):
     """arXiv:2506.13585, eq. 4 and 5."""
     losses = []
     for p, q, a in zip(new, old, advantages, strict=True):
-        weight = max(min(float(torch.exp(p - q)), 1 + s["clip_high"]), 1 - s["clip_low"])
+        weight = max(min(float(torch.exp(p - q).detach()), 1 + s["clip_high"]), 1 - s["clip_low"])
         losses.append(-weight * a * p)
     return losses
 
@@ -65,7 +65,7 @@ LOSSES = {"ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo":
 
 def factors(old, drawn, s):
     """Importance factors of one sequence's tokens, constants: of each token, or of all of them together."""
-    weights = [float(torch.exp(p - q)) for p, q in zip(old, drawn, strict=True)]
+    weights = [float(torch.exp(p - q).detach()) for p, q in zip(old, drawn, strict=True)]
     if s.get("importance_level") == "sequence":
         product = 1.0
         for weight in weights:

@@ -103,7 +103,8 @@ def test_a_loss_is_that_of_its_paper(loss, aggregation, seed):
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "gspo_token"])
 def test_dual_clip_is_that_of_its_paper(loss):
     algorithm = settings_of(loss=loss, dual_clip=1.5, kl_coefficient=0.0)
-    batch, log_probs, entropy = drawn_batch(4, scale=1.5)
+    batch, log_probs, entropy = drawn_batch(4)
+    batch = replace(batch, old_log_probs=torch.where(batch.response_mask, log_probs - 0.7, 0.0))  # ratios of 2
     found = check(batch, log_probs, entropy, algorithm)
     plain = check(batch, log_probs, entropy, settings_of(loss=loss, kl_coefficient=0.0))
     assert found.loss < plain.loss
