@@ -120,6 +120,7 @@ def test_before_the_first_update_the_learning_rate_is_not_to_blame(moody):
     configuration = Path(run.config.trainer.output_dir) / "config.yaml"
     assert f"so compare kernels and masks with others: anytron verify {configuration};" in error.value.fix
     assert ".lr" not in error.value.fix
+    assert "loss.py:moody first: its loss is not finite" in error.value.fix
 
 
 def test_after_it_the_learning_rate_may_be_to_blame_in_a_resumed_run_as_well(moody, new_run):

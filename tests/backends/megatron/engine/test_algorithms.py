@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.batch import TokenOutputs
 from anytron.config.schema import AlgorithmSection
 from anytron.trainer.updates import UpdatePlan
 from tests import algorithm_oracle

@@ -45,8 +45,8 @@ from anytron.algorithms.contract import TokenLosses
 from anytron.algorithms.losses.ppo_clip import ppo_clip
 
 def infinite(tokens, algorithm):
-    found = ppo_clip(tokens, algorithm).per_token
-    return TokenLosses(found + torch.where(tokens.advantages == tokens.advantages.new_tensor(ADVANTAGE), torch.inf, 0.0))
+    chosen = tokens.advantages == torch.tensor(ADVANTAGE)
+    return TokenLosses(ppo_clip(tokens, algorithm).per_token + torch.where(chosen, torch.inf, 0.0))
 
 def steep(tokens, algorithm):
     found = ppo_clip(tokens, algorithm).per_token
