@@ -20,6 +20,7 @@ REWARD = {"rewards": [{"function": "task.py:sevens"}]}
 
 def test_the_loss_of_the_guide_trains(new_run):
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+    code = code.replace("from __future__ import annotations\n", "")
     algorithm = {"loss": "task.py:geometric", "options": {"limit": 1.2}, "mini_batches": 2}
     run = new_run(f"{code}\n{SEVENS}", algorithm=algorithm, trainer={"total_steps": 30}, **REWARD)
     run.train()
