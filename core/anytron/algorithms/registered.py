@@ -42,8 +42,6 @@ ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     }
 )
 """By their name in ``algorithm.advantage``."""
-COMPARES_A_GROUP = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"})
-"""Those to which a group of one response teaches nothing."""
 LOSSES: Mapping[str, PolicyLossFunction] = MappingProxyType(
     {"ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo": cispo, "sapo": sapo}
 )

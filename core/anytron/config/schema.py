@@ -179,6 +179,11 @@ class AlgorithmSection(Section):
     mini_batches: int = Field(1, ge=1)
     """Optimizer updates in each pass; groups stay together."""
 
+    @property
+    def compares_a_group(self) -> bool:
+        """Whether advantages are differences within a group, so that one of one response teaches nothing."""
+        return self.advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+
 
 class OptimizerSection(Section):
     """The optimizer and its learning rate."""

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.registered import COMPARES_A_GROUP
 from anytron.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import missing
@@ -77,7 +76,7 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
             "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
-    if config.algorithm.advantage in COMPARES_A_GROUP and config.rollout.samples_per_prompt == 1:
+    if config.algorithm.compares_a_group and config.rollout.samples_per_prompt == 1:
         yield Diagnostic(
             "error",
             "rollout.samples_per_prompt",
