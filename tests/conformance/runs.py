@@ -41,6 +41,14 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "delta-net, bshd": ("grpo_gated_delta_net", {"engine": {"sequence_format": "bshd"}}),
     "mla": ("grpo_mla", {}),
     "moe": ("grpo_moe", {}),
+    "critic": ("ppo_sort", {"critic": {"warmup_steps": 0}}),
+    "mtp": (
+        "grpo_mla",
+        {
+            "model": {"config": {"num_nextn_predict_layers": 1}},
+            "engine": {"options": {"mtp_loss_coefficient": 0.1, "mtp_detach": False}},
+        },
+    ),
 }
 """By name: an example, and what is changed in it besides."""
 
@@ -59,9 +67,15 @@ def configuration(name: str, platform: str, output: Path) -> dict[str, Any]:
     example, changes = RUNS[name]
     tree = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8"))
     for sections in (SMALL, changes, {"platform": {"name": platform}, "trainer": {"output_dir": str(output)}}):
-        for section, values in sections.items():
-            tree[section] = {**tree.get(section, {}), **values}
+        tree = _merged(tree, sections)
     return _anchored(tree)
+
+
+def _merged(tree: Any, changes: Any) -> Any:
+    """Replace what the changes name, however deep."""
+    if not isinstance(tree, dict) or not isinstance(changes, dict):
+        return changes
+    return tree | {key: _merged(tree.get(key), value) for key, value in changes.items()}
 
 
 def _anchored(value: Any) -> Any:

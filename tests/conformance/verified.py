@@ -52,7 +52,7 @@ WHERE = {
     sequence_mutants: ("qwen3", "bshd", "moe", "delta-net", "delta-net, bshd"),
     attention_mutants: ("qwen3", "bshd", "cp2", "mla", "dropout"),
     kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "bfloat16"),
-    engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout"),
+    engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout", "critic", "mtp"),
 }
 """The runs in which each kind of mutant has its chance: until one of them has other numbers."""
 OF_A_PROCESS = ("runtime", "runtime_env", "patch_model", "accelerator", "options_model", "limits", "decisions")
