@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import AlgorithmSection
 
-MOMENTS = "rollout/moments/"
+MOMENTS = "moments/"
 """Sums from which :func:`with_moments_resolved` makes the metrics that are no sums themselves."""
 
 
