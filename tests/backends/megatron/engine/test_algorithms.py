@@ -160,7 +160,8 @@ def test_metrics_that_are_no_sums_are_those_of_the_whole_mini_batch(layout, star
     with torch.no_grad():
         log_probs, entropy = scores(hf_model, off_policy)
     algorithm = AlgorithmSection(importance_correction="measured", importance_level="sequence")
-    wanted = measured(off_policy, log_probs, entropy, 4096, 1, importance_level="sequence")
+    numbered = replace(off_policy, tokens=torch.arange(off_policy.num_tokens))  # measured() takes outputs by token
+    wanted = measured(numbered, log_probs, entropy, 4096, 1, importance_level="sequence")
     with start_engine(**LAYOUTS[layout]) as (workers, plan, _):
         found = workers.update(planned(off_policy, algorithm), plan, PolicyLoss(algorithm))
     assert {name for name in wanted if name.startswith("rollout/")} <= found.keys()
