@@ -1,7 +1,6 @@
 """The examples of algorithms other than GRPO and PPO, run as a user runs them."""
 
 import json
-import re
 
 import pytest
 
@@ -19,15 +18,11 @@ def train(name, output, *overrides):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_reaches_what_its_header_says(name, tmp_path):
-    (expected,) = re.findall(
-        r"^# Expected reward: ([0-9.]+)", (ROOT / "examples" / f"{name}.yaml").read_text(), re.MULTILINE
-    )
+def test_it_learns_to_sort(name, tmp_path):
     metrics = train(name, tmp_path / "run")
     assert max(line["rollout/log_prob_abs_diff"] for line in metrics) < 1e-5
     assert metrics[0]["reward/mean"] < 0.15
-    reached = sum(line["reward/mean"] for line in metrics[-10:]) / 10
-    assert reached >= float(expected) - 0.05
+    assert sum(line["reward/mean"] for line in metrics[-10:]) / 10 >= 0.80
 
 
 @pytest.mark.slow
