@@ -15,7 +15,7 @@ from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import SHOWN, gradients_shown, hold_gradients, hold_values, weights_of
 from anytron.testing.model.table import CONTEXT, DEEPSEEK_V3, ONE, PADDED, PIPELINE, QWEN2, QWEN3, TENSOR, cases
-from anytron.testing.rules import rule
+from anytron.testing.rules import Broken, rule
 from anytron.testing.training_ranks import START_S, said
 from anytron.verification.hugging_face import load_model, published, quiet
 from anytron.verification.observation import plan_of
@@ -76,7 +76,8 @@ def critic(subject: Subject, case: Case) -> None:
     with said():
         plan = plan_of(trainer, config, group_size=1)
         values = trainer.with_values(truth.batch, plan).values
-        assert values is not None, "the ranks compute them"
+        if values is None:
+            raise Broken("The ranks answer without values.")
         hold_values("Values are not those of transformers' hidden states.", values, truth.values, dtype)
         trainer.update_critic(truth.batch, plan, LOSS)
         trainer.save_critic(str(left))
@@ -121,7 +122,7 @@ class Truth:
         before, returns = (own + offset[places % len(offset)] for offset in (_BEFORE, _RETURNS))
         batch = replace(batch, values=before, returns=returns)
         LOSS(TokenOutputs(values=values), batch).loss.backward()
-        assert weight.grad is not None
+        assert weight.grad is not None, "the value head's: transformers' values depend on it"
         named = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
         return cls(batch, own, {**published(model, named), HEAD: weight.grad})
 

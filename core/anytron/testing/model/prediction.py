@@ -112,7 +112,7 @@ class Modules:
                 hidden, log_probs = module(hidden, tokens, batch.temperature)
                 parts.append(log_probs)
             rows.append(torch.stack(parts).mean(0))
-        assert batch.loss_weights is not None
+        assert batch.loss_weights is not None, "recorded trajectories have them"
         loss = -torch.sum(batch.loss_weights * torch.cat(rows))
         loss.backward()
         named: dict[str, Tensor] = {}
