@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,13 @@ class Metric:
 
 def _with_a_number(part: str) -> str:
     return "[0-9]+".join(re.escape(piece) for piece in re.split("[A-Z]+", part))
+
+
+def is_maximum(name: str) -> bool:
+    """Whether a metric of an update is the largest of its parts, by its name; all others are sums."""
+    return name.endswith("_max")
+
+
+def joined(name: str, parts: Iterable[float]) -> float:
+    """Make a mini-batch's metric of what its micro-batches or replicas have of it."""
+    return max(parts) if is_maximum(name) else sum(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.algorithms.registered import load_advantage, load_loss
+from anytron.algorithms.registered import load_advantage, policy_loss_function
 from anytron.data.mixture import Mixture, load_mixture
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
 from anytron.data.vision import VisionProcessor, load_vision
@@ -107,7 +107,7 @@ def prepare(config: RunConfig) -> PreparedRun:
         DataError: Prompts are not usable.
     """
     load_advantage(config.algorithm)
-    load_loss(config.algorithm)
+    policy_loss_function(config.algorithm)
     rewards = RewardSum.from_config(config.rewards)
     if config.environment is not None:
         check_environment(config.environment)

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.registered import load_loss, with_advantages
+from anytron.algorithms.kl import adapted
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.registered import with_advantages
+from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
@@ -140,7 +143,6 @@ def _train(
     progress: Progress,
     restarts: Restarts,
 ) -> RunSummary:
-    loss = load_loss(config.corrected_algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
     value_loss = None if critic is None else ValueLoss(critic.clip_value)
     seed, steps = config.trainer.seed, config.trainer.total_steps
@@ -192,12 +194,13 @@ def _train(
                 batch = assemble(samples, config.rollout.temperature)
                 if critic is not None:
                     batch = trainer.with_values(batch, updates)
-                if step > warm_up:
-                    batch = trainer.with_scores(batch, updates, reference=config.algorithm.kl_coefficient > 0.0)
-                batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, config.algorithm)
+                algorithm = adapted(config.corrected_algorithm, metrics, batch.num_sequences)
+                if step > warm_up or updates.penalizes_rewards:
+                    batch = trainer.with_scores(batch, updates, reference=algorithm.kl_coefficient > 0.0)
+                batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, algorithm)
 
             with clock.measure("update"):
-                outcomes = []
+                loss, outcomes = PolicyLoss(algorithm), []
                 mini_batches = updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
                 for place, mini_batch in enumerate(mini_batches, start=1):
                     outcome = {} if value_loss is None else guarded.update_critic(mini_batch, value_loss, step, place)
@@ -207,7 +210,7 @@ def _train(
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
-            metrics |= {**memory, **ahead.age, **transfer.metrics}
+            metrics |= {**kl_metrics(batch, algorithm), **memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()

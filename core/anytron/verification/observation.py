@@ -85,9 +85,9 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     plan = plan_of(trainer, config)
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
-    loss = PolicyLoss.from_config(config.algorithm)
+    loss = PolicyLoss(config.algorithm)
     batch = batch.scored(scored)
-    if loss.kl_coefficient > 0.0:
+    if config.algorithm.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
     mini_batch = next(plan.mini_batches(batch, config.trainer.seed))
     metrics = trainer.update(mini_batch, plan, loss)

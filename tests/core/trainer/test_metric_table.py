@@ -46,13 +46,15 @@ def test_two_runs_write_the_table(new_run, new_calculator, tmp_path):
         REWARDS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
         rollout={"max_staleness": 1},
-        algorithm={"advantage": "gae", "kl_coefficient": 0.01},
+        algorithm={"advantage": "gae", "kl_coefficient": 0.01, "kl_target": 0.1},
         critic={},
         validation=section(every_steps=1),
         trainer={"total_steps": 2},
     )
     keys = written(ahead)
-    played = new_calculator(trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")})
+    played = new_calculator(
+        algorithm={"loss": "cispo"}, trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")}
+    )
     keys |= written(played)
 
     assert unknown(keys) == []
@@ -81,7 +83,8 @@ def test_capitals_stand_for_a_name(name, key, is_it):
 
 
 KEY = re.compile(
-    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|time|throughput|memory|moe|mtp)/[\w/]+"
+    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|time|throughput|memory|moe|mtp|kl)"
+    r"/[\w/]+"
 )
 SOURCES = [path for folder in ("core", "backends") for path in (ROOT / folder).rglob("*.py")]
 
