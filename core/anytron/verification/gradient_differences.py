@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.engines.training_engine import VALUE_HEAD
 from anytron.verification.report import failed, measured
 from anytron.verification.tolerances import FACTORS
 
@@ -178,6 +179,8 @@ def _where_to_look(wrong: Sequence[Difference], expected: Mapping[str, Tensor]) 
 
 
 def _computed_by(name: str, *, untied: bool) -> str:
+    if name == VALUE_HEAD:
+        return "postprocess_output, through which values go like log-probs"
     if name.startswith("lm_head.") or ("embed_tokens" in name and not untied):
         return "the log_prob kernel's backward pass, for the weight and for the entropy"
     if _LAYER.search(name) is None and "norm" in name:
@@ -195,7 +198,7 @@ def _distance(name: str, *, untied: bool) -> tuple[int, int, int, str]:
         return 2, -int(layer[1]), place, name
     if "embed_tokens" in name:
         return (3 if untied else 0), 0, 0, name
-    return (0 if name.startswith("lm_head.") else 1), 0, 0, name
+    return (0 if name.startswith("lm_head.") or name == VALUE_HEAD else 1), 0, 0, name
 
 
 def _counted(skipped: Mapping[str, int]) -> str:
