@@ -32,6 +32,7 @@ from anytron.verification.observation import (
     observe_forward,
 )
 from anytron.verification.optimizer import check_optimizer, with_visible_update
+from anytron.verification.prediction import check_prediction, trains_modules
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
 from anytron.verification.tolerances import tolerance
 from anytron.verification.trajectories import Trajectories, sample_trajectories
@@ -56,6 +57,7 @@ CHECKS = (
     "hf-logits",
     "hf-log-probs",
     "hf-gradients",
+    "multi-token-prediction",
     "critic-values",
     "critic-gradients",
     "optimizer-update",
@@ -197,6 +199,16 @@ class _Run:
             return skipped(check, self._without_gradients())
         self._forward()  # without a forward pass there is none back
         return self._after(("hf-logits", "hf-log-probs"), self._gradients())
+
+    def multi_token_prediction(self, check: str) -> CheckResult:
+        """Compare the loss of multi-token prediction modules, and its gradients, with those of their definition."""
+        config = self._config
+        if not trains_modules(config):
+            return skipped(check, "the run trains no multi-token prediction modules")
+        if not shows_gradients(config):
+            return skipped(check, self._without_gradients())
+        self._gradients()
+        return check_prediction(check, config, self._engines.trainer_to_update(), self._trajectories().batch)
 
     def critic_values(self, check: str) -> CheckResult:
         """Compare the critic's weights with what it was built with, and its values with transformers'."""
