@@ -38,7 +38,7 @@ from tests.conformance import (
 )
 from tests.conformance.lasting_ranks import LastingProcesses
 from tests.conformance.mutant import Mutant, mutants_of
-from tests.conformance.runs import ROOT, SAME, configuration
+from tests.conformance.runs import ROOT, SAME, configuration, write_models
 from tests.warm_python import WarmPopen, end_server
 
 LIMIT = FACTORS["float32"]
@@ -105,6 +105,7 @@ class Laboratory:
         self._healthy: dict[str, list[dict[str, float]]] = {}
 
     def __enter__(self):
+        write_models(self._scratch / "models")
         self._undo = contextlib.ExitStack()
         patches = self._undo.enter_context(pytest.MonkeyPatch.context())
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -171,7 +172,7 @@ class Laboratory:
     def _opened(self, run: str, platform: str):
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "run.yaml")
-            tree = configuration(run, platform, Path(folder, "output"))
+            tree = configuration(run, platform, Path(folder, "output"), self._scratch / "models")
             file.write_text(yaml.safe_dump(tree), encoding="utf-8")
             opened = open_run(file, [])
             refuse(opened.diagnostics)

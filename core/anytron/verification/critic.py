@@ -145,13 +145,9 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
         shutil.rmtree(exported)
     values = trainer.with_values(expected.batch, plan_of(trainer, config, group_size=1)).values
     assert values is not None, "the ranks compute them"
-    return compare_values(check, config.model.dtype, expected.values, values)
-
-
-def compare_values(check: str, dtype: str, expected: Tensor, found: Tensor) -> CheckResult:
-    """Compare values of states, float32 ``[T]``."""
-    detail = f"{len(expected)} tokens, values from {float(expected.min()):.3g} to {float(expected.max()):.3g}"
-    return measured(check, largest(found - expected), tolerance(dtype, expected), detail)
+    right = expected.values
+    detail = f"{len(right)} tokens, values from {float(right.min()):.3g} to {float(right.max()):.3g}"
+    return measured(check, largest(values - right), tolerance(config.model.dtype, right), detail)
 
 
 def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:

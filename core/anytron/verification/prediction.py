@@ -148,14 +148,11 @@ def _computed(directory: Path, dtype: torch.dtype, batch: RaggedBatch, *, detach
     assert batch.loss_weights is not None
     loss = -torch.sum(batch.loss_weights * torch.cat(rows))
     loss.backward()
-    parameters = dict(model.named_parameters()) | {
-        name: one for module in computing for name, one in module.own.items()
-    }
-    named = {
-        name: torch.zeros_like(one) if one.grad is None else one.grad
-        for name, one in parameters.items()
-        if one.requires_grad
-    }
+    parameters = dict(model.named_parameters())
+    for module in computing:
+        parameters |= module.own
+    trained = {name: one for name, one in parameters.items() if one.requires_grad}
+    named = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in trained.items()}
     return ExpectedModules(float(loss.detach()), published(model, named))
 
 

@@ -9,11 +9,11 @@ import torch
 
 from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
-from anytron.testing.model.parts import SHOWN, gradients_shown, hold_gradients
+from anytron.testing.model.parts import SHOWN, gradients_shown, hold_gradients, hold_values
 from anytron.testing.model.table import CONTEXT, DEEPSEEK_V3, ONE, PADDED, PIPELINE, QWEN2, QWEN3, TENSOR, cases
 from anytron.testing.rules import rule
-from anytron.testing.training_ranks import START_S, hold, said
-from anytron.verification.critic import compare_values, expected_critic, write_critic
+from anytron.testing.training_ranks import START_S, said
+from anytron.verification.critic import expected_critic, write_critic
 from anytron.verification.observation import VALUE_LOSS, plan_of
 from anytron.verification.weights import stored_weights
 
@@ -61,7 +61,7 @@ def critic(subject: Subject, case: Case) -> None:
         plan = plan_of(trainer, config, group_size=1)
         values = trainer.with_values(truth.batch, plan).values
         assert values is not None, "the ranks compute them"
-        hold(compare_values("", dtype, truth.values, values), "Values are not those of transformers' hidden states.")
+        hold_values("Values are not those of transformers' hidden states.", values, truth.values, dtype)
         trainer.update_critic(truth.batch, plan, VALUE_LOSS)
         trainer.save_critic(str(left))
     found = gradients_shown(stored_weights(start), stored_weights(left))
