@@ -53,7 +53,7 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
         },
     ),
 }
-"""By name: an example, and what is changed in it besides. A ``model.path`` is a name in :func:`write_models`'s folder."""
+"""By name: an example, and what is changed in it besides; a ``model.path`` is what :func:`write_models` has written."""
 
 SAME: Mapping[str, str] = {"dropout": "dropout, kept"}
 """Runs whose random numbers are the device's own, and the run with the same platform that has the same numbers."""
