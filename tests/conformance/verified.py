@@ -135,6 +135,11 @@ class Laboratory:
                     return Finding(mutant.__name__, run, how, checks=self._verify(run, mutant.name))
         return Finding(mutant.__name__)
 
+    def verify(self, mutant: type[Mutant], run: str) -> dict[str, str]:
+        """Verify a run; give the checks that fail, with their details."""
+        with self._installed(mutant):
+            return self._verify(run, mutant.name)
+
     def _of_the_processor(self, run: str) -> list[dict[str, float]]:
         if run not in self._healthy:
             LastingProcesses.end_all()  # they may have a mutant's patches, and a mutant needs its own
@@ -182,7 +187,7 @@ class Laboratory:
     def _installed(self, mutant: type[Mutant]):
         folder = self._scratch / "platforms" / mutant.name
         info = folder / f"{mutant.name.replace('-', '_')}-1.0.dist-info"
-        info.mkdir(parents=True)
+        info.mkdir(parents=True, exist_ok=True)
         lines = ["[anytron.platforms]", f"{mutant.name} = {mutant.__module__}:{mutant.__name__}", "[anytron.plugins]"]
         lines += [f"{name} = {mutant.__module__}:{type(one).__name__}" for name, one in mutant.extensions.items()]
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {mutant.name}\nVersion: 1.0\n")
