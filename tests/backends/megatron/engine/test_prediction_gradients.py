@@ -53,8 +53,8 @@ def test_it_is_what_the_definition_gives(case, engine, recorded):
 @pytest.mark.parametrize(
     ("built", "run", "said"),
     [
-        (True, {"mtp_detach": False}, "model.layers.2.mlp.experts"),
-        (False, {"mtp_detach": True}, "lm_head.weight"),
+        (True, {"mtp_detach": False}, "the first is lm_head.weight, which is zero"),
+        (False, {"mtp_detach": True}, "the first is lm_head.weight, which is off by"),
         (True, {"mtp_loss_coefficient": 0.6}, "which is 0.5 times the definition's"),
     ],
     ids=["reaches-too-little", "reaches-too-much", "half-of-its-weight"],
