@@ -103,10 +103,9 @@ class Critic:
         experts = self._experts
         features = [] if experts is None else [experts.replay_routing() if balanced else experts.unbalanced()]
         self._trained.compute_gradients(micro_batches, loss, *features)
-        trunk = self._modules[0]
-        head = torch.zeros(1, trunk.config.hidden_size, device=next(trunk.parameters()).device)
+        head = torch.zeros(1, self._trained.chunks[0].module.config.hidden_size, device=self._preparer.device)
         if self._head is not None:
-            head.copy_(self._head.weight.main_grad)
+            head.copy_(self._head.weight.main_grad)  # type: ignore[attr-defined]  # set by Megatron's wrapper
         parallel.tell_replica(head)
         yield VALUE_HEAD, head
         yield from named_gradients(self._modules, partial(self._source.export, self._modules))

@@ -101,7 +101,7 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     batch = batch.scored(scored)
     if loss.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
-    outputs, grad_norms = {"log-probs": scored.log_probs}, {}
+    outputs = {"log-probs": scored.log_probs}
     if config.critic is not None:
         values = trainer.with_values(batch, plan).values
         assert values is not None, "the ranks compute them"
@@ -109,7 +109,7 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     mini_batch = next(plan.mini_batches(batch, config.trainer.seed))
     metrics = trainer.update(mini_batch, plan, loss)
     _require_update(metrics, "update", "", "loss/total")
-    grad_norms["gradient"] = metrics["grad_norm"]
+    grad_norms = {"gradient": metrics["grad_norm"]}
     if config.critic is not None:
         metrics = trainer.update_critic(mini_batch, plan, VALUE_LOSS)
         _require_update(metrics, "update_critic", "critic/", "critic/loss")
