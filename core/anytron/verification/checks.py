@@ -233,7 +233,7 @@ class _Run:
             return skipped(check, self._without_gradients())
         wanted = with_visible_update(self._config)
         try:
-            config = adapted(wanted, self._session.hooks, "optimizer", lambda one: one.optimizer)
+            config = adapted(wanted, self._session.hooks, "", lambda one: (one.optimizer, one.critic))
         except NotPossible as reason:
             return skipped(check, f"it needs a higher rate and weight decay: {reason}")
         self._forward()
