@@ -14,7 +14,7 @@ from anytron.verification.gradient_differences import adapter_gradients, compare
 from anytron.verification.hugging_face import LOSS, expected_gradients, off_policy
 from anytron.verification.observation import first_mini_batch, gradient_temperature, plan_of
 from anytron.verification.report import in_one_line, skipped
-from anytron.verification.tied import tied_output
+from anytron.verification.tied import tied_copies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
         reasons = {"frozen (model.freeze)": len(frozen)}
         wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
-        unknown = found.keys() - wanted.keys() - tied_output(found, wanted)
+        unknown = found.keys() - wanted.keys() - tied_copies(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
     reasons["unknown to Hugging Face's model"] = len(unknown - manifest.optional)
     return compare_gradients(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.verification.report import failed, measured
-from anytron.verification.tied import tied_output
+from anytron.verification.tied import tied_copies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ def compare_weights(
         exported: The engine's, in its own dtype.
         detail: What else there is to say if they are equal.
     """
-    missing = sorted(stored.keys() - exported.keys() - tied_output(stored, exported))
+    missing = sorted(stored.keys() - exported.keys() - tied_copies(stored, exported))
     unknown = sorted(exported.keys() - stored.keys())
     if missing or unknown:
         where = "the checkpoint only" if missing else "the export only"
