@@ -28,7 +28,7 @@ def engine(ranks, tmp_path):
             "mtp_loss_coefficient": 0.3,
             "mtp_detach": mtp_detach,
             # Balance is no part of what is compared.
-            "transformer": {"moe_aux_loss_coeff": 1.0},
+            "transformer": {"moe_aux_loss_coeff": 1.0, "moe_router_load_balancing_type": "aux_loss"},
         }
         return ranks.engine(model, engine={"options": options}, **sections)
 
