@@ -170,7 +170,7 @@ def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, 
 def _where_to_look(wrong: Sequence[Difference], expected: Mapping[str, Tensor]) -> str:
     if len(wrong) == len(expected) and all(one.absent for one in wrong):
         return "no gradient reaches any parameter: look at postprocess_output and the log_prob kernel's backward pass"
-    untied = any(name.startswith("lm_head.") for name in expected)
+    untied = any(name.startswith("lm_head.") or name == VALUE_HEAD for name in expected)
     first = min(wrong, key=lambda one: _distance(one.name, untied=untied))
     return (
         f"on the way back from the loss the first is {first.name}, which {first.words}: "

@@ -13,7 +13,7 @@ CASES = {
     "detached, two depths": {"mtp_detach": True},
     "attached": {"mtp_detach": False},
     "attached, tp2": {"mtp_detach": False, "parallel": {"tensor_model_parallel_size": 2}},
-    "attached, pp2": {"mtp_detach": False, "parallel": {"pipeline_model_parallel_size": 2}},
+    "attached, two depths, pp2": {"mtp_detach": False, "parallel": {"pipeline_model_parallel_size": 2}},
 }
 
 
