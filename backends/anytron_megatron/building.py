@@ -129,7 +129,7 @@ class ModelBuilder:
         preparer = self.preparer(source)
         modules = self._modules(source, preparer)
         experts = Experts(modules, source.experts_config, sequence_format=self._config.engine.sequence_format)
-        return Critic(modules, preparer, self._config, source.save, experts)
+        return Critic(modules, preparer, self._config, source, experts)
 
     def _modules(
         self,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from anytron.engines.context import EngineContext
     from anytron.engines.inspection import Inspection
     from anytron.engines.rollout_engine import GenerationRequest, Response
-    from anytron.engines.training_engine import Conformance, Topology, TrainedRole, UpdatedModel
+    from anytron.engines.training_engine import Additions, Conformance, Topology, TrainedRole, UpdatedModel
     from anytron.engines.weights import Sent, WeightDestination
     from anytron_megatron.critic.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout
@@ -255,12 +255,16 @@ class MegatronEngine:
         micro_batches: Sequence[RaggedBatch],
         loss: LossFunction,
         destination: WeightDestination[Sent],
-        with_additions: bool = False,
+        model: UpdatedModel = "policy",
+        additions: Additions = "none",
     ) -> Sent | None:
         """Send the gradients of a loss, of adapters if the run trains these; nothing is updated."""
         self._offload.end()
-        loss_fn = partial(self._prediction.add_loss, loss, coefficient=None if with_additions else 0.0)
-        routing = self._experts.replay_routing() if with_additions else self._experts.unbalanced()
+        if model == "critic":
+            critic = self._the_critic("export_gradients")
+            return self._send(critic.gradients(micro_batches, loss, balanced=additions == "all"), destination)
+        loss_fn = partial(self._prediction.add_loss, loss, coefficient=0.0 if additions == "none" else None)
+        routing = self._experts.replay_routing() if additions == "all" else self._experts.unbalanced()
         self._trained.compute_gradients(micro_batches, loss_fn, routing, self._prediction.scope)
         modules = self._modules()
         export = partial(self._source.export, modules) if self._adapters is None else self._adapters.export

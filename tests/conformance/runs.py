@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from anytron.testing.prediction_modules import turn_last_layers_into_prediction_modules
+from anytron.testing.tiny_models import write_tiny_model
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -45,29 +48,46 @@ RUNS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
     "mtp": (
         "grpo_mla",
         {
-            "model": {"config": {"num_nextn_predict_layers": 1}},
+            "model": {"config": None, "path": "model-with-modules"},
             "engine": {"options": {"mtp_loss_coefficient": 0.1, "mtp_detach": False}},
         },
     ),
 }
-"""By name: an example, and what is changed in it besides."""
+"""By name: an example, and what is changed in it besides; a ``model.path`` is what :func:`write_models` has written."""
 
 SAME: Mapping[str, str] = {"dropout": "dropout, kept"}
 """Runs whose random numbers are the device's own, and the run with the same platform that has the same numbers."""
 
 
-def configuration(name: str, platform: str, output: Path) -> dict[str, Any]:
+def write_models(folder: Path) -> None:
+    """Write the models of runs that do not start from random weights: transformers makes no prediction modules."""
+    model = write_tiny_model(
+        "deepseek_v3",
+        folder / "model-with-modules",
+        vocab_size=16,
+        num_hidden_layers=3,
+        bos_token_id=None,
+        eos_token_id=11,
+        pad_token_id=12,
+    )
+    turn_last_layers_into_prediction_modules(model, 1)
+
+
+def configuration(name: str, platform: str, output: Path, models: Path) -> dict[str, Any]:
     """Give the tree of a run's file.
 
     Args:
         name: A key of :data:`RUNS`.
         platform: Name of the platform.
         output: ``trainer.output_dir``.
+        models: What :func:`write_models` has written.
     """
     example, changes = RUNS[name]
     tree = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8"))
     for sections in (SMALL, changes, {"platform": {"name": platform}, "trainer": {"output_dir": str(output)}}):
         tree = _merged(tree, sections)
+    if "path" in tree["model"]:
+        tree["model"]["path"] = str(models / tree["model"]["path"])
     return _anchored(tree)
 
 

@@ -9,11 +9,13 @@ from tests.conformance.mutant import Unbroken
 from tests.conformance.verified import Laboratory, counted, difference, look_at_all
 
 REPRESENTATIVE = {
-    engine_mutants.AdamWithoutDecay: {"optimizer-update"},
-    kernel_mutants.EntropyDoesNotLearn: {"hf-gradients"},
-    sequence_mutants.RollsLabels: {"hf-log-probs", "hf-gradients", "rollout-equals-training"},
+    engine_mutants.AdamWithoutDecay: ("qwen3", {"optimizer-update"}),
+    kernel_mutants.EntropyDoesNotLearn: ("qwen3", {"hf-gradients"}),
+    sequence_mutants.RollsLabels: ("qwen3", {"hf-log-probs", "hf-gradients", "rollout-equals-training"}),
+    engine_mutants.UntaughtCritic: ("critic", {"critic-gradients"}),
+    engine_mutants.UntaughtModules: ("mtp", {"multi-token-prediction"}),
 }
-"""What fails for them; the others are left to ``tox -e slow``."""
+"""The run that they change, and what fails for it; the others are left to ``tox -e slow``."""
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +26,11 @@ def laboratory(tmp_path_factory):
 
 @pytest.mark.parametrize("mutant", REPRESENTATIVE, ids=lambda mutant: mutant.__name__)
 def test_what_changes_a_run_is_caught_by_the_check_that_is_about_it(mutant, laboratory):
-    finding = laboratory.look(mutant)
-    assert finding.run == "qwen3"
-    assert not finding.ended
-    assert set(finding.checks) == REPRESENTATIVE[mutant]
+    run, failing = REPRESENTATIVE[mutant]
+    finding = laboratory.look(mutant, (run,))
+    assert finding.run == run, finding
+    assert not finding.ended, finding
+    assert set(finding.checks) == failing, finding
 
 
 def test_what_breaks_its_contract_ends_the_run(laboratory):
@@ -36,11 +39,17 @@ def test_what_breaks_its_contract_ends_the_run(laboratory):
     assert "one entry per real token" in finding.how
 
 
-def test_a_platform_that_computes_as_the_processor_changes_nothing(laboratory, monkeypatch):
+@pytest.mark.parametrize("run", ["qwen3", "critic", "mtp"])
+def test_a_platform_that_computes_as_the_processor_changes_nothing(run, laboratory, monkeypatch):
     """Two runs have the same numbers to the last digit, or no difference would mean anything."""
     monkeypatch.setattr("tests.conformance.verified.LIMIT", 0.0)
-    finding = laboratory.look(Unbroken, ("qwen3",))
+    finding = laboratory.look(Unbroken, (run,))
     assert (finding.run, finding.how) == (None, "")
+
+
+@pytest.mark.parametrize("run", ["critic", "mtp"])
+def test_what_changes_nothing_passes(run, laboratory):
+    assert laboratory.verify(Unbroken, run) == {}
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from tests.conformance import (
 )
 from tests.conformance.lasting_ranks import LastingProcesses
 from tests.conformance.mutant import Mutant, mutants_of
-from tests.conformance.runs import ROOT, SAME, configuration
+from tests.conformance.runs import ROOT, SAME, configuration, write_models
 from tests.warm_python import WarmPopen, end_server
 
 LIMIT = FACTORS["float32"]
@@ -105,6 +105,7 @@ class Laboratory:
         self._healthy: dict[str, list[dict[str, float]]] = {}
 
     def __enter__(self):
+        write_models(self._scratch / "models")
         self._undo = contextlib.ExitStack()
         patches = self._undo.enter_context(pytest.MonkeyPatch.context())
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -133,6 +134,11 @@ class Laboratory:
                 if how:
                     return Finding(mutant.__name__, run, how, checks=self._verify(run, mutant.name))
         return Finding(mutant.__name__)
+
+    def verify(self, mutant: type[Mutant], run: str) -> dict[str, str]:
+        """Verify a run; give the checks that fail, with their details."""
+        with self._installed(mutant):
+            return self._verify(run, mutant.name)
 
     def _of_the_processor(self, run: str) -> list[dict[str, float]]:
         if run not in self._healthy:
@@ -171,7 +177,7 @@ class Laboratory:
     def _opened(self, run: str, platform: str):
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             file = Path(folder, "run.yaml")
-            tree = configuration(run, platform, Path(folder, "output"))
+            tree = configuration(run, platform, Path(folder, "output"), self._scratch / "models")
             file.write_text(yaml.safe_dump(tree), encoding="utf-8")
             opened = open_run(file, [])
             refuse(opened.diagnostics)
@@ -181,7 +187,7 @@ class Laboratory:
     def _installed(self, mutant: type[Mutant]):
         folder = self._scratch / "platforms" / mutant.name
         info = folder / f"{mutant.name.replace('-', '_')}-1.0.dist-info"
-        info.mkdir(parents=True)
+        info.mkdir(parents=True, exist_ok=True)
         lines = ["[anytron.platforms]", f"{mutant.name} = {mutant.__module__}:{mutant.__name__}", "[anytron.plugins]"]
         lines += [f"{name} = {mutant.__module__}:{type(one).__name__}" for name, one in mutant.extensions.items()]
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {mutant.name}\nVersion: 1.0\n")

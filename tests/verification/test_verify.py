@@ -17,8 +17,15 @@ from tests.third_party_platform import USABLE, install_into
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
 RECURRENT = ROOT / "examples" / "grpo_gated_delta_net.yaml"
-MADE = set(CHECKS) - {"recomputed-equals-kept"}
-"""Checks of two ranks that keep their activations."""
+CRITIC = ROOT / "examples" / "ppo_sort.yaml"
+OF_PARTS = {
+    "multi-token-prediction": "the run trains no multi-token prediction modules",
+    "critic-values": "the run has no critic",
+    "critic-gradients": "the run has no critic",
+}
+"""Checks of what not every run has, and why they are skipped."""
+MADE = set(CHECKS) - {"recomputed-equals-kept", *OF_PARTS}
+"""Checks of two ranks that keep their activations, and have no such part."""
 PLUGIN = """
 import torch
 from anytron import hookimpl
@@ -161,6 +168,15 @@ def test_two_ranks_that_share_the_heads_of_a_recurrence_pass_every_check():
     assert with_status(results, "passed") == MADE, results
 
 
+def test_a_critic_on_two_ranks_passes_every_check_and_is_part_of_those_of_every_run():
+    code, results = verify_json("parallel.tensor_model_parallel_size=2", example=CRITIC)
+    assert code == 0, results
+    assert with_status(results, "passed") == MADE | {"critic-values", "critic-gradients"}, results
+    assert "the critic: 25 weights" in results["optimizer-update"]["detail"]
+    for name in ("packed-equals-padded", "parallel-equals-single"):
+        assert "critic's gradient norm" in results[name]["detail"]
+
+
 def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):
     code, results = verify_json("parallel.context_parallel_size=2", environment=install(heads=True), example=RECURRENT)
     assert code == 1
@@ -188,6 +204,7 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
     failing = {"mask-conformance", "export-equals-import", "rollout-equals-training", *hugging_face}
     assert with_status(results, "failed") == failing, results
     assert {name: results[name]["detail"] for name in with_status(results, "skipped")} == {
+        **OF_PARTS,
         "packed-equals-padded": "bshd is not possible for this model and layout: "
         "sabotage sets engine.sequence_format to 'thd': there is no padded layout on this chip",
         "recomputed-equals-kept": "nothing is recomputed (engine.recompute)",
@@ -226,7 +243,7 @@ def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
     code, results = verify_json(environment=install(attention="raises backwards"))
     assert code == 1
     assert with_status(results, "failed") == {"mask-conformance", "hf-gradients", "packed-equals-padded"}, results
-    left_out = {"optimizer-update", "recomputed-equals-kept", "parallel-equals-single"}
+    left_out = {"optimizer-update", "recomputed-equals-kept", "parallel-equals-single", *OF_PARTS}
     assert with_status(results, "skipped") == left_out, results
     why = "not made, because hf-gradients ended the process, and it needs the configured engine's gradients"
     assert results["optimizer-update"]["detail"] == why
@@ -246,7 +263,7 @@ def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
     assert with_status(results, "passed") == {"export-equals-import"}, results
     assert with_status(results, "failed") == {"mask-conformance", "hf-logits"}, results
     why = "not made, because hf-logits ended the process, and it needs the configured engine's log-probs"
-    for name in with_status(results, "skipped") - {"recomputed-equals-kept", "parallel-equals-single"}:
+    for name in with_status(results, "skipped") - {"recomputed-equals-kept", "parallel-equals-single", *OF_PARTS}:
         assert results[name]["detail"] == why
     for name in with_status(results, "failed"):
         assert "RuntimeError: acme: the queue is not set (log: " in results[name]["detail"]

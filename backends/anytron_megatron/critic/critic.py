@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from anytron.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
 from anytron.errors import EngineError
 from anytron_megatron.critic.value_head import ValueHead
 from anytron_megatron.training import parallel
+from anytron_megatron.training.gradients import named_gradients
 from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.trained_model import TrainedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -25,10 +28,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.engines.inspection import Inspection
     from anytron_megatron.experts.experts import Experts
+    from anytron_megatron.models.source import ModelSource
     from anytron_megatron.training.micro_batch import BatchPreparer
-
-HEAD_FILE, HEAD_TENSOR = "value_head.safetensors", "value_head.weight"
-"""Where a critic's directory has its head: one float32 tensor ``[1, H]``."""
 
 
 class Critic:
@@ -38,7 +39,7 @@ class Critic:
         modules: The model's chunks on this rank, with their weights, as they were built; the critic owns them.
         preparer: Makes model inputs of a micro-batch.
         config: The run, with its ``critic``.
-        save_trunk: Writes chunks as a Hugging Face model directory, without tokenizer. A collective.
+        source: Where the model comes from.
         experts: What a mixture of experts adds to its updates; None for a dense model.
 
     Raises:
@@ -50,16 +51,16 @@ class Critic:
         modules: Sequence[nn.Module],
         preparer: BatchPreparer,
         config: RunConfig,
-        save_trunk: Callable[[list[nn.Module], Path], None],
+        source: ModelSource,
         experts: Experts | None = None,
     ) -> None:
         assert config.critic is not None
         self._modules = list(modules)
-        self._save_trunk = save_trunk
+        self._source = source
         self._experts = experts
         self._head = next((ValueHead(module) for module in modules if module.post_process), None)
         if self._head is not None and config.critic.path is not None:
-            _load(self._head, Path(config.critic.path) / HEAD_FILE)
+            _load(self._head, Path(config.critic.path) / VALUE_HEAD_FILE)
         self._preparer = preparer
         self._trained = TrainedModel(
             [ModelChunk(module, self._head if module.post_process else None) for module in modules],
@@ -89,12 +90,32 @@ class Critic:
         features = [] if self._experts is None else [self._experts.replay_routing()]
         return self._trained.inspect(micro_batches, loss, *features)
 
+    def gradients(
+        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, *, balanced: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Compute and yield gradients (:meth:`anytron.engines.training_engine.DifferentiableEngine.export_gradients`).
+
+        Args:
+            micro_batches: Those of this rank.
+            loss: The loss.
+            balanced: Add what balances a mixture of experts.
+        """
+        experts = self._experts
+        features = [] if experts is None else [experts.replay_routing() if balanced else experts.unbalanced()]
+        self._trained.compute_gradients(micro_batches, loss, *features)
+        head = torch.zeros(1, self._trained.chunks[0].module.config.hidden_size, device=self._preparer.device)
+        if self._head is not None:
+            head.copy_(self._head.weight.main_grad)  # type: ignore[attr-defined]  # set by Megatron's wrapper
+        parallel.tell_replica(head)
+        yield VALUE_HEAD, head
+        yield from named_gradients(self._modules, partial(self._source.export, self._modules))
+
     def save(self, directory: Path) -> None:
         """Write trunk and head (:meth:`anytron.engines.training_engine.CriticEngine.save_critic`)."""
-        self._save_trunk(self._modules, directory)
+        self._source.save(self._modules, directory)
         topology = parallel.topology()
         if self._head is not None and topology.reports and topology.dp_rank == 0:
-            save_file({HEAD_TENSOR: self._head.weight.detach().cpu()}, directory / HEAD_FILE)
+            save_file({VALUE_HEAD: self._head.weight.detach().cpu()}, directory / VALUE_HEAD_FILE)
 
     @property
     def trained(self) -> TrainedModel:
@@ -106,9 +127,9 @@ def _load(head: ValueHead, file: Path) -> None:
     """Read the head that a run has saved; without a file the head keeps its initial zeros."""
     if not file.is_file():
         return
-    found = load_file(file).get(HEAD_TENSOR)
+    found = load_file(file).get(VALUE_HEAD)
     if found is None or found.shape != head.weight.shape:
-        why = f"no {HEAD_TENSOR}" if found is None else f"{HEAD_TENSOR} has {tuple(found.shape)}"
+        why = f"no {VALUE_HEAD}" if found is None else f"{VALUE_HEAD} has {tuple(found.shape)}"
         raise EngineError(
             "The value head does not fit the critic.",
             where=str(file),

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 TrainedRole = Literal["policy", "reference"]
 UpdatedModel = Literal["policy", "critic"]
+Additions = Literal["none", "prediction", "all"]
+"""What an engine adds to a loss: nothing; the loss of multi-token prediction modules, with its coefficient; all that an
+update has, as routers' balance."""
+VALUE_HEAD_FILE, VALUE_HEAD = "value_head.safetensors", "value_head.weight"
+"""What a critic's directory has beside its trunk: one float32 tensor ``[1, H]``."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,10 @@ class CriticEngine(TrainingEngine, Protocol):
         """Do one optimizer update of the critic. Arguments and results as in :meth:`TrainingEngine.update`."""
 
     def save_critic(self, path: str) -> None:
-        """Write the critic, so that ``critic.path`` can name the directory."""
+        """Write the critic, so that ``critic.path`` can name the directory: its trunk as a model, and its value head.
+
+        The head is :data:`VALUE_HEAD` in the file :data:`VALUE_HEAD_FILE`.
+        """
 
 
 class AdapterEngine(TrainingEngine, Protocol):
@@ -258,17 +266,19 @@ class DifferentiableEngine(TrainingEngine, Protocol):
         micro_batches: Sequence[RaggedBatch],
         loss: LossFunction,
         destination: WeightDestination[Sent],
-        with_additions: bool = False,
+        model: UpdatedModel = "policy",
+        additions: Additions = "none",
     ) -> Sent | None:
-        """Do the passes of an update, and send the gradient of each of the policy's parameters. Nothing is updated.
+        """Do the passes of an update, and send the gradient of each of a model's parameters. Nothing is updated.
 
         Args:
             micro_batches: As in :meth:`TrainingEngine.update`.
             loss: The whole of the loss, unless additions are asked for.
-            with_additions: Add what an update of this engine adds to the loss, as routers' balance.
             destination: Gets float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
                 ``model.lora`` the adapters', under those of :meth:`AdapterEngine.export_adapter`. What the run does not
                 train is left out.
+            model: Whose; the critic's has its head's under :data:`VALUE_HEAD`.
+            additions: What the engine adds to the loss.
 
         Returns:
             What the destination does, from rank 0.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
     from anytron.engines.device_memory import MemoryUse
-    from anytron.engines.training_engine import Conformance, Topology, TrainedRole
+    from anytron.engines.training_engine import Additions, Conformance, Topology, TrainedRole, UpdatedModel
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.rollout.conversations import Conversations, SingleTurns
@@ -129,15 +129,16 @@ class TrainingWorkers:
         updates: UpdatePlan,
         loss: LossFunction,
         *,
-        with_additions: bool = False,
+        model: UpdatedModel = "policy",
+        additions: Additions = "none",
     ) -> WeightManifest:
         """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated.
 
-        The loss is as given, or has what the engine adds to it in an update.
+        The loss is as given, and has what the engine adds to it, if that is asked for.
         """
         per_rank = updates.micro_batches(mini_batch, self.dp_size)
         shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        arguments = [(shares[place.dp_rank], loss, WeightFile(path), with_additions) for place in self.topology]
+        arguments = [(shares[place.dp_rank], loss, WeightFile(path), model, additions) for place in self.topology]
         manifest: WeightManifest = self.group.scatter("export_gradients", arguments)[0]
         return manifest
 

@@ -19,6 +19,7 @@ from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.workers import TrainingWorkers
 from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
+from anytron.verification.critic import check_value_gradients, check_values, with_drawn_head
 from anytron.verification.engines import Engines
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.gradients import check_gradients, own_gradients
@@ -31,10 +32,11 @@ from anytron.verification.observation import (
     observe_forward,
 )
 from anytron.verification.optimizer import check_optimizer, with_visible_update
+from anytron.verification.prediction import check_prediction, trains_modules
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
-from anytron.verification.tied import tied_output
 from anytron.verification.tolerances import tolerance
 from anytron.verification.trajectories import Trajectories, sample_trajectories
+from anytron.verification.weights import compare_weights, stored_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,9 @@ CHECKS = (
     "hf-logits",
     "hf-log-probs",
     "hf-gradients",
+    "multi-token-prediction",
+    "critic-values",
+    "critic-gradients",
     "optimizer-update",
     "rollout-equals-training",
     "packed-equals-padded",
@@ -63,6 +68,7 @@ CHECKS = (
 )
 """In the order of the report."""
 
+_NO_CRITIC = "the run has no critic"
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
@@ -84,9 +90,10 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         AnytronError: The prompts are not usable, or the engines do not start.
     """
     watcher.begins("preparing prompts and weights")
-    random, config = config, _without_dropout(config)
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
+    random = with_drawn_head(config)
+    config = _without_dropout(random)
     watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
         run = _Run(config, random, session, make_executor, executor, prepared)
@@ -166,33 +173,14 @@ class _Run:
         """
         from safetensors.torch import load_file
 
-        file = self._file("verified")
+        file = Path(self._config.trainer.output_dir) / "verified.safetensors"
         self._engines.trainer().export_weights(str(file))
         self._engines.give_weights()
         exported = load_file(file)
         file.unlink()
-        checkpoint: dict[str, torch.Tensor] = {}
-        for part in sorted(model_directory(self._config).glob("*.safetensors")):
-            checkpoint |= load_file(part)
-        missing = sorted(checkpoint.keys() - exported.keys() - tied_output(checkpoint, exported))
-        unknown = sorted(exported.keys() - checkpoint.keys())
-        if missing or unknown:
-            name = (missing or unknown)[0]
-            where = "the checkpoint only" if missing else "the export only"
-            detail = f"{len(missing) + len(unknown)} tensors are in one of the two; the first, {name}, is in {where}"
-            return failed(check, detail)
-        worst, unequal = 0.0, []
-        for name, tensor in exported.items():
-            original = checkpoint[name].to(tensor.dtype)
-            if not torch.equal(tensor, original):
-                unequal.append(name)
-                worst = max(worst, float((tensor.double() - original.double()).abs().max()))
         held = "which" if compares_weights(self._config) else "not known if"
         detail = f"{len(exported)} tensors, {held} the rollout engine holds"
-        if unequal:
-            detail = f"{len(unequal)} differ, the first is {unequal[0]}"
-        # torch.equal compares values: zeros of different signs are equal.
-        return measured(check, worst, 0.0, detail)
+        return compare_weights(check, stored_weights(model_directory(self._config)), exported, detail)
 
     def hf_logits(self, check: str) -> CheckResult:
         """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine."""
@@ -210,12 +198,34 @@ class _Run:
         if not shows_gradients(config):
             return skipped(check, self._without_gradients())
         self._forward()  # without a forward pass there is none back
-        result = self._gradients()
-        cause = next((one for one in ("hf-logits", "hf-log-probs") if one in self._failed), None)
-        if result.status is Status.FAILED and cause is not None:
-            why = f"begin with {cause}: gradients of wrong values are wrong too"
-            return replace(result, detail=f"{why}; {result.detail}")
-        return result
+        return self._after(("hf-logits", "hf-log-probs"), self._gradients())
+
+    def multi_token_prediction(self, check: str) -> CheckResult:
+        """Compare the loss of multi-token prediction modules, and its gradients, with those of their definition."""
+        config = self._config
+        if not trains_modules(config):
+            return skipped(check, "the run trains no multi-token prediction modules")
+        if not shows_gradients(config):
+            return skipped(check, self._without_gradients())
+        self._gradients()
+        return check_prediction(check, config, self._engines.trainer_to_update(), self._trajectories().batch)
+
+    def critic_values(self, check: str) -> CheckResult:
+        """Compare the critic's weights with what it was built with, and its values with transformers'."""
+        if self._config.critic is None:
+            return skipped(check, _NO_CRITIC)
+        return self._values()
+
+    def critic_gradients(self, check: str) -> CheckResult:
+        """Compare the gradient of each of the critic's parameters, value head included, with that of transformers."""
+        if self._config.critic is None:
+            return skipped(check, _NO_CRITIC)
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        self._values()  # without a forward pass there is none back
+        batch = self._trajectories().batch
+        result = check_value_gradients(check, self._config, self._engines.trainer(), batch)
+        return self._after(("critic-values",), result)
 
     def optimizer_update(self, check: str) -> CheckResult:
         """Compare the way that one update moves each weight with what torch's optimizer does."""
@@ -223,7 +233,7 @@ class _Run:
             return skipped(check, self._without_gradients())
         wanted = with_visible_update(self._config)
         try:
-            config = adapted(wanted, self._session.hooks, "optimizer", lambda one: one.optimizer)
+            config = adapted(wanted, self._session.hooks, "", lambda one: (one.optimizer, one.critic))
         except NotPossible as reason:
             return skipped(check, f"it needs a higher rate and weight decay: {reason}")
         self._forward()
@@ -307,6 +317,14 @@ class _Run:
             raise
         return compare_observations(check, config.model.dtype, own, found, f"{ranks} ranks and one")
 
+    def _after(self, checks: tuple[str, ...], result: CheckResult) -> CheckResult:
+        """Say of gradients that are wrong which values are wrong already."""
+        cause = next((one for one in checks if one in self._failed), None)
+        if result.status is not Status.FAILED or cause is None:
+            return result
+        why = f"begin with {cause}: gradients of wrong values are wrong too"
+        return replace(result, detail=f"{why}; {result.detail}")
+
     def _without_gradients(self) -> str:
         return f"the engine {self._config.engine.name} cannot show them: it does not declare gradients"
 
@@ -333,6 +351,13 @@ class _Run:
             lambda: check_gradients("hf-gradients", self._config, self._engines.trainer(), batch),
         )
 
+    def _values(self) -> CheckResult:
+        batch = self._trajectories().batch
+        return self._once(
+            "the critic's values",
+            lambda: check_values("critic-values", self._config, self._engines.trainer(), batch),
+        )
+
     def _own(self) -> Observation:
         self._forward()
         batch = self._trajectories().batch
@@ -353,6 +378,3 @@ class _Run:
                 raise
         value: Value = self._shared[what]
         return value
-
-    def _file(self, name: str) -> Path:
-        return Path(self._config.trainer.output_dir) / f"{name}.safetensors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.verification.report import failed, measured
+from anytron.verification.report import failed, measured, used
 from anytron.verification.tolerances import FACTORS, tolerance
 
 if TYPE_CHECKING:
@@ -55,25 +55,28 @@ def compare_token_outputs(
         for expected, computed in ((log_probs, outputs.log_probs), (entropy, outputs.entropy)):
             difference, allowed = largest(computed[places] - expected), tolerance(dtype, expected)
             differences.append(difference)
-            if not difference / allowed <= worst / limit:
+            if used(difference, allowed) > used(worst, limit):
                 worst, limit = difference, allowed
         parts.append(f"at temperature {temperature:g} {differences[0]:.2g} and {differences[1]:.2g}")
     return measured(check, worst, limit, f"log-probs and entropies of {len(places)} tokens: {'; '.join(parts)}")
 
 
 def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> CheckResult:
-    """Compare log-probs absolutely and the norm of the gradient relatively."""
-    if own.grad_norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
-        return failed(check, "the gradient is 0, although every response has an advantage: something cuts it off")
-    log_probs = largest(found.log_probs - own.log_probs)
-    limit = tolerance(dtype, own.log_probs)
-    relative = abs(found.grad_norm - own.grad_norm) / max(own.grad_norm, 1e-12)
-    detail = f"{what}: log-probs {log_probs:.2g}, gradient norm {relative:.2g} relative"
-    result = measured(check, log_probs, limit, detail)
+    """Compare log-probs and values absolutely, and the norms of gradients relatively."""
+    for name, norm in own.grad_norms.items():
+        if norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
+            return failed(check, f"the {name} is 0, although every token has something to teach: something cuts it off")
+    differences = {
+        name: (largest(found.outputs[name] - values), tolerance(dtype, values)) for name, values in own.outputs.items()
+    }
+    relatives = {name: abs(found.grad_norms[name] - norm) / norm for name, norm in own.grad_norms.items()}
+    parts = [f"{name} {difference:.2g}" for name, (difference, _) in differences.items()]
+    parts += [f"{name} norm {relative:.2g} relative" for name, relative in relatives.items()]
+    detail = f"{what}: {', '.join(parts)}"
     # Gradients add up the differences of the forward passes: we allow ten times their factor.
-    if relative > 10 * FACTORS[dtype]:
+    if not all(relative <= 10 * FACTORS[dtype] for relative in relatives.values()):
         return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
-    return result
+    return measured(check, *max(differences.values(), key=lambda pair: used(*pair)), detail)
 
 
 def largest(values: Tensor) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.engines.training_engine import VALUE_HEAD
 from anytron.verification.report import failed, measured
 from anytron.verification.tolerances import FACTORS
 
@@ -169,7 +170,7 @@ def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, 
 def _where_to_look(wrong: Sequence[Difference], expected: Mapping[str, Tensor]) -> str:
     if len(wrong) == len(expected) and all(one.absent for one in wrong):
         return "no gradient reaches any parameter: look at postprocess_output and the log_prob kernel's backward pass"
-    untied = any(name.startswith("lm_head.") for name in expected)
+    untied = any(name.startswith("lm_head.") or name == VALUE_HEAD for name in expected)
     first = min(wrong, key=lambda one: _distance(one.name, untied=untied))
     return (
         f"on the way back from the loss the first is {first.name}, which {first.words}: "
@@ -178,6 +179,8 @@ def _where_to_look(wrong: Sequence[Difference], expected: Mapping[str, Tensor]) 
 
 
 def _computed_by(name: str, *, untied: bool) -> str:
+    if name == VALUE_HEAD:
+        return "postprocess_output, through which values go like log-probs"
     if name.startswith("lm_head.") or ("embed_tokens" in name and not untied):
         return "the log_prob kernel's backward pass, for the weight and for the entropy"
     if _LAYER.search(name) is None and "norm" in name:
@@ -195,7 +198,7 @@ def _distance(name: str, *, untied: bool) -> tuple[int, int, int, str]:
         return 2, -int(layer[1]), place, name
     if "embed_tokens" in name:
         return (3 if untied else 0), 0, 0, name
-    return (0 if name.startswith("lm_head.") else 1), 0, 0, name
+    return (0 if name.startswith("lm_head.") or name == VALUE_HEAD else 1), 0, 0, name
 
 
 def _counted(skipped: Mapping[str, int]) -> str:

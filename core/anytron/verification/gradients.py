@@ -12,17 +12,19 @@ from anytron.errors import ResourceError
 from anytron.trainer.initial_model import model_directory
 from anytron.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
 from anytron.verification.hugging_face import LOSS, expected_gradients, off_policy
-from anytron.verification.observation import first_sequences, gradient_temperature, plan_of
+from anytron.verification.observation import first_mini_batch, gradient_temperature, plan_of
 from anytron.verification.report import in_one_line, skipped
-from anytron.verification.tied import tied_output
+from anytron.verification.tied import tied_copies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
+    from anytron.engines.training_engine import Additions, UpdatedModel
     from anytron.engines.weights import WeightManifest
     from anytron.trainer.updates import UpdatePlan
     from anytron.trainer.workers import TrainingWorkers
@@ -45,8 +47,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
 
     directory, lora = Path(config.trainer.output_dir), config.model.lora
     plan = plan_of(trainer, config, group_size=1)
-    batch = replace(first_sequences(batch, trainer.dp_size), temperature=gradient_temperature(config))
-    batch = next(plan.mini_batches(batch, config.trainer.seed))
+    batch = replace(first_mini_batch(config, trainer, batch), temperature=gradient_temperature(config))
     weights: Path | None = None
     adapters: dict[str, Tensor] = {}
     if lora is not None:
@@ -65,10 +66,10 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         wanted = adapter_gradients(adapters, wanted, lora.scaling)
         unknown = found.keys() - wanted.keys()
     else:
-        what, frozen = "parameters", _frozen(found, expected.gradients, config)
+        what, frozen = "parameters", frozen_weights(found, expected.gradients, config)
         reasons = {"frozen (model.freeze)": len(frozen)}
         wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
-        unknown = found.keys() - wanted.keys() - tied_output(found, wanted)
+        unknown = found.keys() - wanted.keys() - tied_copies(found, wanted)
     reasons["of multi-token prediction, which transformers does not compute"] = len(unknown & manifest.optional)
     reasons["unknown to Hugging Face's model"] = len(unknown - manifest.optional)
     return compare_gradients(
@@ -90,13 +91,11 @@ def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, bat
         plan: How they divide a batch.
         batch: Sampled responses with advantages.
     """
-    batch = first_sequences(batch, trainer.dp_size)
+    batch = first_mini_batch(config, trainer, batch)
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
     batch = off_policy(batch, scored.log_probs)
-    if plan.replays_scoring:
-        batch = replace(batch, routing=scored.routing)
-    return next(plan.mini_batches(batch, config.trainer.seed))
+    return replace(batch, routing=scored.routing) if plan.replays_scoring else batch
 
 
 def own_gradients(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> dict[str, Tensor]:
@@ -107,30 +106,40 @@ def own_gradients(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatc
 
 
 def computed_gradients(
-    trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch, directory: Path, *, with_additions: bool = False
+    trainer: TrainingWorkers,
+    plan: UpdatePlan,
+    batch: RaggedBatch,
+    directory: Path,
+    loss: LossFunction = LOSS,
+    *,
+    model: UpdatedModel = "policy",
+    additions: Additions = "none",
 ) -> tuple[dict[str, Tensor], WeightManifest]:
-    """Let the training engine compute the gradients of :data:`~anytron.verification.hugging_face.LOSS`.
+    """Let the training engine compute gradients.
 
     Args:
         trainer: Its ranks.
         plan: How they divide the batch.
         batch: With everything that the loss reads.
         directory: Holds the gradients on their way.
-        with_additions: With what the engine adds to the loss in an update.
+        loss: The loss.
+        model: Whose gradients.
+        additions: What the engine adds to the loss.
 
     Returns:
         float32, by the weights' names in files; and what the engine says of them.
     """
     from safetensors.torch import load_file
 
-    if plan.replays_scoring:
+    if plan.replays_scoring and model == "policy":
         batch = replace(batch, routing=trainer.token_outputs(batch, plan, "policy").routing)
     file = directory / "gradients.safetensors"
-    manifest = trainer.export_gradients(str(file), batch, plan, LOSS, with_additions=with_additions)
+    manifest = trainer.export_gradients(str(file), batch, plan, loss, model=model, additions=additions)
     found = load_file(file)
     file.unlink()
     return found, manifest
 
 
-def _frozen(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
+def frozen_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
+    """Name the weights whose gradient may be missing, and is."""
     return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.value_loss import ValueLoss
 from anytron.errors import EngineError
 from anytron.trainer.updates import UpdatePlan
 from anytron.verification.trajectories import SAMPLES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from anytron.batch import RaggedBatch, TokenOutputs
@@ -23,6 +26,13 @@ WHOLE_LOGITS = 4
 """Number of sequences whose whole logits, and whose gradients, are compared: they fill the memory."""
 OTHER_TEMPERATURE = 0.7
 """Log-probs and entropies are compared at it too: at 1 nobody sees if the temperature is left out."""
+
+VALUE_LOSS = ValueLoss()
+"""The critic's loss."""
+_VALUES_BEFORE = torch.tensor([0.8, -0.2, 0.3, -0.9])
+"""Values before the update, less those now, in turn: within and beyond what the loss lets a value move."""
+_RETURNS = torch.tensor([1.0, -1.5, 0.6])
+"""Returns, less the values now."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +53,14 @@ class Observation:
     """Values of an engine that are compared with those of another layout.
 
     Attributes:
-        log_probs: float32 ``[T]`` of all sequences, before any update.
-        grad_norm: L2 norm of the gradient of one update on all of them, before clipping.
+        outputs: ``log-probs``, and ``values`` if the run has a critic: float32 ``[T]`` of all sequences, before any
+            update.
+        grad_norms: L2 norms of the gradients of one update on all of them, before clipping; the policy's, and the
+            critic's.
     """
 
-    log_probs: Tensor
-    grad_norm: float
+    outputs: Mapping[str, Tensor]
+    grad_norms: Mapping[str, float]
 
 
 def temperatures(config: RunConfig) -> tuple[float, ...]:
@@ -81,7 +93,7 @@ def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBa
 
 
 def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:
-    """Compute log-probs and do one update; the weights are others afterwards."""
+    """Compute log-probs and values, and do one update of each model; the weights are others afterwards."""
     plan = plan_of(trainer, config)
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
@@ -89,15 +101,42 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     batch = batch.scored(scored)
     if config.algorithm.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
+    outputs = {"log-probs": scored.log_probs}
+    if config.critic is not None:
+        values = trainer.with_values(batch, plan).values
+        assert values is not None, "the ranks compute them"
+        outputs["values"], batch = values, off_value(batch, values)
     mini_batch = next(plan.mini_batches(batch, config.trainer.seed))
     metrics = trainer.update(mini_batch, plan, loss)
-    if metrics["update/skipped"]:
+    _require_update(metrics, "update", "", "loss/total")
+    grad_norms = {"gradient": metrics["grad_norm"]}
+    if config.critic is not None:
+        metrics = trainer.update_critic(mini_batch, plan, VALUE_LOSS)
+        _require_update(metrics, "update_critic", "critic/", "critic/loss")
+        grad_norms["critic's gradient"] = metrics["critic/grad_norm"]
+    return Observation(outputs, grad_norms)
+
+
+def _require_update(metrics: Mapping[str, float], where: str, prefix: str, loss: str) -> None:
+    if metrics[f"{prefix}update/skipped"]:
         raise EngineError(
             "The loss or a gradient is not finite.",
-            where="update",
-            why=f"the loss is {metrics['loss/total']:.4g}, the norm of the gradient {metrics['grad_norm']:.4g}",
+            where=where,
+            why=f"the loss is {metrics[loss]:.4g}, the norm of the gradient {metrics[f'{prefix}grad_norm']:.4g}",
         )
-    return Observation(scored.log_probs, metrics["grad_norm"])
+
+
+def off_value(batch: RaggedBatch, values: Tensor) -> RaggedBatch:
+    """Let values before an update, and returns, be a little off a critic's values, float32 ``[T]``."""
+    places = torch.arange(batch.num_tokens)
+    before, returns = (values + offset[places % len(offset)] for offset in (_VALUES_BEFORE, _RETURNS))
+    return replace(batch, values=before, returns=returns)
+
+
+def first_mini_batch(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> RaggedBatch:
+    """Take the first sequences as a mini-batch, at least one for each data-parallel replica."""
+    plan = plan_of(trainer, config, group_size=1)
+    return next(plan.mini_batches(first_sequences(batch, trainer.dp_size), config.trainer.seed))
 
 
 def first_sequences(batch: RaggedBatch, at_least: int = 1) -> RaggedBatch:

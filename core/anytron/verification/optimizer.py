@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,17 +11,20 @@ import torch
 from anytron.verification.comparisons import largest
 from anytron.verification.gradients import computed_gradients, own_batch
 from anytron.verification.hugging_face import LOSS
-from anytron.verification.observation import plan_of
-from anytron.verification.report import measured
+from anytron.verification.observation import VALUE_LOSS, off_value, plan_of
+from anytron.verification.report import joined, measured
 from anytron.verification.tolerances import FACTORS
+from anytron.verification.weights import stored_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
+    from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
     from anytron.config.schema import OptimizerSection, RunConfig
+    from anytron.engines.training_engine import UpdatedModel
     from anytron.trainer.workers import TrainingWorkers
     from anytron.verification.report import CheckResult
 
@@ -35,12 +39,15 @@ _NOISE_OF_ALL = 1e-5
 
 
 def with_visible_update(config: RunConfig) -> RunConfig:
-    """Let the run's optimizer move weights far enough for its parts, weight decay too, to be seen."""
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=VISIBLE)})
+    """Let the run's optimizers move weights far enough for their parts, weight decay too, to be seen."""
+    critic = config.critic
+    if critic is not None:
+        critic = critic.model_copy(update={"optimizer": critic.optimizer.model_copy(update=VISIBLE)})
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=VISIBLE), "critic": critic})
 
 
 def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
-    """Make the check: the gradients of a mini-batch, one update on it, and the weights before and after.
+    """Make the check for each model: the gradients of a mini-batch, one update on it, the weights before and after.
 
     Args:
         check: Its name.
@@ -54,20 +61,30 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     directory = Path(config.trainer.output_dir)
     plan = plan_of(trainer, config, group_size=1)
     batch = own_batch(config, trainer, plan, batch)
-    before = _weights(trainer, config, directory / "before.safetensors")
-    gradients, _ = computed_gradients(trainer, plan, batch, directory, with_additions=True)
-    metrics = trainer.update(batch, plan, LOSS)
-    after = _weights(trainer, config, directory / "after.safetensors")
-    clip = config.optimizer.clip_grad or float("inf")
-    factor = min(1.0, clip / (metrics["grad_norm"] + 1e-6))
-    return compare_moves(
-        check,
-        before,
-        after,
-        {name: factor * gradient for name, gradient in gradients.items()},
-        section=config.optimizer,
-        dtype=config.model.dtype,
-    )
+    results = []
+    for model, section in _optimizers(config):
+        loss: LossFunction = LOSS
+        if model == "critic":
+            values = trainer.with_values(batch, plan).values
+            assert values is not None, "the ranks compute them"
+            loss, batch = VALUE_LOSS, off_value(batch, values)
+        before = _weights(trainer, config, model, directory)
+        gradients, _ = computed_gradients(trainer, plan, batch, directory, loss, model=model, additions="all")
+        if model == "policy":
+            grad_norm = trainer.update(batch, plan, loss)["grad_norm"]
+        else:
+            grad_norm = trainer.update_critic(batch, plan, loss)["critic/grad_norm"]
+        after = _weights(trainer, config, model, directory)
+        factor = min(1.0, (section.clip_grad or float("inf")) / (grad_norm + 1e-6))
+        clipped = {name: factor * gradient for name, gradient in gradients.items()}
+        results.append(compare_moves(check, before, after, clipped, section=section, dtype=config.model.dtype))
+    return joined(results)
+
+
+def _optimizers(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
+    yield "policy", config.optimizer
+    if config.critic is not None:
+        yield "critic", config.critic.optimizer
 
 
 def compare_moves(
@@ -136,11 +153,11 @@ def _moved(section: OptimizerSection, start: Tensor, gradient: Tensor, decay: fl
     return weight.detach() - start
 
 
-def _weights(trainer: TrainingWorkers, config: RunConfig, file: Path) -> dict[str, Tensor]:
+def _weights(trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path) -> dict[str, Tensor]:
     """Export the weights that are trained: adapters by themselves, if the run has some."""
-    from safetensors.torch import load_file
-
-    trainer.export_weights(str(file), "weights" if config.model.lora is None else "adapter")
-    weights = load_file(file)
-    file.unlink()
-    return weights
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        if model == "critic":
+            trainer.save_critic(folder)
+        else:
+            trainer.export_weights(f"{folder}/model.safetensors", "weights" if config.model.lora is None else "adapter")
+        return stored_weights(Path(folder))

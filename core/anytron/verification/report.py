@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anytron.errors import ProcessLost, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from anytron.errors import AnytronError
 
@@ -92,6 +93,21 @@ def skipped(check: str, why: str) -> CheckResult:
 def failed(check: str, why: str) -> CheckResult:
     """Make the result of a check that ended in an error."""
     return CheckResult(check, None, None, Status.FAILED, why)
+
+
+def joined(results: Sequence[CheckResult]) -> CheckResult:
+    """Make one result of those of several models, the critic's last: the worst, with what all of them say."""
+    if len(results) == 1:
+        return results[0]
+    worst = max(results, key=lambda one: (one.status is Status.FAILED, used(one.max_abs_diff, one.tolerance)))
+    policy, critic = (one.detail for one in results)
+    return replace(worst, detail=f"{policy}; the critic: {critic}")
+
+
+def used(difference: float | None, tolerance: float | None) -> float:
+    """Say which part of its tolerance a difference takes; NaN is more than any number."""
+    part = (difference or 0.0) / (tolerance or 1.0)
+    return math.inf if math.isnan(part) else part
 
 
 def in_one_line(error: AnytronError) -> str:

@@ -1,4 +1,7 @@
-"""An output layer that is the embedding: some files and exports hold it under both names, some under one."""
+"""Embeddings and output layers that some files and exports hold several times, and some once.
+
+An output layer may be the embedding; multi-token prediction modules have both in common with the model.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_SHARED = ("embed_tokens.weight", "lm_head.weight")
 
-def tied_output(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:
-    """Name the output layer if these tensors hold it beside an embedding that is equal, and the others hold it once."""
-    tied = {"lm_head.weight"} & these.keys() - others.keys()
-    embeddings = [name for name in others if name.endswith("embed_tokens.weight") and name in these]
-    return {name for name in tied if any(torch.equal(these[name], these[other]) for other in embeddings)}
+
+def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:
+    """Name what only these tensors hold, if it is equal to an embedding or an output layer that both hold."""
+    shared = [these[name] for name in others if name.endswith(_SHARED) and name in these]
+    return {name for name in these.keys() - others.keys() if any(torch.equal(these[name], one) for one in shared)}

@@ -36,7 +36,7 @@ from anytron.verification.comparisons import compare_logits, compare_token_outpu
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.observation import first_sequences
 from anytron.verification.report import measured
-from anytron.verification.tied import tied_output
+from anytron.verification.tied import tied_copies
 from anytron.verification.tolerances import tolerance
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _compare_with_one_rank(subject: Subject, case: Case, what: str) -> None:
 
 
 def _compare_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: str, whose: str) -> None:
-    unknown = found.keys() - expected.keys() - tied_output(found, expected)
+    unknown = found.keys() - expected.keys() - tied_copies(found, expected)
     reasons = {f"unknown to the model ({', '.join(sorted(unknown))})": len(unknown)}
     result = compare_gradients("", found, expected, dtype=dtype, skipped=reasons, what="parameters", whose=whose)
     hold(result, f"Gradients are not {whose}.")
