@@ -18,7 +18,8 @@ import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import RaggedBatch
-from anytron.config.schema import AlgorithmSection, RunConfig
+from anytron.config.algorithm import AlgorithmSection
+from anytron.config.schema import RunConfig
 from anytron.executor.local import LocalExecutor
 from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session

@@ -157,7 +157,7 @@ class Ours:
 
     def update(self, batch):
         from anytron.algorithms.policy_loss import PolicyLoss
-        from anytron.config.schema import AlgorithmSection
+        from anytron.config.algorithm import AlgorithmSection
 
         return self.engine.update([batch], PolicyLoss(AlgorithmSection()))["grad_norm"]
 

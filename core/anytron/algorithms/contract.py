@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from anytron.batch import RaggedBatch, TokenOutputs
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 LOG_RATIO_LIMIT = 20.0
 """Logarithms of ratios are held within this, as in verl (``trainer/ppo/core_algos.py``): float32's exp overflows at

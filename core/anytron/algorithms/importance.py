@@ -22,7 +22,7 @@ from anytron.algorithms.contract import LOG_RATIO_LIMIT, PolicyTokens, required
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 MOMENTS = "moments/"
 """Sums from which :func:`with_moments_resolved` makes the metrics that are no sums themselves."""

@@ -28,7 +28,7 @@ from anytron.algorithms.contract import LOG_RATIO_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 K3_LIMIT = 10.0
 """k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could be all of a step's loss."""

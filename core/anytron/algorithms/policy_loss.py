@@ -15,7 +15,7 @@ from anytron.algorithms.registered import LOSS_KEY, LOSSES, policy_loss_function
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch, TokenOutputs
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 OWNER = "PolicyLoss"
 

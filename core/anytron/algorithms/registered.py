@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 ADVANTAGE_KEY, LOSS_KEY = "algorithm.advantage", "algorithm.loss"
 

@@ -13,7 +13,7 @@ from anytron.algorithms.kl import KL_ESTIMATORS, penalizes_rewards
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def rewards_and_token_rewards(

@@ -1,8 +1,8 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
-how the run is carried out in :mod:`anytron.config.running`. Every key is documented there or here and nowhere else:
-``docs/reference/config.md`` is generated from them.
+what they teach in :mod:`anytron.config.algorithm`, how the run is carried out in :mod:`anytron.config.running`. Every
+key is documented there or here and nowhere else: ``docs/reference/config.md`` is generated from them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from anytron.config.algorithm import AlgorithmSection
 from anytron.config.data import DataSection
 from anytron.config.generation import EnvironmentSection, RolloutSection
 from anytron.config.running import (
@@ -201,79 +202,6 @@ class ValidationSection(Section):
                 "keep_best and patience compare validations, and there is only the last one: set every_steps"
             )
         return self
-
-
-class AlgorithmSection(Section):
-    """How rewards become gradients. The page docs/how-to/algorithms.md has formulas and papers."""
-
-    advantage: str = "grpo"
-    """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo`` and ``reinforce_plus_plus_baseline`` compare the responses
-    to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with what a
-    critic expected (PPO; needs ``critic``). Or ``module:function`` / ``file.py:function``."""
-    loss: str = "ppo_clip"
-    """Policy loss of a token: ``ppo_clip`` is that of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole responses,
-    ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` / ``file.py:function``."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of an estimator or a loss of your own, which finds them here; built-in ones have none."""
-    gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """``gae``, ``reinforce_plus_plus``: discount of what comes a token later (default as in verl)."""
-    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
-    """``gae``: 0 trusts the critic, 1 the outcome (https://arxiv.org/abs/1506.02438; default as in verl)."""
-    normalize_std: bool = True
-    """``grpo``: divide a group's advantages by its standard deviation; ``gae``: give the advantages of a step's tokens
-    mean 0 and variance 1."""
-    clip_low: float = Field(0.2, ge=0.0)
-    """The probability ratio is clipped below ``1 - clip_low``."""
-    clip_high: float = Field(0.2, ge=0.0)
-    """The probability ratio is clipped above ``1 + clip_high``."""
-    dual_clip: float | None = Field(None, gt=1.0)
-    """``ppo_clip``, ``gspo``, ``gspo_token``: a token of negative advantage costs at most this many times that (dual
-    clip, https://arxiv.org/abs/1912.09729; 3 in verl); null = no limit."""
-    sapo_tau_positive: float = Field(1.0, gt=0.0)
-    """``sapo``: how fast the gradient of tokens of positive advantage fades (default as in TRL and verl)."""
-    sapo_tau_negative: float = Field(1.05, gt=0.0)
-    """``sapo``: how fast that of the others fades (default of the paper)."""
-    importance_correction: Literal["auto", "none", "measured", "truncated", "masked"] = "auto"
-    """``truncated`` multiplies the loss of each token by how much more probable training found it than the rollout did,
-    up to ``importance_cap`` (truncated importance sampling); ``masked`` leaves out tokens whose factor is above that or
-    below ``importance_floor``; ``measured`` gives the metrics of that factor and corrects nothing; ``auto`` is
-    ``truncated`` with ``rollout.max_staleness`` and ``none`` without."""
-    importance_level: Literal["token", "sequence"] = "token"
-    """The factor is the probability ratio of a token, or that of its whole response."""
-    importance_cap: float = Field(2.0, gt=0.0)
-    """Largest factor of ``importance_correction`` (default as in verl)."""
-    importance_floor: float = Field(0.0, ge=0.0)
-    """Smallest factor that ``masked`` keeps."""
-    kl_coefficient: float = Field(0.0, ge=0.0)
-    """Weight of the KL divergence to the reference model; 0 = no reference model is built."""
-    kl_placement: Literal["loss", "reward"] = "loss"
-    """The KL divergence is a part of the loss, or is taken from the reward of each token before advantages are
-    estimated (which asks for log-probs before a step's updates)."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html). In the reward ``k1`` is the one
-    whose expected gradient is right; in the loss it has none."""
-    kl_target: float | None = Field(None, gt=0.0)
-    """Change ``kl_coefficient`` from step to step so that the divergence comes near to this, in nats per token
-    (https://arxiv.org/abs/1909.08593, section 2.2); null = leave it."""
-    kl_horizon: float = Field(10000.0, gt=0.0)
-    """Samples after which a divergence of 20 % beside ``kl_target`` has changed the coefficient by about 20 % (default
-    as in verl)."""
-    entropy_coefficient: float = 0.0
-    """Weight of the entropy bonus."""
-    aggregation: Literal["token-mean", "sequence-mean", "token-sum", "length-constant"] = "token-mean"
-    """Average the loss over all response tokens of a mini-batch, or over sequences' own averages; add it up; or average
-    over sequences their sums, divided by ``length_constant`` (Dr. GRPO)."""
-    length_constant: int | None = Field(None, ge=1)
-    """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``."""
-    epochs: int = Field(1, ge=1)
-    """Passes over each step's samples."""
-    mini_batches: int = Field(1, ge=1)
-    """Optimizer updates in each pass; groups stay together."""
-
-    @property
-    def compares_a_group(self) -> bool:
-        """Whether advantages are differences within a group, so that one of one response teaches nothing."""
-        return self.advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
 class OptimizerSection(Section):

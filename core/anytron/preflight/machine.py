@@ -19,7 +19,8 @@ from anytron.preflight.references import validation_references
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.schema import AlgorithmSection, ModelSection, RunConfig
+    from anytron.config.algorithm import AlgorithmSection
+    from anytron.config.schema import ModelSection, RunConfig
     from anytron.platform import Platform, Probe
 
 

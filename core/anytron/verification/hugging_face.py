@@ -15,7 +15,7 @@ import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import TokenOutputs, token_index
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.data.pretrained import model_class, read_hf_config
 from anytron.errors import EngineError, ResourceError
 from anytron.verification.forced_routing import forced_routing

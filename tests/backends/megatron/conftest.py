@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import anytron.testing.recorded as recorded_trajectories
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.testing.recorded import VOCABULARY
 from anytron.testing.tiny_models import write_tiny_model
 from anytron.trainer.updates import UpdatePlan

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.algorithms.kl import adapted
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 
 ALGORITHM = AlgorithmSection(kl_coefficient=0.1, kl_target=0.05, kl_horizon=1000.0)
 

@@ -14,7 +14,7 @@ from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON, broadcast_
 from anytron.algorithms.advantages.rloo import rloo
 from anytron.algorithms.registered import ADVANTAGES, with_advantages
 from anytron.batch import RaggedBatch
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 
 rewards = st.integers(2, 6).flatmap(
     lambda size: st.lists(st.lists(st.floats(-10, 10, width=32), min_size=size, max_size=size), min_size=1, max_size=5)

@@ -11,7 +11,7 @@ from anytron.algorithms.contract import PolicyTokens
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import LOSSES
 from anytron.batch import RaggedBatch, TokenOutputs
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.trainer.updates import UpdatePlan
 from tests import algorithm_oracle
 

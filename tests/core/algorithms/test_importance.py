@@ -11,7 +11,7 @@ import torch
 from anytron.algorithms.importance import MOMENTS, with_moments_resolved
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import TokenOutputs
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.metric import joined
 from anytron.trainer.updates import UpdatePlan
 from tests.core.algorithms.test_formulas import drawn_batch

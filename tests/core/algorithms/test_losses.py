@@ -15,7 +15,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import LOSSES
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch, TokenOutputs
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.errors import DataError
 from anytron.metric import joined
 from anytron.trainer.updates import UpdatePlan

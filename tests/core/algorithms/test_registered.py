@@ -9,7 +9,7 @@ import torch
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import load_advantage, policy_loss_function, with_advantages
 from anytron.batch import RaggedBatch, TokenOutputs
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.errors import ConfigError, DataError
 
 MASK = torch.tensor([False, True, True, False, True])

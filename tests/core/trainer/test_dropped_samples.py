@@ -12,7 +12,7 @@ from anytron.algorithms.advantages.grpo import STD_EPSILON
 from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON
 from anytron.algorithms.registered import with_advantages
 from anytron.batch import RaggedBatch
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.errors import DataError
 from anytron.trainer.updates import UpdatePlan
 

@@ -10,7 +10,7 @@ import torch
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.batch import TokenOutputs
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.environments.outcome import Outcome
 from anytron.isolation.failure import Failure

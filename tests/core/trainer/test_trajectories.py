@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from anytron.algorithms.registered import with_advantages
+from anytron.config.algorithm import AlgorithmSection
 from anytron.config.imports import resolve
-from anytron.config.schema import AlgorithmSection
 from anytron.data.images import ImagePatches
 from anytron.data.prompts import TokenizedPrompt
 from anytron.executor.channel import Result, decode, encode

@@ -11,7 +11,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.checkpoint.manifest import FileRecord
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.engines.training_engine import Topology
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers, kernel_suppliers

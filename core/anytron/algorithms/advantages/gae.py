@@ -13,7 +13,7 @@ from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def gae(

@@ -12,7 +12,7 @@ from anytron.algorithms.contract import Advantages
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation; TRL's value (trl/trainer/grpo_trainer.py)."""

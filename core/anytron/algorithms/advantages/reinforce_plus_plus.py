@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:

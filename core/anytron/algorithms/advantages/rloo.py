@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def rloo(rewards: Tensor) -> Tensor:

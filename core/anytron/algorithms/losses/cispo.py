@@ -8,7 +8,7 @@ from anytron.algorithms.contract import TokenLosses
 
 if TYPE_CHECKING:
     from anytron.algorithms.contract import PolicyTokens
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def cispo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:

@@ -8,7 +8,7 @@ from anytron.algorithms.losses.ppo_clip import clipped
 
 if TYPE_CHECKING:
     from anytron.algorithms.contract import PolicyTokens, TokenLosses
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def gspo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import PolicyTokens
-    from anytron.config.schema import AlgorithmSection
+    from anytron.config.algorithm import AlgorithmSection
 
 
 def ppo_clip(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:

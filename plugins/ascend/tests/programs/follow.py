@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.executor.local import LocalExecutor
 from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session

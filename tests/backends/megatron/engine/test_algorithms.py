@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 from anytron.trainer.updates import UpdatePlan
 from tests import algorithm_oracle
 from tests.core.algorithms.test_importance import measured

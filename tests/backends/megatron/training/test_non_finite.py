@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.config.schema import AlgorithmSection
+from anytron.config.algorithm import AlgorithmSection
 
 ADAM = {"name": "adam", "lr": 1e-3}
 LAYOUTS = {

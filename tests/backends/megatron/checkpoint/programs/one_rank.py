@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata  # noqa: 
 
 from anytron.algorithms.policy_loss import PolicyLoss  # noqa: E402
 from anytron.batch import RaggedBatch  # noqa: E402
-from anytron.config.schema import AlgorithmSection  # noqa: E402
+from anytron.config.algorithm import AlgorithmSection  # noqa: E402
 from anytron.engines.weights import WeightFile  # noqa: E402
 from anytron.errors import AnytronError  # noqa: E402
 from anytron_megatron.checkpoint import writer  # noqa: E402
