@@ -18,7 +18,7 @@ import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import RaggedBatch
-from anytron.config.schema import RunConfig
+from anytron.config.schema import AlgorithmSection, RunConfig
 from anytron.executor.local import LocalExecutor
 from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
@@ -74,9 +74,7 @@ class Training:
         self.workers = workers
         self.plan = UpdatePlan.from_config(config, workers.topology[0])
         self.batch = trajectories(config.parallel.world_size)
-        self.loss = PolicyLoss(
-            clip_low=0.2, clip_high=0.2, kl_coefficient=0.0, kl_estimator="k3", entropy_coefficient=0.0
-        )
+        self.loss = PolicyLoss(AlgorithmSection())
 
     def update_s(self):
         return timed(lambda: self.workers.update(self.batch, self.plan, self.loss))[0]

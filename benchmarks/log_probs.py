@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from anytron.config.schema import EngineSection
+from anytron.config.running import EngineSection
 from anytron.hooks.types import ProcessInfo
 from anytron.kernels.contract import LogProbSpec
 from anytron.plugins import open_session

@@ -157,8 +157,9 @@ class Ours:
 
     def update(self, batch):
         from anytron.algorithms.policy_loss import PolicyLoss
+        from anytron.config.schema import AlgorithmSection
 
-        return self.engine.update([batch], PolicyLoss())["grad_norm"]
+        return self.engine.update([batch], PolicyLoss(AlgorithmSection()))["grad_norm"]
 
 
 class Bare:

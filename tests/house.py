@@ -40,8 +40,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "algorithms", "plugins", "tracking"),
         ("checkpoint", "report"),
         ("engines", "layer"),
-        ("executor", "preflight"),
-        ("doctor", "rollout"),
+        ("executor", "planning", "preflight"),
+        ("doctor", "rollout", "validation"),
         ("trainer",),
         ("verification",),
         ("testing",),
@@ -62,8 +62,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine",),
     ),
     "anytron_rollout": (
-        ("__init__", "memory", "options", "placement", "routing", "routing_check", "shared_prompts", "weights"),
-        ("sampling",),
+        ("__init__", "options", "placement", "routing", "routing_check", "shared_prompts", "weights"),
+        ("memory", "sampling"),
         ("transformers_engine",),
     ),
     "anytron_vllm": (

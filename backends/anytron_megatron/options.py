@@ -126,6 +126,7 @@ MEGATRON = EngineInfo(
         Component("peft", "peft"),
     ),
     memory="anytron_megatron.estimate.run:estimate",
+    process_bytes=505 << 20,
 )
 
 MEGATRON_ROLLOUT = EngineInfo(

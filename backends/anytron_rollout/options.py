@@ -26,4 +26,5 @@ TRANSFORMERS = EngineInfo(
     platform_check="anytron_rollout.routing_check:routing_diagnostics",
     components=(Component("transformers", "transformers"), Component("accelerate", "accelerate")),
     memory="anytron_rollout.memory:estimate",
+    process_bytes=370 << 20,
 )

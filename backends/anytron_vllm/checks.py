@@ -176,8 +176,8 @@ def _splits(key: str, text: Mapping[str, Any], vision: Mapping[str, Any], option
 def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> Iterator[Diagnostic]:
     longest, length_key = options.max_model_len, "rollout.options.max_model_len"
     context = text.get("max_position_embeddings")
-    if longest is not None and longest <= run.rollout.max_new_tokens:
-        message = f"responses of rollout.max_new_tokens, {run.rollout.max_new_tokens}, leave no room for a prompt"
+    if longest is not None and longest <= run.longest_response:
+        message = f"responses of {run.longest_response} tokens (max_new_tokens) leave no room for a prompt"
         yield Diagnostic("error", length_key, message, "raise it, or shorten the responses")
     if longest is not None and context and longest > context:
         yield Diagnostic("error", length_key, f"the model's context has {context} tokens", f"at most {context}")

@@ -31,11 +31,13 @@ class RaggedBatch:
         old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
             batch is used for a single update, where they are the current ones.
         reference_log_probs: float32 ``[T]``, the reference model's; None without one.
+        token_rewards: float32 ``[T]``, what follows each token of a response: the KL penalty if that is part of the
+            reward, and after the last token the response's reward. None except while advantages are estimated.
         advantages: float32 ``[T]``; None before they are estimated.
         values: float32 ``[T]``, the critic's before this step's updates, entry t of the state before token t;
             None without one.
         returns: float32 ``[T]``, what those values should have been; None without a critic.
-        loss_weights: float32 ``[T]``, each token's weight in the loss; they add up to 1 over one
+        loss_weights: float32 ``[T]``, each token's weight in the loss; of a mean they add up to 1 over one
             optimizer update, over all micro-batches and ranks. None before they are known.
         token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
             elsewhere, adding up to 1: what metrics are averaged with.
@@ -53,6 +55,7 @@ class RaggedBatch:
     rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
+    token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None

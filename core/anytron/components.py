@@ -85,6 +85,8 @@ class EngineInfo:
             the engine gives no estimate. Of a training engine:
             :class:`anytron.engines.memory.EstimatesTraining`; of a rollout engine:
             :class:`anytron.engines.memory.EstimatesRollout`.
+        process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
+            imports. It counts where the device is the processor. 0 = not measured.
     """
 
     engine: str
@@ -97,6 +99,7 @@ class EngineInfo:
     place_of: PlaceOf = nowhere
     components: tuple[Component, ...] = ()
     memory: str = ""
+    process_bytes: int = 0
 
     def load(self) -> Any:
         """Import the engine's class."""

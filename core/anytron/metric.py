@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -11,7 +15,8 @@ class Metric:
     """One number of a training step.
 
     Attributes:
-        name: The key; a part in capitals (``NAME``) stands for any name.
+        name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of a part (``mean@N``) for a
+            number.
         unit: What it counts or measures; empty = a plain number.
         meaning: What it says, in a phrase.
         when: Which runs have it; empty = all.
@@ -24,5 +29,19 @@ class Metric:
 
     def matches(self, key: str) -> bool:
         """Whether a key of ``metrics.jsonl`` is this metric."""
-        parts = (".+" if part.isupper() else re.escape(part) for part in self.name.split("/"))
+        parts = (".+" if part.isupper() else _with_a_number(part) for part in self.name.split("/"))
         return re.fullmatch("/".join(parts), key) is not None
+
+
+def _with_a_number(part: str) -> str:
+    return "[0-9]+".join(re.escape(piece) for piece in re.split("[A-Z]+", part))
+
+
+def is_maximum(name: str) -> bool:
+    """Whether a metric of an update is the largest of its parts, by its name; all others are sums."""
+    return name.endswith("_max")
+
+
+def joined(name: str, parts: Iterable[float]) -> float:
+    """Make a mini-batch's metric of what its micro-batches or replicas have of it."""
+    return max(parts) if is_maximum(name) else sum(parts)

@@ -114,7 +114,7 @@ class HalfAStream(Mutant):
 
 
 class PromisesPins(Mutant):
-    rule, says = "pinned-memory", ""
+    rule, says = "pinned-memory", "says yes, and pinning raises"
     runtime = with_runtime(can_pin_memory=lambda self: True)
 
 

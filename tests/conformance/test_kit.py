@@ -15,20 +15,24 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from anytron.cli.conformance import run_conformance
 from anytron.cli.main import app
 from anytron.errors import ConfigError, PlatformError
 from anytron.limits import Feature, Limit
-from anytron.testing import document
+from anytron.plugins import hooks_of
+from anytron.plugins.session import Session
+from anytron.testing import document, levels
 from anytron.testing.checking import check_rule
 from anytron.testing.levels import checked_levels, find_rule, rules_of
 from anytron.testing.results import ConformanceReport, RuleResult
-from anytron.testing.rules import LEVELS, PAGE, Broken, Case, Inapplicable, rule
+from anytron.testing.rules import LEVELS, PAGE, TITLE, Broken, Case, Inapplicable, rule
 from anytron.testing.run import Checker, run
-from anytron.testing.subject import Source
+from anytron.testing.subject import Source, Subject
 from anytron.verification.report import Status
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
 from tests.conformance.mutant import Mutant
+from tests.core.other_environment import make_environment
 from tests.docs.test_pages import ROOT
 
 
@@ -167,7 +171,8 @@ def test_the_processor_keeps_the_rules_and_the_command_says_so(offer):
     done = CliRunner().invoke(app, ["conformance", "cpu", "--level", "device", "--level", "sequences", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert [*found] == ["platform", "versions", "levels", "counts"]
+    assert [*found] == ["platform", "versions", "levels", "counts", "interrupted"]
+    assert found["interrupted"] is False
     assert [level["level"] for level in found["levels"]] == ["device", "sequences"]
     rules = [one for level in found["levels"] for one in level["rules"]]
     assert all({"rule", "status", "cases", "reason", "case", "docs", "seconds"} <= one.keys() for one in rules)
@@ -183,7 +188,9 @@ def test_the_command_fails_if_a_rule_is_broken(offer):
     done = CliRunner().invoke(app, ["conformance", name, "--level", "device"])
     assert done.exit_code == 1
     assert "device/own-device failed\nThe platform says that it is an accelerator" in done.stdout
-    assert f"docs: {PAGE}#own-device" in done.stdout
+    assert f"docs: the page '{TITLE}', section own-device ({PAGE}#own-device in the source" in done.stdout
+    told = " ".join(find_rule("device", "own-device").help.replace("``", "`").split())
+    assert f"checked: {told}" in done.stdout, "all that the page says, where only a wheel is installed"
 
 
 def test_unknown_names_are_refused_with_the_nearest(offer):
@@ -194,8 +201,9 @@ def test_unknown_names_are_refused_with_the_nearest(offer):
         assert done.exception.fix.startswith("did you mean ")
 
 
-def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path):
-    command = [sys.executable, "-m", "anytron", "conformance", "cpu", "--level", "device"]
+@pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
+def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path, as_json):
+    command = [sys.executable, "-m", "anytron", "conformance", "cpu", "--level", "device", *["--json"] * as_json]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -206,12 +214,81 @@ def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path):
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert said[1].startswith("device/probe-and-runtime: passed")
-    assert re.search(r"^device +probe-and-runtime +passed", output, re.MULTILINE)
+    if as_json:
+        found = json.loads(output)
+        assert found["interrupted"] is True
+        assert found["levels"][0]["rules"][0]["rule"] == "probe-and-runtime"
+        assert found["counts"]["passed"] >= 1
+    else:
+        assert re.search(r"^device +probe-and-runtime +passed", output, re.MULTILINE)
     assert "collective-results" not in output
     assert "interrupted: the other rules were not checked" in errors
     assert children
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
     assert list(tmp_path.iterdir()) == []
+
+
+class AnswersNothing(Mutant):
+    """Its runtime answers None where the contract has an object."""
+
+    runtime = with_runtime(current_device=lambda self: None, default_generator=lambda self: None)
+
+
+class AssertsWithoutWords(Mutant):
+    def runtime(self):
+        assert self.name == "another"
+
+
+def test_what_a_platform_answers_or_asserts_is_told_in_words(tmp_path):
+    told = {}
+    for platform in (AnswersNothing(), AssertsWithoutWords()):
+        session = Session(hooks_of(platform), platform, platform.probe(), "", (), ())
+        for name in ("probe-and-runtime", "own-generator"):
+            result = check_rule(find_rule("device", name), Subject(Source(platform.name), session, tmp_path))
+            told[platform.name, name] = result.reason
+    assert [*told.values()][:2] == [
+        "current_device() answers with something else than a torch.device.",
+        "default_generator() answers with something else than a torch.Generator.",
+    ]
+    for reason in [*told.values()][2:]:
+        assert "at 'assert self.name == \"another\"' (" in reason
+
+
+def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):
+    def interrupted(level):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(levels, "rules_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_conformance("cpu", [], ["device"], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["levels"], found["interrupted"]) == ([], True)
+
+
+def test_without_torch_it_says_what_to_install(tmp_path):
+    python = make_environment(tmp_path / "environment", anytron=None)
+    (site,) = (tmp_path / "environment").glob("lib/python3*/site-packages")
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for place in [Path(path) for path in sys.path if Path(path).is_dir() and "-packages" in path]:
+        for one in place.iterdir():
+            name = re.split(r"[-.]", one.name)[0]
+            if name not in ("torch", "__pycache__", "sitecustomize") and not (packages / one.name).exists():
+                (packages / one.name).symlink_to(one)
+    sources = [ROOT / "core", ROOT / "backends", ROOT / "plugins" / "cpu"]
+    (site / "tests.pth").write_text("\n".join(str(path) for path in (packages, *sources)))
+    command = [python, "-m", "anytron", "conformance", "cpu", "--level", "device"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    *_, what, where, why, fix = done.stderr.splitlines()
+    assert what == "error: The package torch is not installed."
+    assert where == f"  where: {tmp_path / 'environment'}"
+    assert why.startswith("  why: anytron needs torch>=")
+    assert fix.startswith("  fix: pip install 'torch>=")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("anytron-")] == []
 
 
 def test_a_mistake_is_told_before_torch_is_imported():
@@ -246,6 +323,8 @@ def test_every_rule_has_a_name_of_its_own_and_a_section():
     for one in rules:
         assert f"\n### {one.name}\n" in page
         assert one.help, one.name
+    assert page.splitlines()[2] == f"# {TITLE}"
+    assert f"- {TITLE}: reference/conformance.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert document.render() == page, "run python -m anytron.testing.document docs/reference/conformance.md"
 
 

@@ -35,7 +35,8 @@ class Measurement:
     Attributes:
         platform: What must be usable.
         command: Of this environment's Python: ``-m`` and so on.
-        variable: Environment variable that must name a checkout; empty if none must.
+        variable: Environment variable that must name a checkout; empty if none must. Tests let their processes import
+            it by themselves; for another command it is done here.
     """
 
     platform: str
@@ -65,8 +66,14 @@ class Measurement:
             of_tests = self.command[0] == "pytest"
             arguments = [*self.command[1:], "-p", "tests.docs.recording", "--record", str(record)]
             command = ["pytest", *arguments] if of_tests else self.command
+            path = {} if of_tests or not self.variable else {"PYTHONPATH": os.environ[self.variable]}
             done = subprocess.run(
-                [sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+                [sys.executable, "-m", *command],
+                cwd=ROOT,
+                env={**os.environ, **path},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
             )
             try:
                 found = json.loads(record.read_text(encoding="utf-8") if of_tests else done.stdout)
@@ -83,10 +90,7 @@ class Measurement:
 
 def measurements() -> dict[str, Measurement]:
     """All of them, by the name of their file."""
-    kits = {
-        f"conformance-{platform}": Measurement(platform, ("anytron", "conformance", platform, "--json"))
-        for platform in support_matrix.KITS
-    }
+    kits = {name: Measurement(kit.platform, kit.command, kit.variable) for name, kit in support_matrix.KITS.items()}
     tests = {
         name: Measurement(
             group.platform,

@@ -55,8 +55,40 @@ ASCEND = "plugins/ascend/tests"
 AGREEMENT = "tests/backends/megatron/engine/test_agreement.py::test_a_gpu_agrees_with_the_processor"
 MINDSPEED, LLM = "ascend, adaptor mindspeed", "ascend, engine mindspeed_llm"
 
-KITS = ("cpu", "basalt", "ascend", "cuda")
-"""Platforms that the kit is run on; basalt is the sample platform, of an invented chip."""
+
+@dataclass(frozen=True)
+class Kit:
+    """A run of the conformance kit, whose results have a file.
+
+    Attributes:
+        title: The platform as a run would name it, with the adaptor where that is another one.
+        platform: Its name.
+        options: ``platform.options``, ``KEY=VALUE`` each.
+        levels: Those that are checked; empty = all.
+        variable: Environment variable that must name a checkout, whose packages are imported; empty if none must.
+    """
+
+    title: str
+    platform: str
+    options: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    variable: str = ""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """``anytron conformance ...``, word by word."""
+        levels = (word for level in self.levels for word in ("--level", level))
+        return ("anytron", "conformance", self.platform, *self.options, *levels, "--json")
+
+
+KITS = {
+    **{f"conformance-{name}": Kit(name, name) for name in ("cpu", "basalt", "ascend", "cuda")},
+    # The other levels are about the device and about kernels of portable modules, whatever the adaptor.
+    "conformance-mindspeed": Kit(
+        MINDSPEED, "ascend", ("adaptor=mindspeed",), ("model", "training"), "ANYTRON_MINDSPEED"
+    ),
+}
+"""By the name of the file; basalt is the sample platform, of an invented chip."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +197,12 @@ def render() -> str:
 
 def _section(title: str) -> list[str]:
     """What is known of a platform."""
-    kit = measured(f"conformance-{title}") if title in KITS else None
+    kit: Measured | None = None
     lines = [f"## {title}\n"]
-    if title in KITS:
-        lines += [*_made(f"conformance-{title}", f"anytron conformance {title} --json"), *_levels(kit)]
+    for name, one in KITS.items():
+        if one.title == title:
+            kit = measured(name)
+            lines += [*_made(name, " ".join(one.command)), *_levels(kit)]
     groups = {name: group for name, group in GROUPS.items() if group.title == title}
     for name, group in groups.items():
         tests = dict.fromkeys(proof.test.partition("[")[0] for proof in group.proofs)
@@ -203,7 +237,8 @@ def _levels(kit: Measured | None) -> list[str]:
 
 def _families(title: str, kit: Measured | None) -> list[str]:
     """The table of families and layouts."""
-    by_kit, by_test = kit_cells() if title in KITS else {}, test_cells(title)
+    has_kit = any(one.title == title for one in KITS.values())
+    by_kit, by_test = kit_cells() if has_kit else {}, test_cells(title)
     columns = list(dict.fromkeys(column for _, column in (*by_kit, *by_test)))
     lines = [f"| family | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for model_type, family in FAMILIES.items():

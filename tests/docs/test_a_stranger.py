@@ -13,7 +13,7 @@ import pytest
 
 from anytron.testing.levels import rules_of
 from anytron.testing.rules import LEVELS
-from anytron.verification import CHECKS
+from anytron.verification.checks import CHECKS
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
 

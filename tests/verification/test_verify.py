@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.verification import CHECKS
+from anytron.verification.checks import CHECKS
 from tests.third_party_platform import USABLE, install_into
 
 ROOT = Path(__file__).parents[2]

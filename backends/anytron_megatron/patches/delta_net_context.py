@@ -10,6 +10,7 @@ it, and the sum over context-parallel ranks, which every gradient goes through, 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -41,13 +42,16 @@ def install_exchange(_context: PatchContext) -> Installed:
     from mcore_bridge.model.modules import gated_delta_net as bridge
     from megatron.core.ssm import gated_delta_net as megatron
 
+    # No property: an adaptor may put in a constructor that sets the attribute by itself.
+    context_size = cached_property(lambda layer: layer.pg_collection.cp.size())
+    context_size.__set_name__(bridge.GatedDeltaNet, "cp_size")
     with ExitStack() as stack:
         stack.callback(setattr, bridge, "_unpack_sequence", bridge._unpack_sequence)
         bridge._unpack_sequence = in_one_piece
         for owner, name, value in (
             (megatron, "tensor_a2a_cp2hp", sequences_to_heads),
             (megatron, "tensor_a2a_hp2cp", heads_to_sequences),
-            (bridge.GatedDeltaNet, "cp_size", property(lambda layer: layer.pg_collection.cp.size())),
+            (bridge.GatedDeltaNet, "cp_size", context_size),
         ):
             setattr(owner, name, value)
             stack.callback(delattr, owner, name)

@@ -36,7 +36,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     models = context.engine in (ENGINE, OWN_TRAINER)
     transformer_engine = portable or find_spec("transformer_engine") is not None
     # Where torch.cuda is the device, flash-linear-attention computes: an installed one stays.
-    flash_linear_attention = not redirected and find_spec("fla") is not None
+    flash_linear_attention = not redirected and _has_files("fla")
     wanted = {
         device.TORCH_CUDA: redirected,
         device.TORCH_COMPILE: redirected,
@@ -72,3 +72,9 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         recompute.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,
     }
     return [patch for patch, is_wanted in wanted.items() if is_wanted and patch.phase is phase]
+
+
+def _has_files(package: str) -> bool:
+    """Whether a package is installed. An adaptor may have made a module of its name, which has few of its functions."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None

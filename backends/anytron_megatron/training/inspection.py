@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from anytron.algorithms.importance import with_moments_resolved
 from anytron.engines.inspection import Inspection, NonFinite
+from anytron.metric import joined
 from anytron_megatron.training.schedule import forward_backward
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ def inspect_update(
         parts = forward_backward(chunks, micro_batches, preparer, partial(watch.loss, loss_fn), watch.begin, *features)
     finally:
         watch.end()
-    metrics = {name: sum(float(part[name]) for part in parts) for name in parts[0]}
-    return Inspection(weights, watch.first, metrics)
+    metrics = {name: joined(name, [float(part[name]) for part in parts]) for name in parts[0]}
+    return Inspection(weights, watch.first, with_moments_resolved(metrics))
 
 
 class _Watch:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from anytron.config.schema import Offloadable
+    from anytron.config.running import Offloadable
     from anytron.runtime import DeviceRuntime
     from anytron_megatron.training.trained_model import TrainedModel
 

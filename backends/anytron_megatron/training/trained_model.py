@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.metric import is_maximum
 from anytron_megatron.training import parallel
 from anytron_megatron.training.gradients import gather_gradients
 from anytron_megatron.training.inspection import inspect_update
@@ -90,7 +91,7 @@ class TrainedModel:
         If the loss or a gradient is not finite on any rank, nothing changes on all of them.
 
         Returns:
-            On reporting ranks: the parts' metrics, added up, ``grad_norm``, ``lr`` and ``update/skipped``. None
+            On reporting ranks: the parts' metrics, joined, ``grad_norm``, ``lr`` and ``update/skipped``. None
             elsewhere.
         """
         buffers = self._saved_buffers()
@@ -106,10 +107,12 @@ class TrainedModel:
             self.updates += 1
         if not parallel.topology().reports:
             return None
-        names = parts[0].keys()
-        sums = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts]).sum(0)
+        names = list(parts[0])
+        values = torch.stack([torch.stack([part[name].detach().float() for name in names]) for part in parts])
+        largest = torch.tensor([is_maximum(name) for name in names], device=values.device)
+        whole = torch.where(largest, values.amax(0), values.sum(0))
         same = {"grad_norm": grad_norm, "lr": float(lr), "update/skipped": float(skipped)}
-        return {**dict(zip(names, sums.tolist(), strict=True)), **same}
+        return {**dict(zip(names, whole.tolist(), strict=True)), **same}
 
     def compute_gradients(
         self, micro_batches: Sequence[RaggedBatch], loss_fn: LossFunction, *features: Feature

@@ -9,24 +9,33 @@ from torch import Tensor
 
 from anytron.errors import DataError
 
-Aggregation = Literal["token-mean", "sequence-mean"]
+Aggregation = Literal["token-mean", "sequence-mean", "token-sum", "length-constant"]
 
 
-def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregation) -> Tensor:
-    """Weigh the tokens of one mini-batch, so that the weighted sum of losses is the wanted mean.
+def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregation, length: int = 1) -> Tensor:
+    """Weigh the tokens of one mini-batch, so that the weighted sum of losses is the wanted mean or sum.
 
     The weights are known before the mini-batch is split, so the loss and its gradient do not depend
     on the number of micro-batches or ranks: each computes its part of one sum. (Averaging
     per-micro-batch averages instead weighs tokens by the company they keep.)
 
+    ===================  ==============================  ======================================================
+    ``token-mean``       ``1 / tokens``                  all response tokens alike (DAPO, arXiv:2503.14476, eq. 8)
+    ``sequence-mean``    ``1 / (responses * own)``       all responses alike, and a response's tokens alike (GRPO,
+                                                         arXiv:2402.03300, eq. 3); empty ones are not counted
+    ``token-sum``        ``1``                           the sum
+    ``length-constant``  ``1 / (sequences * length)``    the mean over sequences of sums over a constant (Dr. GRPO,
+                                                         arXiv:2503.20783, appendix A): long responses weigh more
+    ===================  ==============================  ======================================================
+
     Args:
         lengths: int64 ``[B]``, tokens of each sequence, prompt included.
         response_mask: bool ``[T]``, True = the token was generated.
-        aggregation: ``token-mean`` weighs all response tokens alike; ``sequence-mean`` weighs all
-            sequences alike, and a sequence's response tokens alike. Empty responses weigh nothing.
+        aggregation: One of these.
+        length: The constant of ``length-constant``, in tokens.
 
     Returns:
-        float32 ``[T]``, 0 outside of responses, adding up to 1.
+        float32 ``[T]``, 0 outside of responses; of the means they add up to 1.
 
     Raises:
         DataError: No sequence has a response.
@@ -43,6 +52,10 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
         )
     if aggregation == "token-mean":
         return response_mask.float() / total
+    if aggregation == "token-sum":
+        return response_mask.float()
+    if aggregation == "length-constant":
+        return response_mask.float() / (lengths.numel() * length)
     non_empty = int((per_sequence > 0).sum())
     share = 1.0 / (per_sequence.clamp(min=1) * non_empty).float()
     return share[sequence] * response_mask

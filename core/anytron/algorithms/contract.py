@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
 
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
-
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.schema import AlgorithmSection
+
+LOG_RATIO_LIMIT = 20.0
+"""Logarithms of ratios are held within this, as in verl (``trainer/ppo/core_algos.py``): float32's exp overflows at
+88.7, and 0 times infinity is NaN, also where an advantage is 0."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,85 @@ class AdvantageFunction(Protocol):
         """Estimate the advantages of a step's samples.
 
         Args:
-            batch: B sequences, those of one prompt side by side; with ``values`` if there is a critic.
+            batch: B sequences, those of one prompt side by side; with ``token_rewards``, and with ``values`` if there
+                is a critic.
             rewards: float32 ``[B]``, finite: a function of the user's is given no prompt of which a sample was
-                dropped (``rewards[].on_error``).
+                dropped (``rewards[].on_error``). With ``algorithm.kl_placement=reward`` less the response's penalties.
             algorithm: Settings.
             group_size: Samples of one prompt.
+        """
+
+
+@dataclass(frozen=True)
+class PolicyTokens:
+    """One micro-batch as a policy's loss sees it: whole sequences, one behind the other, ``T`` tokens of ``B``.
+
+    Everything per token is 0 outside of responses. A sequence is never split, neither over micro-batches nor over
+    ranks: engines bring the outputs of context-parallel ranks together, and what is computed of a whole sequence
+    here has the right value and the right gradient.
+
+    Attributes:
+        log_probs: float32 ``[T]``, the policy's, with gradient.
+        old_log_probs: float32 ``[T]``, before the step's updates; in a batch's only update the current ones.
+        advantages: float32 ``[T]``.
+        response_mask: bool ``[T]``, True = the policy wrote the token, and it counts.
+        sequence: int64 ``[T]``, the number of each token's sequence, from 0 to B - 1.
+        num_sequences: B.
+        entropy: float32 ``[T]``, of the distribution that the token was drawn from, with gradient.
+        rollout_log_probs: float32 ``[T]``, as the rollout saw them; None if it has not told.
+    """
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    response_mask: Tensor
+    sequence: Tensor
+    num_sequences: int
+    entropy: Tensor
+    rollout_log_probs: Tensor | None = None
+
+    def log_ratio(self) -> Tensor:
+        """``log(p / p_old)`` of each token, within :data:`LOG_RATIO_LIMIT`: float32 ``[T]``, with gradient."""
+        return (self.log_probs - self.old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """Add up the values of each response's tokens: ``[T]`` -> ``[B]``."""
+        kept = torch.where(self.response_mask, values, 0.0)
+        return kept.new_zeros(self.num_sequences).index_add(0, self.sequence, kept)
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """Average the values of each response's tokens, 0 for an empty one: ``[T]`` -> ``[B]``."""
+        count = self.sequence_sum(torch.ones_like(values))
+        return self.sequence_sum(values) / count.clamp(min=1.0)
+
+    def to_tokens(self, per_sequence: Tensor) -> Tensor:
+        """Give every token of a response its sequence's value: ``[B]`` -> ``[T]``."""
+        return torch.where(self.response_mask, per_sequence.index_select(0, self.sequence), 0.0)
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """What a policy's loss says of each token.
+
+    Attributes:
+        per_token: float32 ``[T]``, with gradient; looked at in responses only. ``algorithm.aggregation`` says how they
+            become one loss.
+        metrics: ``[T]`` by name, to be averaged over the response tokens of the mini-batch.
+    """
+
+    per_token: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class PolicyLossFunction(Protocol):
+    """A policy's loss: a pure function that ``algorithm.loss`` names."""
+
+    def __call__(self, tokens: PolicyTokens, algorithm: AlgorithmSection, /) -> TokenLosses:
+        """Compute the loss of each token, without KL penalty and entropy bonus, which are the same with each.
+
+        Args:
+            tokens: A micro-batch, on the device.
+            algorithm: Settings; ``algorithm.options`` are a user's own.
         """
 
 
@@ -53,7 +132,8 @@ class LossOutputs:
     Attributes:
         loss: Scalar, differentiable. The parts of all micro-batches and data-parallel ranks add up
             to the mini-batch's loss.
-        metrics: Scalars without gradient, float32, on the loss's device; they add up in the same way.
+        metrics: Scalars without gradient, float32, on the loss's device. They add up in the same way; of a metric whose
+            name ends in ``_max`` the largest part is the whole.
     """
 
     loss: Tensor
@@ -72,22 +152,8 @@ class LossFunction(Protocol):
         """
 
 
-class NamedLossFunction(Protocol):
-    """A policy loss: a function that ``algorithm.loss`` names."""
-
-    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch, algorithm: AlgorithmSection, /) -> LossOutputs:
-        """Compute one micro-batch's part of the loss, as :class:`LossFunction` does.
-
-        Args:
-            outputs: What the policy computed, with gradients.
-            batch: The micro-batch, on the same device, with ``advantages``, ``loss_weights`` and ``token_shares``.
-            algorithm: Settings.
-        """
-
-
-def required(value: Tensor | None, name: str, loss: object) -> Tensor:
-    """Give a field that a loss needs, or raise a DataError that names it."""
+def required(value: Tensor | None, name: str, where: str) -> Tensor:
+    """Give a field that is needed, or raise a DataError that names it and who needs it."""
     if value is None:
-        where = type(loss).__name__
-        raise DataError("The loss lacks a field that it needs.", where=where, why=f"{name} is None")
+        raise DataError("A field that is needed is missing.", where=where, why=f"{name} is None")
     return value

@@ -1,4 +1,4 @@
-"""Estimate the KL divergence to a reference model from the log-probs of sampled tokens.
+"""Estimate the KL divergence to a reference model from the log-probs of sampled tokens, and weigh it.
 
 With ``x`` drawn from the policy ``p`` and ``r = q(x) / p(x)`` for the reference ``q``, the three
 estimators of KL(p || q) are those of J. Schulman, "Approximating KL Divergence",
@@ -11,19 +11,29 @@ k3    ``r - 1 - log r``    unbiased, never negative; what GRPO uses (arXiv:2402.
 ====  ===================  =============================================================
 
 As a loss, k1 has a gradient that is zero in expectation: it shows the divergence and does not hold
-it back.
+it back. As a part of the reward it is the one whose policy gradient is that of KL(p || q).
 """
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from anytron.algorithms.contract import LOG_RATIO_LIMIT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from anytron.config.schema import AlgorithmSection
+
+K3_LIMIT = 10.0
+"""k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could be all of a step's loss."""
+LARGEST_ERROR = 0.2
+"""The adaptive coefficient reacts to no larger relative error (arXiv:1909.08593, section 2.2)."""
 
 
 def k1(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -39,11 +49,40 @@ def k2(log_probs: Tensor, reference: Tensor) -> Tensor:
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate per-token KL as ``q/p - 1 - log q/p``. All ``[T]`` float32, in nats.
 
-    ``expm1`` keeps its precision where both models agree, which is where training spends its time.
+    ``expm1`` keeps its precision where both models agree, which is where training spends its time. Beyond
+    :data:`K3_LIMIT` there is no gradient.
     """
-    log_ratio = reference - log_probs
-    return torch.expm1(log_ratio) - log_ratio
+    log_ratio = (reference - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (torch.expm1(log_ratio) - log_ratio).clamp(max=K3_LIMIT)
 
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})
 """By their name in ``algorithm.kl_estimator``."""
+
+
+def penalizes_rewards(algorithm: AlgorithmSection) -> bool:
+    """Say whether the KL penalty is a part of the reward, and not of the loss."""
+    return algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward"
+
+
+def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: int) -> AlgorithmSection:
+    """Give the settings of a step, with its KL coefficient.
+
+    Without ``kl_target`` that is always the configuration's. With one it follows the divergence of the step before
+    (arXiv:1909.08593, section 2.2; with the horizon as in TRL's and verl's code)::
+
+        error = clip(KL / kl_target - 1, -0.2, 0.2)
+        coefficient = coefficient * (1 + error * samples / kl_horizon)
+
+    Args:
+        algorithm: The configuration's.
+        metrics: Those of the step before, ``kl/coefficient`` and ``policy/kl`` among them; empty in the first step.
+        samples: Samples of a step.
+    """
+    if algorithm.kl_target is None or "kl/coefficient" not in metrics:
+        return algorithm
+    coefficient, divergence = metrics["kl/coefficient"], metrics.get("policy/kl", math.nan)
+    if math.isfinite(divergence):  # otherwise no update was done
+        error = min(max(divergence / algorithm.kl_target - 1.0, -LARGEST_ERROR), LARGEST_ERROR)
+        coefficient *= 1.0 + error * min(samples / algorithm.kl_horizon, 1.0)
+    return algorithm.model_copy(update={"kl_coefficient": coefficient})

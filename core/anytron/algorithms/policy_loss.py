@@ -1,68 +1,42 @@
-"""The clipped policy loss of PPO and GRPO, from log-probs and entropies."""
+"""The policy's loss: a named loss of each token, corrected, averaged, with KL penalty and entropy bonus."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from anytron.algorithms.contract import LossOutputs, required
+from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, required
+from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
+from anytron.algorithms.registered import LOSS_KEY, LOSSES, policy_loss_function, unusable
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.schema import AlgorithmSection
 
+OWNER = "PolicyLoss"
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The clipped policy-gradient loss with KL penalty and entropy bonus. Picklable.
+    """What ``algorithm`` describes. Picklable: a function of the user's travels by its name, each rank finds it itself.
 
-    Per token, with ``ratio = p / p_old`` and advantage ``A``::
+    Over the response tokens of a mini-batch, with the weights of ``algorithm.aggregation``::
 
-        -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
-            + kl_coefficient * KL(p || reference) - entropy_coefficient * entropy
+        sum of weight * (correction * loss + kl_coefficient * KL(p || reference) - entropy_coefficient * entropy)
 
-    (PPO, arXiv:1707.06347, eq. 7; two clip bounds as in DAPO, arXiv:2503.14476, eq. 10; the KL
-    estimators are in :mod:`anytron.algorithms.kl`.) Where the old log-probs are not given the batch
-    is used once, and they are the current ones: the ratio is 1 and its gradient the policy gradient.
-
-    With ``importance="truncated"`` the first term is multiplied by ``min(p_old / p_rollout, importance_cap)``, a
-    constant: the tokens were drawn from the rollout engine's distribution, of older weights or of other rounding
-    (truncated importance sampling: Ionides, https://doi.org/10.1198/106186008X320456; for such engines: Yao et al.,
-    https://fengyao.notion.site/off-policy-rl). ``"measured"`` gives the metrics of that factor alone.
+    The loss of a token is what ``algorithm.loss`` names; corrections are in :mod:`anytron.algorithms.importance`, the
+    KL estimators in :mod:`anytron.algorithms.kl` (a penalty that is part of the reward is not here). Where the
+    old log-probs are not given the batch is used once, and they are the current ones.
 
     Attributes:
-        clip_low: The ratio is clipped below ``1 - clip_low``.
-        clip_high: The ratio is clipped above ``1 + clip_high``.
-        kl_coefficient: Weight of the KL penalty; 0 = none, and no reference log-probs are needed.
-        kl_estimator: ``k1``, ``k2`` or ``k3``.
-        entropy_coefficient: Weight of the entropy bonus.
-        importance: ``none``, ``measured`` or ``truncated``.
-        importance_cap: Largest factor of a token.
+        algorithm: Settings.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    kl_coefficient: float = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coefficient: float = 0.0
-    importance: Literal["none", "measured", "truncated"] = "none"
-    importance_cap: float = 2.0
-
-    @classmethod
-    def from_config(cls, algorithm: AlgorithmSection) -> PolicyLoss:
-        """Take the coefficients from the configuration."""
-        return cls(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            kl_coefficient=algorithm.kl_coefficient,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coefficient=algorithm.entropy_coefficient,
-            importance="none" if algorithm.importance_correction == "auto" else algorithm.importance_correction,
-            importance_cap=algorithm.importance_cap,
-        )
+    algorithm: AlgorithmSection
 
     def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
         """Compute one micro-batch's part of the loss.
@@ -73,57 +47,87 @@ class PolicyLoss:
                 ``token_shares``.
 
         Raises:
-            DataError: A field that the loss needs is missing.
+            DataError: A field that the loss needs is missing, or a function of the user's returns something unusable.
         """
-        log_probs = required(outputs.log_probs, "log_probs", self)
-        entropy = required(outputs.entropy, "entropy", self)
-        advantages = required(batch.advantages, "advantages", self)
-        weights = required(batch.loss_weights, "loss_weights", self)
-        shares = required(batch.token_shares, "token_shares", self)
-
-        current = log_probs.detach()
-        old = current if batch.old_log_probs is None else batch.old_log_probs
-        # Tokens outside of responses have no old log-prob: exp() of what stands there may overflow,
-        # and infinity times a weight of 0 is NaN.
-        log_ratio = torch.where(batch.response_mask, log_probs - old, 0.0)
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
-        metrics = {}
+        algorithm = self.algorithm
+        weights = required(batch.loss_weights, "loss_weights", OWNER)
+        shares = required(batch.token_shares, "token_shares", OWNER)
+        tokens = policy_tokens(outputs, batch)
+        found = self._per_token(tokens)
+        # Outside of responses a user's function may give infinity, and that times a weight of 0 is NaN.
+        losses = torch.where(batch.response_mask, found.per_token, 0.0)
+        metrics = {name: torch.sum(shares * values) for name, values in found.metrics.items()}
         corrected = weights
-        if self.importance != "none":
-            drawn = required(batch.rollout_log_probs, "rollout_log_probs", self)
-            log_importance = torch.where(batch.response_mask, old - drawn, 0.0)
-            importance = log_importance.exp()
-            if self.importance == "truncated":
-                corrected = weights * importance.clamp(max=self.importance_cap)
-            metrics = {
-                "rollout/importance_mean": torch.sum(shares * importance),
-                "rollout/importance_clip_fraction": torch.sum(shares * (importance > self.importance_cap)),
-                "rollout/kl": torch.sum(shares * (importance - 1.0 - log_importance)),
-            }
-        policy = torch.sum(corrected * -torch.minimum(ratio * advantages, clipped * advantages))
-        bonus = torch.sum(weights * entropy)
-        loss = policy - self.entropy_coefficient * bonus
+        if algorithm.importance_correction not in ("none", "auto"):
+            correction = correct(tokens, shares, algorithm)
+            corrected = weights * correction.factor
+            metrics |= correction.metrics
+        policy = torch.sum(corrected * losses)
+        loss = policy - algorithm.entropy_coefficient * torch.sum(weights * tokens.entropy)
 
         kl = torch.zeros_like(policy)
-        if self.kl_coefficient > 0.0:
-            reference = required(batch.reference_log_probs, "reference_log_probs", self)
-            divergence = KL_ESTIMATORS[self.kl_estimator](
-                torch.where(batch.response_mask, log_probs, 0.0), torch.where(batch.response_mask, reference, 0.0)
-            )
+        if algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "loss":
+            reference = required(batch.reference_log_probs, "reference_log_probs", OWNER)
+            reference = torch.where(batch.response_mask, reference, 0.0)
+            divergence = KL_ESTIMATORS[algorithm.kl_estimator](tokens.log_probs, reference)
             kl = torch.sum(weights * divergence)
-            loss = loss + self.kl_coefficient * kl
+            loss = loss + algorithm.kl_coefficient * kl
+            metrics["policy/kl"] = torch.sum(shares * divergence)
 
-        limited = torch.where(advantages > 0, ratio > 1.0 + self.clip_high, ratio < 1.0 - self.clip_low)
         metrics |= {
             "loss/total": loss,
             "loss/policy": policy,
             "loss/kl": kl,
-            "policy/entropy": torch.sum(shares * entropy),
-            "policy/ratio_mean": torch.sum(shares * ratio),
-            "policy/clip_fraction": torch.sum(shares * (limited & (advantages != 0))),
+            "policy/entropy": torch.sum(shares * tokens.entropy),
+            "policy/ratio_mean": torch.sum(shares * tokens.log_ratio().exp()),
         }
-        if batch.rollout_log_probs is not None:
-            difference = (old - batch.rollout_log_probs).abs()
+        if tokens.rollout_log_probs is not None:
+            difference = (tokens.old_log_probs - tokens.rollout_log_probs).abs()
             metrics["rollout/log_prob_abs_diff"] = torch.sum(shares * difference)
         return LossOutputs(loss=loss, metrics={name: value.detach() for name, value in metrics.items()})
+
+    def _per_token(self, tokens: PolicyTokens) -> TokenLosses:
+        name = self.algorithm.loss
+        found = policy_loss_function(self.algorithm)(tokens, self.algorithm)
+        if name in LOSSES:
+            return found
+        # Whether its numbers are finite is seen after the update: to look here would wait for the device.
+        if not isinstance(found, TokenLosses):
+            raise unusable(LOSS_KEY, name, f"a {type(found).__name__}, not a TokenLosses")
+        shape = tokens.log_probs.shape
+        for what, values in {"per_token": found.per_token, **found.metrics}.items():
+            if not isinstance(values, Tensor) or values.shape != shape:
+                got = f"of shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+                raise unusable(LOSS_KEY, name, f"{what} {got} for {shape[0]} tokens")
+        if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
+            raise unusable(LOSS_KEY, name, "losses without a gradient, not made of tokens.log_probs")
+        return found
+
+
+def policy_tokens(outputs: TokenOutputs, batch: RaggedBatch) -> PolicyTokens:
+    """Show a micro-batch to a policy's loss.
+
+    Args:
+        outputs: With ``log_probs`` and ``entropy``.
+        batch: With ``advantages``.
+
+    Raises:
+        DataError: One of these is missing.
+    """
+    mask = batch.response_mask
+
+    def inside(values: Tensor) -> Tensor:
+        return torch.where(mask, values, 0.0)
+
+    log_probs = inside(required(outputs.log_probs, "log_probs", OWNER))
+    sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
+    return PolicyTokens(
+        log_probs=log_probs,
+        old_log_probs=log_probs.detach() if batch.old_log_probs is None else inside(batch.old_log_probs),
+        advantages=inside(required(batch.advantages, "advantages", OWNER)),
+        response_mask=mask,
+        sequence=sequence.to(mask.device, non_blocking=True),
+        num_sequences=batch.num_sequences,
+        entropy=inside(required(outputs.entropy, "entropy", OWNER)),
+        rollout_log_probs=None if batch.rollout_log_probs is None else inside(batch.rollout_log_probs),
+    )

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from anytron.algorithms.contract import AdvantageFunction, Advantages, LossOutputs, NamedLossFunction
-from anytron.algorithms.gae import critic_advantages
-from anytron.algorithms.grpo import group_advantages
-from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.advantages.gae import critic_advantages
+from anytron.algorithms.advantages.grpo import centred_group_advantages, group_advantages
+from anytron.algorithms.advantages.reinforce_plus_plus import return_advantages, returns_against_group
+from anytron.algorithms.advantages.rloo import leave_one_out_advantages
+from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction
+from anytron.algorithms.losses.cispo import cispo
+from anytron.algorithms.losses.gspo import gspo, gspo_token
+from anytron.algorithms.losses.ppo_clip import ppo_clip
+from anytron.algorithms.losses.sapo import sapo
+from anytron.algorithms.token_rewards import rewards_and_token_rewards
 from anytron.config.imports import resolve
 from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.batch import RaggedBatch
     from anytron.config.schema import AlgorithmSection
 
 ADVANTAGE_KEY, LOSS_KEY = "algorithm.advantage", "algorithm.loss"
 
-ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType({"grpo": group_advantages, "gae": critic_advantages})
+ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
+    {
+        "grpo": group_advantages,
+        "dr_grpo": centred_group_advantages,
+        "rloo": leave_one_out_advantages,
+        "reinforce_plus_plus": return_advantages,
+        "reinforce_plus_plus_baseline": returns_against_group,
+        "gae": critic_advantages,
+    }
+)
 """By their name in ``algorithm.advantage``."""
-
-
-def clipped(outputs: TokenOutputs, batch: RaggedBatch, algorithm: AlgorithmSection) -> LossOutputs:
-    """Compute :class:`~anytron.algorithms.policy_loss.PolicyLoss` with the configuration's coefficients."""
-    return PolicyLoss.from_config(algorithm)(outputs, batch)
-
-
-LOSSES: Mapping[str, NamedLossFunction] = MappingProxyType({"clipped": clipped})
+LOSSES: Mapping[str, PolicyLossFunction] = MappingProxyType(
+    {"ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo": cispo, "sapo": sapo}
+)
 """By their name in ``algorithm.loss``."""
 
 
@@ -49,21 +59,22 @@ def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:
     return function
 
 
-def load_loss(algorithm: AlgorithmSection) -> NamedLoss:
-    """Find the policy loss.
+def policy_loss_function(algorithm: AlgorithmSection) -> PolicyLossFunction:
+    """Find the policy's loss of a token.
 
     Raises:
-        ConfigError: There is none of that name, or it does not take ``(outputs, batch, algorithm)``.
+        ConfigError: There is none of that name, or it does not take ``(tokens, algorithm)``.
     """
-    _loss_function(algorithm)
-    return NamedLoss(algorithm)
+    function: PolicyLossFunction = _load(algorithm.loss, LOSS_KEY, LOSSES, 2, "(tokens, algorithm)")
+    return function
 
 
 def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> RaggedBatch:
     """Estimate advantages and give them to the batch's response tokens; with a critic, returns as well.
 
     Args:
-        batch: B sequences, groups side by side; with its ``values`` if there is a critic.
+        batch: B sequences, groups side by side; with ``values`` if there is a critic, and with the log-probs of the old
+            policy and the reference if rewards are penalised.
         rewards: float32 ``[B]``; NaN for a sample that is dropped. It leaves the response mask and its group; a
             function of the user's, which knows groups of one size only, is spared the whole group.
         group_size: Samples of one prompt.
@@ -99,47 +110,23 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algori
 
 
 def _estimate(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> Advantages:
+    rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
+    batch = replace(batch, token_rewards=token_rewards)
     found = load_advantage(algorithm)(batch, rewards, algorithm, group_size)
     if not isinstance(found, Advantages):
-        raise _unusable(ADVANTAGE_KEY, algorithm.advantage, f"a {type(found).__name__}, not an Advantages")
+        raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"a {type(found).__name__}, not an Advantages")
     wanted = {"advantages": found.per_token, "returns": found.returns}
     for name, values in wanted.items():
         if values is None and (name == "advantages" or batch.values is not None):
-            raise _unusable(ADVANTAGE_KEY, algorithm.advantage, f"no {name}")
+            raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"no {name}")
+        if values is not None and not isinstance(values, Tensor):
+            raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are a {type(values).__name__}")
         if values is not None and values.shape != (batch.num_tokens,):
             shapes = f"{name} of shape {list(values.shape)} for {batch.num_tokens} tokens"
-            raise _unusable(ADVANTAGE_KEY, algorithm.advantage, shapes)
+            raise unusable(ADVANTAGE_KEY, algorithm.advantage, shapes)
         if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
-            raise _unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are not finite")
+            raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are not finite")
     return found
-
-
-@dataclass(frozen=True)
-class NamedLoss:
-    """The policy loss that ``algorithm.loss`` names. It travels by that name: each rank finds the function itself."""
-
-    algorithm: AlgorithmSection
-
-    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
-        """Compute one micro-batch's part of the loss.
-
-        Raises:
-            DataError: A function of the user's returns something unusable.
-        """
-        name = self.algorithm.loss
-        found = _loss_function(self.algorithm)(outputs, batch, self.algorithm)
-        if name in LOSSES:
-            return found  # proved by tests; looking at its value here would wait for the device
-        if not isinstance(found, LossOutputs):
-            raise _unusable(LOSS_KEY, name, f"a {type(found).__name__}, not a LossOutputs")
-        if found.loss.shape != ():
-            raise _unusable(LOSS_KEY, name, f"a loss of shape {list(found.loss.shape)}, not a scalar")
-        return found  # the engine looks whether it is finite: raising on one rank would leave the others waiting
-
-
-def _loss_function(algorithm: AlgorithmSection) -> NamedLossFunction:
-    function: NamedLossFunction = _load(algorithm.loss, LOSS_KEY, LOSSES, 3, "(outputs, batch, algorithm)")
-    return function
 
 
 def _load(reference: str, key: str, registered: Mapping[str, Callable[..., Any]], count: int, takes: str) -> Any:
@@ -156,5 +143,6 @@ def _load(reference: str, key: str, registered: Mapping[str, Callable[..., Any]]
     return function
 
 
-def _unusable(key: str, name: str, returned: str) -> DataError:
+def unusable(key: str, name: str, returned: str) -> DataError:
+    """Say that a function that a key names returns what nobody can use."""
     return DataError(f"{key} returns something unusable.", where=f"{key}: {name}", why=f"it returned {returned}")

@@ -41,11 +41,11 @@ class ValueLoss:
         Raises:
             DataError: A field that the loss needs is missing.
         """
-        values = required(outputs.values, "values", self)
-        old = required(batch.values, "values", self)
-        returns = required(batch.returns, "returns", self)
-        weights = required(batch.loss_weights, "loss_weights", self)
-        shares = required(batch.token_shares, "token_shares", self)
+        values = required(outputs.values, "values", "ValueLoss")
+        old = required(batch.values, "values", "ValueLoss")
+        returns = required(batch.returns, "returns", "ValueLoss")
+        weights = required(batch.loss_weights, "loss_weights", "ValueLoss")
+        shares = required(batch.token_shares, "token_shares", "ValueLoss")
 
         error = (values - returns).square()
         limited = torch.zeros_like(batch.response_mask)

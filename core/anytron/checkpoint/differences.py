@@ -48,6 +48,7 @@ FREE = (
     "rollout.weights",
     "tracking",
     "trainer",
+    "validation",
 )
 """Keys, or sections, that say how a run is carried out and not what it learns: they may change when it is resumed."""
 NOT_FREE = ("trainer.seed",)

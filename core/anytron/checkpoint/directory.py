@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.checkpoint.best import BEST, Best
 from anytron.checkpoint.manifest import MANIFEST, FileRecord, Manifest
 from anytron.checkpoint.state import DRIVER, DriverState
 from anytron.errors import CheckpointError
@@ -91,10 +92,15 @@ class CheckpointDirectory:
         return [path for path in self._steps().values() if not (path / MANIFEST).is_file()]
 
     def sweep(self, tell: Callable[[str], None]) -> None:
-        """Delete what was begun and not finished. The caller has the run's lock: no save is in progress."""
+        """Delete what was begun and not finished, and a mark of a best checkpoint that is gone.
+
+        The caller has the run's lock: no save is in progress.
+        """
         for path in self.interrupted():
             tell(f"deleting {path}: its checkpoint was interrupted")
             remove(path)
+        if self.best() is None:
+            remove(self.path / BEST)
 
     def newest_good(self, tell: Callable[[str], None]) -> Checkpoint | None:
         """Find the newest checkpoint whose files are all as they were written.
@@ -155,9 +161,23 @@ class CheckpointDirectory:
         Manifest({**records, DRIVER: FileRecord.of(path / DRIVER)}).write(path)
         return Checkpoint(path, state.step)
 
+    def best(self) -> tuple[Best, Checkpoint] | None:
+        """Give the best checkpoint, and why it is; None if none was marked, or it is not there any more.
+
+        Raises:
+            CheckpointError: The mark is damaged.
+        """
+        found = Best.read(self.path)
+        if found is None:
+            return None
+        return next(((found, checkpoint) for checkpoint in self.complete() if checkpoint.step == found.step), None)
+
     def prune(self, keep: int) -> None:
-        """Delete all complete checkpoints but the newest ``keep``, of which there is at least one."""
+        """Delete all complete checkpoints but the best one and the newest ``keep``, of which there is at least one."""
+        best = self.best()
         for checkpoint in self.complete()[: -max(1, keep)]:
+            if best is not None and checkpoint == best[1]:
+                continue
             (checkpoint.path / MANIFEST).unlink()  # from now on it is incomplete, however far the rest comes
             remove(checkpoint.path)
 
@@ -169,11 +189,20 @@ class CheckpointDirectory:
 
 
 def locate(path: Path) -> Checkpoint:
-    """Find the checkpoint that a person means: a checkpoint's directory, or that of checkpoints or of a run.
+    """Find the checkpoint that a person means.
+
+    Args:
+        path: Its directory; the file ``best`` beside it; or the directory of checkpoints or of a run, whose newest
+            one is taken.
 
     Raises:
         CheckpointError: There is no complete one.
     """
+    if path.name == BEST and path.is_file():
+        best = CheckpointDirectory(path.parent.absolute()).best()
+        if best is None:
+            raise CheckpointError("The best checkpoint is not there any more.", where=str(path))
+        return best[1]
     for directory in (path / CHECKPOINTS, path):
         complete = CheckpointDirectory(directory.absolute()).complete()
         if complete:

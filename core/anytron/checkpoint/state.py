@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from anytron.errors import CheckpointError
 from anytron.files import PRIVATE, write_durably
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 DRIVER = "driver.json"
 
 
-class SamplerState(BaseModel):
-    """Where in the data a run is."""
+class SourceState(BaseModel):
+    """Where in the prompts of one source a run is."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,6 +26,8 @@ class SamplerState(BaseModel):
     """Prompts drawn in this epoch."""
     prompts: int = Field(ge=1)
     """Prompts of an epoch: with another number of them, the place means nothing."""
+    digest: str = ""
+    """Of their tokens; with another one they are others. Empty in checkpoints from before there was one."""
 
 
 class DriverState(BaseModel):
@@ -35,12 +37,18 @@ class DriverState(BaseModel):
 
     step: int = Field(ge=1)
     """Training steps behind it."""
-    sampler: SamplerState
-    """Where in the data the next step begins."""
+    sampler: tuple[SourceState, ...]
+    """Where the next step begins in each source of prompts; together, where in their mix."""
     weights_version: int = Field(ge=0)
     """Optimizer updates behind the weights that the last responses were sampled from."""
     config: dict[str, Any]
     """The run's configuration."""
+
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _of_one_source(cls, given: Any) -> Any:
+        """Before there were mixes, a checkpoint had the state of the one source."""
+        return (given,) if isinstance(given, dict) else given
 
     def write(self, directory: Path) -> None:
         """Write the driver's file of a checkpoint; nobody else may read it, because configurations may hold secrets."""

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 _ALONE = (
     "parallel={}",
     "executor.kind=local",
+    "data.mix=[]",
     "data.source=jsonl",
-    "data.options={}",
+    "data.options={path: unread}",
     "environment=null",
+    "validation=null",
     "rewards=[{function: exact_match}]",
     "rollout={samples_per_prompt: 2, max_new_tokens: 1}",  # what fits every algorithm and every model
     "checkpoint={}",
@@ -25,7 +27,8 @@ _CHUNKS = "virtual_pipeline_model_parallel_size"
 def alone(config: RunConfig) -> list[str]:
     """Give the overrides that leave of a run its training engine on one rank, which has no need of the rest.
 
-    Prompts, rewards, environment and rollout engine are not used: what stands for them needs no files and no packages.
+    Prompts, rewards, environment, validation and rollout engine are not used: what stands for them needs no files and
+    no packages.
 
     Args:
         config: The run's.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at checkpoints, and export models from them.")
 
 RunPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run, or of its checkpoints.")]
-AnyPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a checkpoint, or of a run.")]
+AnyPath = Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint, the file best, or a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -24,7 +24,8 @@ def list_command(path: RunPath, as_json: AsJson = False) -> None:
 
     A checkpoint is complete when its manifest is there, which is written last. One that is not is being written, or its
     run ended in it; the next start of the run deletes it. Files are not read: `anytron checkpoint verify` does.
-    --json prints a list of {path, step, complete, bytes, weights_version}.
+    --json prints a list of {path, step, complete, bytes, weights_version, best}; best is null, or says why that one is
+    kept: {step, metric, direction, value}.
     """
     rows = _rows(_directory(path))
     if as_json:
@@ -32,7 +33,8 @@ def list_command(path: RunPath, as_json: AsJson = False) -> None:
         return
     for row in rows:
         size = "interrupted, or being written" if not row["complete"] else f"{row['bytes'] / 1e6:,.1f} MB"
-        typer.echo(f"{row['path']}  {size}")
+        best = f"  best {row['best']['metric']}: {row['best']['value']:.4g}" if row["best"] else ""
+        typer.echo(f"{row['path']}  {size}{best}")
     if not rows:
         typer.echo("no checkpoints")
 
@@ -46,7 +48,7 @@ def verify(path: AnyPath, as_json: AsJson = False) -> None:
     from anytron.checkpoint.directory import locate
     from anytron.errors import CheckpointError
 
-    checkpoints = _directory(path).complete() or [locate(path)]
+    checkpoints = [locate(path)] if path.is_file() else _directory(path).complete() or [locate(path)]
     results = []
     for checkpoint in checkpoints:
         try:
@@ -78,8 +80,9 @@ def export(
 ) -> None:
     """Write the policy of a checkpoint as a Hugging Face directory, with its tokenizer.
 
-    Of several checkpoints in PATH it is the newest. One process is enough, whatever number of ranks wrote them: the
-    run's configuration comes from the checkpoint, with all parallel sizes 1.
+    Of several checkpoints in PATH it is the newest; checkpoints/best stands for the best one (validation.keep_best).
+    One process is enough, whatever number of ranks wrote them: the run's configuration comes from the checkpoint, with
+    all parallel sizes 1.
 
     Example: anytron checkpoint export runs/grpo_sort model
     """
@@ -102,9 +105,10 @@ def _rows(directory: CheckpointDirectory) -> list[dict[str, Any]]:
     from anytron.errors import CheckpointError
 
     rows: list[dict[str, Any]] = [
-        {"path": str(path), "step": None, "complete": False, "bytes": None, "weights_version": None}
+        {"path": str(path), "step": None, "complete": False, "bytes": None, "weights_version": None, "best": None}
         for path in directory.interrupted()
     ]
+    best = directory.best()
     for checkpoint in directory.complete():
         try:
             size, version = checkpoint.manifest().size, checkpoint.state().weights_version
@@ -117,6 +121,7 @@ def _rows(directory: CheckpointDirectory) -> list[dict[str, Any]]:
                 "complete": size is not None,
                 "bytes": size,
                 "weights_version": version,
+                "best": best[0].model_dump() if best is not None and best[1] == checkpoint else None,
             }
         )
     return sorted(rows, key=lambda row: str(row["path"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -15,9 +16,7 @@ from anytron.cli.tables import colored, print_table
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from typing_extensions import Self
+    from collections.abc import Iterator, Sequence
 
     from anytron.testing.results import ConformanceReport, RuleResult
     from anytron.testing.rules import Rule
@@ -33,9 +32,10 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
 
     Raises:
         AnytronError: The platform is not installed or its device not there; there is no such level or option.
-        KeyboardInterrupt: Ctrl-C; the rules that had been checked are in the table, and no JSON object is printed.
+        KeyboardInterrupt: Ctrl-C. The rules that had been checked are printed; all processes have ended.
     """
     from anytron.testing.levels import checked_levels, rules_of
+    from anytron.testing.results import ConformanceReport
     from anytron.testing.subject import Source
 
     asked = checked_levels(levels)
@@ -43,32 +43,35 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
     session = source.open()
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
     notes.print(f"platform: {platform} ({session.probe.reason})", markup=False)
-
-    from anytron.testing.run import Interrupted, run  # torch: only when nothing has been found wrong so far
-
+    watcher = _Watcher(notes)
     try:
+        total = sum(len(rules_of(level)) for level in asked)  # torch: only when nothing has been found wrong so far
+
+        from anytron.testing.run import run
+
         with ScratchDirectory("conformance", notes) as scratch:
             logs = scratch.path / "logs"
             logs.mkdir()
-            with _Watcher(notes, sum(len(rules_of(level)) for level in asked)) as watcher:
+            with watcher.counting(total):
                 report = run(source, asked, logs, watcher)
             if not report.passed:
                 scratch.keep_logs()
-    except Interrupted as interrupted:
-        if not as_json:
-            _print_report(interrupted.report)
+    except KeyboardInterrupt:
+        _print_report(ConformanceReport.of(platform, watcher.results, interrupted=True), as_json=as_json)
         raise
-    if as_json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        _print_report(report)
+    _print_report(report, as_json=as_json)
     return report.passed
 
 
 class _Watcher:
-    """A bar on a terminal, and a line for each rule that is over."""
+    """A bar on a terminal, and a line for each rule that is over.
 
-    def __init__(self, notes: Console, total: int) -> None:
+    Attributes:
+        results: Of these rules, in their order.
+    """
+
+    def __init__(self, notes: Console) -> None:
+        self.results: list[RuleResult] = []
         self._notes = notes
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -79,22 +82,22 @@ class _Watcher:
             transient=True,
             disable=not notes.is_terminal,
         )
-        self._task = self._bar.add_task("", total=total)
 
     def begins(self, rule: Rule) -> None:
         self._bar.update(self._task, description=f"{rule.level}/{rule.name}")
 
     def made(self, result: RuleResult) -> None:
+        self.results.append(result)
         status, seconds = result.status.value, f"{result.seconds:.1f} s"
         self._notes.print(f"{result.level}/{result.rule}: {colored(status)}, {seconds}")
         self._bar.advance(self._task)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+    @contextmanager
+    def counting(self, total: int) -> Iterator[None]:
+        """Show the bar, of so many rules."""
+        self._task = self._bar.add_task("", total=total)
+        with self._bar:
+            yield
 
 
 def _parsed(options: Sequence[str]) -> dict[str, Any]:
@@ -107,7 +110,11 @@ def _parsed(options: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _print_report(report: ConformanceReport) -> None:
+def _print_report(report: ConformanceReport, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+        return
+
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

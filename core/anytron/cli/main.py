@@ -12,11 +12,13 @@ import typer
 
 import anytron
 from anytron.cli.checkpoint import app as checkpoint_app
+from anytron.cli.data import app as data_app
 from anytron.cli.patches import app as patches_app
 from anytron.cli.plugins import app as plugins_app
 from anytron.errors import AnytronError, WorkerError
 from anytron.files import exhausted
 from anytron.plugins import disable_device_autoload
+from anytron.plugins.requirements import not_installed
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -36,6 +38,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at configurations.")
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data", help="Look at the prompts of a run.")
 app.add_typer(checkpoint_app, name="checkpoint", help="Look at checkpoints, and export models from them.")
 app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
 app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")
@@ -133,7 +136,7 @@ def conformance(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts}.")
+        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts, interrupted}.")
     ] = False,
 ) -> None:
     """Check a platform against the contract, rule by rule, on its device.
@@ -298,6 +301,35 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command(short_help="Estimate the memory of a run.")
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="What a device has, e.g. 80GiB; default: those here.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how much memory a run will take, part by part, before anything is started, and what to change.
+
+    Parameters, gradients, optimizer, activations, logits and the cache of generation on the device that has the most;
+    nothing is built, so that it works on a machine without devices. Settings that would make it smaller are tried one
+    by one, and together until the run fits. The exit status is 1 if it does not fit.
+
+    Example: anytron plan examples/npu/grpo_qwen3_8b.yaml --memory 64GiB
+    """
+    from anytron.cli.plan import run_plan
+
+    if not run_plan(config, overrides or [], memory=memory, as_json=as_json):
+        raise typer.Exit(1)
+
+
 def run() -> None:
     """Run the command line.
 
@@ -313,7 +345,7 @@ def run() -> None:
         print_error(error)
         sys.exit(1)
     except Exception as error:  # safetensors says in its own way that a disk is full
-        explained = exhausted(error)
+        explained = exhausted(error) or not_installed(error)
         if explained is None:
             raise
         print_error(explained)

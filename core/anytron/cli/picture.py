@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from anytron.report.chapters import LEADING
+from anytron.report.chapters import LEADING, validation_means
 from anytron.report.page import duration
 from anytron.report.run import State
 from anytron.report.samples import last_samples
@@ -84,6 +85,8 @@ class _Picture:
             text.append(f"  {duration(left)} left", "bold")
         if trained_on := devices(run.workers()):
             text.append(self._visible(f"  on {trained_on}"), "dim")
+        if run.early_stop is not None:
+            text.append(self._visible(f"\n{run.early_stop}"))
         return text
 
     def _reward(self) -> RenderableType:
@@ -105,12 +108,12 @@ class _Picture:
         for name in ("metric", "so far", "last", "lowest", "highest"):
             justify: Literal["left", "right"] = "left" if name in ("metric", "so far") else "right"
             table.add_column(name, justify=justify, no_wrap=True, overflow="crop")
-        for name in METRICS:
-            series = self._run.history.series.get(name)
+        for name in (*validation_means(self._run.validation.series), *METRICS):
+            series = self._run.series.get(name)
             if series is None:
                 continue
             (line,) = plot(series.values, max(self._plot_width() - 30, FEWEST), 1, self._levels)
-            values = self._run.history.values(name)
+            values = [value for value in series.values if math.isfinite(value)]
             low, high = (f"{min(values):.4g}", f"{max(values):.4g}") if values else ("", "")
             table.add_row(name, Text(line, "cyan"), self._last(name), low, high)
         return table
@@ -148,13 +151,15 @@ class _Picture:
             yield Text("\nlast samples", "bold")
         for sample in samples:
             reward = "none" if sample["reward"] is None else f"{sample['reward']:.4g}"
-            yield Text.assemble((f"step {sample['step']}, reward {reward}: ", "dim"), self._short(sample["prompt"]))
+            of = f"validation {sample['validation']} after " if "validation" in sample else ""
+            begin = self._visible(f"{of}step {sample['step']}, reward {reward}: ")
+            yield Text.assemble((begin, "dim"), self._short(sample["prompt"]))
             for text in sample.get("errors", {}).values():
                 yield Text(f"  {self._short(text)}", "red")
             yield Text(f"  {self._short(sample['response']) or '(empty)'}", "cyan")
 
     def _last(self, name: str) -> str:
-        value = self._run.history.recent.get(name)
+        value = {**self._run.validation.recent, **self._run.history.recent}.get(name)
         return "" if value is None else f"{value:.4g}"
 
     def _plot_width(self) -> int:

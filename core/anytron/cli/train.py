@@ -55,6 +55,8 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
         make_progress(console, shown=config.tracking.progress) as progress,
     ):
         summary = train(config, executor, progress)
+    if summary.early_stop is not None:
+        console.print(summary.early_stop, markup=False)
     if summary.stopped_by is not None:
         saved = f"{summary.steps} steps are done" if summary.steps else "no step was done"
         console.print(f"stopped by {summary.stopped_by}: {saved}; {CONTINUE}", markup=False)

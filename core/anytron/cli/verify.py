@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
-    from anytron.verification import CheckResult
+    from anytron.verification.report import CheckResult
 
 
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:

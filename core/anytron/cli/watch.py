@@ -75,6 +75,8 @@ def _lines(run: Run, interval: float) -> None:
             _say(line)
         logged = len(lines)
     _say(f"{run.path}: {run.state.value}")
+    if run.early_stop is not None:
+        _say(run.early_stop)
     if run.failure is not None:
         _say(f"error: {run.failure}")
 

@@ -10,18 +10,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from anytron.config.data import OPTION_PATHS, SOURCE_OPTIONS
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.config.schema import DataSection, RunConfig
+    from anytron.config.data import DataSection, MixedSource
+    from anytron.config.schema import RewardSection, RunConfig, ValidationSection
 
 
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function`` and ``file.py:Class``, the option ``path`` of a registered ``data.source``, and
-    ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter).
+    file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of registered sources of
+    prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter). Those of
+    ``validation.sets`` are resolved like the run's own.
 
     Args:
         config: As read.
@@ -36,9 +41,6 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     if config.model.lora is not None and config.model.lora.path is not None:
         path = _absolute(config.model.lora.path, directory)
         changed["lora"] = config.model.lora.model_copy(update={"path": path})
-    rewards = [
-        reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in config.rewards
-    ]
     critic = config.critic
     if critic is not None and critic.path is not None:
         critic = critic.model_copy(update={"path": _absolute(critic.path, directory)})
@@ -54,7 +56,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
             "rollout": config.rollout.model_copy(update=rollout),
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
-            "rewards": rewards,
+            "rewards": _rewards(config.rewards, directory),
+            "validation": None if config.validation is None else _validation(config.validation, directory),
             "algorithm": config.algorithm.model_copy(
                 update={
                     "advantage": _reference(config.algorithm.advantage, directory),
@@ -82,8 +85,27 @@ def _directory_or_function(reference: str | None, directory: Path) -> str | None
 
 
 def _data(data: DataSection, directory: Path) -> DataSection:
-    path = data.options.get("path")
-    update: dict[str, object] = {"source": _reference(data.source, directory)}
-    if ":" not in data.source and isinstance(path, str):
-        update["options"] = {**data.options, "path": _absolute(path, directory)}
+    update: dict[str, object] = {"mix": [one.model_copy(update=_source(one, directory)) for one in data.mix]}
+    if data.source is not None:
+        update |= _source(data, directory)
     return data.model_copy(update=update)
+
+
+def _rewards(rewards: Sequence[RewardSection], directory: Path) -> list[RewardSection]:
+    return [reward.model_copy(update={"function": _reference(reward.function, directory)}) for reward in rewards]
+
+
+def _validation(validation: ValidationSection, directory: Path) -> ValidationSection:
+    sets = [
+        one.model_copy(update={"data": _data(one.data, directory), "rewards": _rewards(one.rewards, directory)})
+        for one in validation.sets
+    ]
+    return validation.model_copy(update={"sets": sets})
+
+
+def _source(section: DataSection | MixedSource, directory: Path) -> dict[str, object]:
+    source, options = section.source or "", section.options
+    if source in SOURCE_OPTIONS:
+        given = {name: options[name] for name in OPTION_PATHS if isinstance(options.get(name), str)}
+        options = {**options, **{name: _absolute(path, directory) for name, path in given.items()}}
+    return {"source": _reference(source, directory), "options": options}

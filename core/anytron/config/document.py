@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
+from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 HEADING = """# Configuration
 
-<!-- Generated from core/anytron/config/schema.py, generation.py and running.py beside it, and the options of engines by
+<!-- Generated from core/anytron/config/schema.py, the files of sections beside it, and the options of engines by
 `python -m anytron.config.document docs/reference/config.md`. -->
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
@@ -52,6 +53,10 @@ def _sections() -> Iterator[str]:
         if model is None:
             continue
         yield from _section(name, model, _remark(field))
+        if name == "data":
+            for given in dict.fromkeys(SOURCE_OPTIONS.values()):
+                owners = ", ".join(f"`{source}`" for source, one in SOURCE_OPTIONS.items() if one is given)
+                yield from _section("data.options", given, "", f" of {owners}")
         if name in ENGINES:
             for engine in component_names(ENGINES[name], DISTRIBUTION):
                 options = engine_info(ENGINES[name], engine, name).options_model

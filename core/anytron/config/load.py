@@ -12,11 +12,13 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from anytron.config.anchor import anchor
+from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.generation import RolloutSection
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
-from anytron.config.schema import EngineSection, RunConfig
+from anytron.config.running import EngineSection
+from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -236,7 +238,23 @@ def _option_mistakes(values: Any) -> list[Diagnostic]:
         options = _value(values, section, name, {})
         if isinstance(options, dict):  # otherwise the schema refuses it
             found += model_diagnostics(info.options_model, options, key, info.place_of)
+    found += _source_option_mistakes("data", values.get("data"))
+    sets = _value(values, "validation", "sets", [])
+    for index, one in enumerate(sets if isinstance(sets, list) else ()):
+        if isinstance(one, dict):
+            found += _source_option_mistakes(f"validation.sets.{index}.data", one.get("data"))
     return found
+
+
+def _source_option_mistakes(key: str, section: Any) -> Iterator[Diagnostic]:
+    """Check the options of registered sources of prompts, in a section ``data`` or in an entry of its ``mix``."""
+    if not isinstance(section, dict):  # the schema refuses it
+        return
+    source, options, mix = section.get("source"), section.get("options", {}), section.get("mix")
+    if isinstance(source, str) and source in SOURCE_OPTIONS and isinstance(options, dict):
+        yield from model_diagnostics(SOURCE_OPTIONS[source], options, f"{key}.options")
+    for index, one in enumerate(mix if isinstance(mix, list) else ()):
+        yield from _source_option_mistakes(f"{key}.mix.{index}", one)
 
 
 def _value(values: Any, section: str, key: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The schema of a run's YAML file: how the run is carried out - processes, hardware, the loop, checkpoints."""
+"""The schema of a run's YAML file: how the run is carried out - ranks, processes, hardware, the loop, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,77 @@ from typing import Any, Literal
 from pydantic import Field
 
 from anytron.config.section import Section
+from anytron.traits import ParallelSizes
+
+
+class ParallelSection(Section):
+    """How the model and the work are split over ranks. Names as in Megatron-Core."""
+
+    tensor_model_parallel_size: int = Field(1, ge=1)
+    """Ranks that share each layer."""
+    pipeline_model_parallel_size: int = Field(1, ge=1)
+    """Ranks that hold consecutive layers."""
+    context_parallel_size: int = Field(1, ge=1)
+    """Ranks that share each sequence."""
+    data_parallel_size: int = Field(1, ge=1)
+    """Copies of the model. Ranks in all: the product of the tensor, pipeline, context and data sizes."""
+    expert_model_parallel_size: int = Field(1, ge=1)
+    """Ranks that share the experts of a mixture-of-experts layer; they are taken from the tensor, context and
+    data-parallel ranks of a pipeline stage."""
+    expert_tensor_parallel_size: int | None = Field(None, ge=1)
+    """Ranks that share each expert; default: 1, and the tensor-parallel size where experts are not shared out."""
+    sequence_parallel: bool | None = None
+    """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
+
+    def sizes(self) -> ParallelSizes:
+        """The same as plain numbers, defaults resolved."""
+        tensor, experts = self.tensor_model_parallel_size, self.expert_model_parallel_size
+        expert_tensor = self.expert_tensor_parallel_size
+        return ParallelSizes(
+            tensor=tensor,
+            pipeline=self.pipeline_model_parallel_size,
+            context=self.context_parallel_size,
+            data=self.data_parallel_size,
+            expert=experts,
+            expert_tensor=(tensor if experts == 1 else 1) if expert_tensor is None else expert_tensor,
+            sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Training ranks."""
+        return self.sizes().model * self.data_parallel_size
+
+
+Offloadable = Literal["optimizer", "gradients", "reference"]
+"""What of the training state can leave the device."""
+
+
+class EngineSection(Section):
+    """The training engine."""
+
+    name: str = "megatron"
+    """Name of the training engine (entry-point group ``anytron.training_engines``)."""
+    sequence_format: Literal["thd", "bshd"] = "thd"
+    """``thd`` packs the sequences of a micro-batch without padding between them; ``bshd`` pads them to one length."""
+    max_tokens_per_micro_batch: int = Field(16384, ge=1)
+    """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
+    for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
+    memory besides."""
+    log_prob_chunk_tokens: int = Field(256, ge=1)
+    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as this many tokens have, or 1024 of
+    each token if that is more."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Which activations of the language model are recomputed in the backward pass."""
+    distributed_optimizer: bool = True
+    """Share the optimizer's state between data-parallel ranks."""
+    offload: list[Offloadable] = Field(default_factory=list)
+    """What leaves the device while responses are generated: the ``optimizer``'s state and the model of the
+    ``reference`` go to the host, memory of ``gradients`` is given back; docs/how-to/share-devices.md."""
+    deterministic: bool = False
+    """Refuse or avoid operations whose results vary from run to run."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
 
 
 class ExecutorSection(Section):

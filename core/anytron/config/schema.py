@@ -1,7 +1,7 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
-How responses are made is in :mod:`anytron.config.generation`, how the run is carried out in
-:mod:`anytron.config.running`. Every key is documented in these three files and nowhere else:
+Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
+how the run is carried out in :mod:`anytron.config.running`. Every key is documented there or here and nowhere else:
 ``docs/reference/config.md`` is generated from them.
 """
 
@@ -12,10 +12,19 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from anytron.config.data import DataSection
 from anytron.config.generation import EnvironmentSection, RolloutSection
-from anytron.config.running import CheckpointSection, ExecutorSection, PlatformSection, TrackingSection, TrainerSection
+from anytron.config.running import (
+    CheckpointSection,
+    EngineSection,
+    ExecutorSection,
+    ParallelSection,
+    PlatformSection,
+    TrackingSection,
+    TrainerSection,
+)
 from anytron.config.section import Section
-from anytron.traits import ParallelSizes
+from anytron.errors import did_you_mean
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
@@ -75,28 +84,19 @@ class ModelSection(Section):
         return self
 
 
-class DataSection(Section):
-    """Where prompts come from."""
-
-    source: str
-    """A registered source (``jsonl``), or ``module:function`` / ``file.py:function`` that returns prompts."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the source."""
-    prompts_per_step: int = Field(32, ge=1)
-    """Prompts sampled for each training step, over all ranks."""
-    shuffle: bool = True
-    """Draw prompts in a random order, new in each epoch; the order follows from ``trainer.seed``."""
-
-
 class RewardSection(Section):
     """One reward function; the rewards of several are added with their weights."""
 
     function: str
-    """A registered reward, or ``module:function`` / ``file.py:function``."""
+    """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
+    ``reasoning_gym``, ``environment``), or ``module:function`` / ``file.py:function``; a class will do as well."""
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """What its metrics and its log are called; default: the function's name. Two rewards need two names."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Keyword arguments of the function, or of the class; docs/how-to/write-a-reward.md has those of registered
+    rewards."""
     processes: int = Field(1, ge=1)
     """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
     timeout_s: float = Field(120.0, gt=0.0)
@@ -112,43 +112,168 @@ class RewardSection(Section):
     the run always."""
 
 
+class ValidationSetSection(Section):
+    """Prompts on which the policy is examined, how it answers them, and what a good answer is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Its metrics are called ``validation/NAME/...``."""
+    data: DataSection
+    """As section ``data``; every prompt is taken once, in the source's order: leave out ``prompts_per_step`` and
+    ``shuffle``."""
+    rewards: list[RewardSection] = Field(default_factory=list)
+    """As section ``rewards``; empty = the rewards of training. The functions run in processes of their own."""
+    samples_per_prompt: int = Field(1, ge=1)
+    """Responses to each prompt: the n of ``mean@n``."""
+    pass_at: list[int] = Field(default_factory=lambda: [1])
+    """For each k in it, the probability that at least one of k responses passes: ``pass@k``."""
+    pass_threshold: float = 1.0
+    """A response passes whose reward is at least this."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Longest response, in tokens; with an ``environment``, longest turn. Default: that of ``rollout``, as for the
+    keys below."""
+    temperature: float | None = Field(None, gt=0.0)
+    """Sampling temperature."""
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    """Nucleus sampling; 1 = off."""
+    top_k: int | None = Field(None, ge=0)
+    """Sample among the k most probable tokens; 0 = off, 1 = take the most probable one (greedy)."""
+
+    @property
+    def mean_metric(self) -> str:
+        """Name of the metric that every set has: the mean reward."""
+        return f"validation/{self.name}/mean@{self.samples_per_prompt}"
+
+    def pass_metric(self, k: int) -> str:
+        """Name of the metric of an entry of ``pass_at``."""
+        return f"validation/{self.name}/pass@{k}"
+
+    @model_validator(mode="after")
+    def _possible(self) -> ValidationSetSection:
+        wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
+        if wrong or len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(
+                f"pass_at={self.pass_at}: different numbers from 1 to samples_per_prompt={self.samples_per_prompt} are "
+                "possible, because pass@k cannot be estimated from fewer than k responses"
+            )
+        if not self.data.shuffle or self.data.prompts_per_step != DataSection.model_fields["prompts_per_step"].default:
+            raise ValueError("validation takes every prompt in order: remove data.prompts_per_step and data.shuffle")
+        return self
+
+
+class ValidationSection(Section):
+    """Examine the policy after the last step, and when these keys say so, on prompts from which nothing is learnt."""
+
+    sets: list[ValidationSetSection] = Field(min_length=1)
+    """The sets of prompts; keys below."""
+    every_steps: int | None = Field(None, ge=1)
+    """Examine after every so many steps."""
+    before_training: bool = False
+    """Examine before the first step."""
+    metric: str | None = None
+    """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set. Default: the mean
+    of the first set."""
+    direction: Literal["max", "min"] = "max"
+    """Whether the highest or the lowest ``metric`` is best."""
+    keep_best: bool = False
+    """Save a checkpoint when ``metric`` is better than in all validations before, and keep it beside the newest ones;
+    ``checkpoints/best`` names it."""
+    patience: int | None = Field(None, ge=1)
+    """End the run after so many validations in a row in which ``metric`` did not become better; null = never."""
+    min_delta: float = Field(0.0, ge=0.0)
+    """``patience``: what counts as better is better by more than this."""
+
+    @property
+    def criterion(self) -> str:
+        """``metric``, or its default."""
+        return self.sets[0].mean_metric if self.metric is None else self.metric
+
+    @model_validator(mode="after")
+    def _possible(self) -> ValidationSection:
+        names = [one.name for one in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets have the same name: {', '.join(names)}")
+        known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
+        if self.criterion not in known:
+            hint = did_you_mean(self.criterion, known)
+            raise ValueError(f"unknown metric {self.criterion}; {hint or 'there are ' + ', '.join(known)}")
+        if self.every_steps is None and (self.keep_best or self.patience):
+            raise ValueError(
+                "keep_best and patience compare validations, and there is only the last one: set every_steps"
+            )
+        return self
+
+
 class AlgorithmSection(Section):
-    """How rewards become gradients."""
+    """How rewards become gradients. The page docs/how-to/algorithms.md has formulas and papers."""
 
     advantage: str = "grpo"
-    """Advantage estimator: ``grpo`` compares the responses to a prompt with each other, ``gae`` compares each token
-    with what a critic expected (PPO; needs ``critic``). Or ``module:function`` / ``file.py:function``."""
-    loss: str = "clipped"
-    """Policy loss: ``clipped`` is that of PPO and GRPO. Or ``module:function`` / ``file.py:function``."""
+    """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo`` and ``reinforce_plus_plus_baseline`` compare the responses
+    to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with what a
+    critic expected (PPO; needs ``critic``). Or ``module:function`` / ``file.py:function``."""
+    loss: str = "ppo_clip"
+    """Policy loss of a token: ``ppo_clip`` is that of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole responses,
+    ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` / ``file.py:function``."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of an estimator or a loss of your own, which finds them here; built-in ones have none."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """``gae``: discount of what comes a token later (default as in verl)."""
+    """``gae``, ``reinforce_plus_plus``: discount of what comes a token later (default as in verl)."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
     """``gae``: 0 trusts the critic, 1 the outcome (https://arxiv.org/abs/1506.02438; default as in verl)."""
     normalize_std: bool = True
-    """Divide a group's advantages by its standard deviation (off: Dr. GRPO); with ``gae``, give the advantages of a
-    step's tokens mean 0 and variance 1."""
+    """``grpo``: divide a group's advantages by its standard deviation; ``gae``: give the advantages of a step's tokens
+    mean 0 and variance 1."""
     clip_low: float = Field(0.2, ge=0.0)
     """The probability ratio is clipped below ``1 - clip_low``."""
     clip_high: float = Field(0.2, ge=0.0)
     """The probability ratio is clipped above ``1 + clip_high``."""
-    importance_correction: Literal["auto", "none", "measured", "truncated"] = "auto"
+    dual_clip: float | None = Field(None, gt=1.0)
+    """``ppo_clip``, ``gspo``, ``gspo_token``: a token of negative advantage costs at most this many times that (dual
+    clip, https://arxiv.org/abs/1912.09729; 3 in verl); null = no limit."""
+    sapo_tau_positive: float = Field(1.0, gt=0.0)
+    """``sapo``: how fast the gradient of tokens of positive advantage fades (default as in TRL and verl)."""
+    sapo_tau_negative: float = Field(1.05, gt=0.0)
+    """``sapo``: how fast that of the others fades (default of the paper)."""
+    importance_correction: Literal["auto", "none", "measured", "truncated", "masked"] = "auto"
     """``truncated`` multiplies the loss of each token by how much more probable training found it than the rollout did,
-    up to ``importance_cap`` (truncated importance sampling); ``measured`` gives the metrics of that factor and corrects
-    nothing; ``auto`` is ``truncated`` with ``rollout.max_staleness`` and ``none`` without."""
+    up to ``importance_cap`` (truncated importance sampling); ``masked`` leaves out tokens whose factor is above that or
+    below ``importance_floor``; ``measured`` gives the metrics of that factor and corrects nothing; ``auto`` is
+    ``truncated`` with ``rollout.max_staleness`` and ``none`` without."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """The factor is the probability ratio of a token, or that of its whole response."""
     importance_cap: float = Field(2.0, gt=0.0)
     """Largest factor of ``importance_correction`` (default as in verl)."""
+    importance_floor: float = Field(0.0, ge=0.0)
+    """Smallest factor that ``masked`` keeps."""
     kl_coefficient: float = Field(0.0, ge=0.0)
-    """Weight of the KL divergence to the reference model in the loss; 0 = no reference model is built."""
+    """Weight of the KL divergence to the reference model; 0 = no reference model is built."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """The KL divergence is a part of the loss, or is taken from the reward of each token before advantages are
+    estimated (which asks for log-probs before a step's updates)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html)."""
+    """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html). In the reward ``k1`` is the one
+    whose expected gradient is right; in the loss it has none."""
+    kl_target: float | None = Field(None, gt=0.0)
+    """Change ``kl_coefficient`` from step to step so that the divergence comes near to this, in nats per token
+    (https://arxiv.org/abs/1909.08593, section 2.2); null = leave it."""
+    kl_horizon: float = Field(10000.0, gt=0.0)
+    """Samples after which a divergence of 20 % beside ``kl_target`` has changed the coefficient by about 20 % (default
+    as in verl)."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
-    aggregation: Literal["token-mean", "sequence-mean"] = "token-mean"
-    """Average the loss over all response tokens of a mini-batch, or over sequences' own averages."""
+    aggregation: Literal["token-mean", "sequence-mean", "token-sum", "length-constant"] = "token-mean"
+    """Average the loss over all response tokens of a mini-batch, or over sequences' own averages; add it up; or average
+    over sequences their sums, divided by ``length_constant`` (Dr. GRPO)."""
+    length_constant: int | None = Field(None, ge=1)
+    """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``."""
     epochs: int = Field(1, ge=1)
     """Passes over each step's samples."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer updates in each pass; groups stay together."""
+
+    @property
+    def compares_a_group(self) -> bool:
+        """Whether advantages are differences within a group, so that one of one response teaches nothing."""
+        return self.advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
 class OptimizerSection(Section):
@@ -190,82 +315,13 @@ class CriticSection(Section):
     """First training steps, in which the critic is trained and the policy stays."""
 
 
-class ParallelSection(Section):
-    """How the model and the work are split over ranks. Names as in Megatron-Core."""
-
-    tensor_model_parallel_size: int = Field(1, ge=1)
-    """Ranks that share each layer."""
-    pipeline_model_parallel_size: int = Field(1, ge=1)
-    """Ranks that hold consecutive layers."""
-    context_parallel_size: int = Field(1, ge=1)
-    """Ranks that share each sequence."""
-    data_parallel_size: int = Field(1, ge=1)
-    """Copies of the model. Ranks in all: the product of the tensor, pipeline, context and data sizes."""
-    expert_model_parallel_size: int = Field(1, ge=1)
-    """Ranks that share the experts of a mixture-of-experts layer; they are taken from the tensor, context and
-    data-parallel ranks of a pipeline stage."""
-    expert_tensor_parallel_size: int | None = Field(None, ge=1)
-    """Ranks that share each expert; default: 1, and the tensor-parallel size where experts are not shared out."""
-    sequence_parallel: bool | None = None
-    """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
-
-    def sizes(self) -> ParallelSizes:
-        """The same as plain numbers, defaults resolved."""
-        tensor, experts = self.tensor_model_parallel_size, self.expert_model_parallel_size
-        expert_tensor = self.expert_tensor_parallel_size
-        return ParallelSizes(
-            tensor=tensor,
-            pipeline=self.pipeline_model_parallel_size,
-            context=self.context_parallel_size,
-            data=self.data_parallel_size,
-            expert=experts,
-            expert_tensor=(tensor if experts == 1 else 1) if expert_tensor is None else expert_tensor,
-            sequence_parallel=tensor > 1 if self.sequence_parallel is None else self.sequence_parallel,
-        )
-
-    @property
-    def world_size(self) -> int:
-        """Training ranks."""
-        return self.sizes().model * self.data_parallel_size
-
-
-Offloadable = Literal["optimizer", "gradients", "reference"]
-"""What of the training state can leave the device."""
-
-
-class EngineSection(Section):
-    """The training engine."""
-
-    name: str = "megatron"
-    """Name of the training engine (entry-point group ``anytron.training_engines``)."""
-    sequence_format: Literal["thd", "bshd"] = "thd"
-    """``thd`` packs the sequences of a micro-batch without padding between them; ``bshd`` pads them to one length."""
-    max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
-    for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
-    memory besides."""
-    log_prob_chunk_tokens: int = Field(256, ge=1)
-    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as this many tokens have, or 1024 of
-    each token if that is more."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Which activations of the language model are recomputed in the backward pass."""
-    distributed_optimizer: bool = True
-    """Share the optimizer's state between data-parallel ranks."""
-    offload: list[Offloadable] = Field(default_factory=list)
-    """What leaves the device while responses are generated: the ``optimizer``'s state and the model of the
-    ``reference`` go to the host, memory of ``gradients`` is given back; docs/how-to/share-devices.md."""
-    deterministic: bool = False
-    """Refuse or avoid operations whose results vary from run to run."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
-
-
 class RunConfig(Section):
     """A whole run."""
 
     model: ModelSection
     data: DataSection
     rewards: list[RewardSection] = Field(min_length=1)
+    validation: ValidationSection | None = None
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -295,8 +351,26 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _kl_where_it_is_used(self) -> RunConfig:
+        algorithm = self.algorithm
+        if algorithm.kl_coefficient == 0.0 and (algorithm.kl_target is not None or algorithm.kl_placement == "reward"):
+            key = "kl_placement=reward" if algorithm.kl_target is None else "kl_target"
+            raise ValueError(
+                f"algorithm.{key} needs algorithm.kl_coefficient above 0, with which the run begins: set it, 0.001 to "
+                "0.1 is usual"
+            )
+        if algorithm.importance_floor > algorithm.importance_cap:
+            raise ValueError(
+                f"algorithm.importance_floor={algorithm.importance_floor:g} is above algorithm.importance_cap="
+                f"{algorithm.importance_cap:g}: no factor would be kept"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reward_of_an_environment(self) -> RunConfig:
-        if self.environment is None and any(reward.function == "environment" for reward in self.rewards):
+        examined = [] if self.validation is None else self.validation.sets
+        rewards = [*self.rewards, *(reward for one in examined for reward in one.rewards)]
+        if self.environment is None and any(reward.function == "environment" for reward in rewards):
             raise ValueError("the reward environment is what an environment gives: add a section environment")
         return self
 
@@ -321,6 +395,18 @@ class RunConfig(Section):
                 f"rollout.max_staleness={staleness} rollouts have older ones: leave one of them out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _best_is_kept(self) -> RunConfig:
+        if self.validation is not None and self.validation.keep_best and not self.checkpoint.keep:
+            raise ValueError("validation.keep_best keeps a checkpoint, and checkpoint.keep=0 says that none is written")
+        return self
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens that a response may have, in training or in validation; with an environment, a turn."""
+        examined = [] if self.validation is None else self.validation.sets
+        return max([self.rollout.max_new_tokens, *(one.max_new_tokens or 0 for one in examined)])
 
     @property
     def corrected_algorithm(self) -> AlgorithmSection:

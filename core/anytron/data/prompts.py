@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,15 @@ from anytron.data.processor_time import processor_time
 from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from anytron.data.images import ImagePatches
     from anytron.data.vision import Picture, VisionProcessor
 
 TEMPLATE_SECONDS = 10.0
 """Processor time of a chat template for one prompt; it takes milliseconds unless it loops."""
+AT_ONCE = 1024
+"""Prompts that are tokenised in one call."""
 
 
 @dataclass(frozen=True)
@@ -83,47 +86,43 @@ class TokenizedPrompt:
 
 
 def tokenize(
-    prompts: Sequence[Prompt],
+    prompts: Iterable[Prompt],
     tokenizer: Any,
     vision: VisionProcessor | None = None,
     *,
-    context_length: int | None,
     vocab_size: int,
-    max_new_tokens: int,
-) -> list[TokenizedPrompt]:
-    """Tokenise all prompts of a run and check that the model can answer them.
+    chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[TokenizedPrompt]:
+    """Tokenise prompts, and check them against the model. Their number does not matter: some are in memory at a time.
 
     Args:
-        prompts: What the source gave.
+        prompts: What the source gives.
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
-        context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         vocab_size: Token ids are below this.
-        max_new_tokens: Room that a response needs.
+        chat_template_kwargs: Further arguments of the chat template.
 
     Raises:
-        ConfigError: There are images and no image processor.
-        DataError: There is no prompt; or one is empty, leaves no room for its response, has a token that
-            the model does not know, or images that cannot be read or do not fit its image tokens.
+        ConfigError: There are images and no image processor, or messages and no chat template.
+        DataError: A prompt is empty, has a token that the model does not know, or images that cannot be read or do not
+            fit its image tokens.
     """
-    if not prompts:
-        raise DataError("There are no prompts.", where="data.source", fix="check the source and data.options")
-    texts = [_render(prompt, tokenizer) if prompt.messages is not None else prompt.text for prompt in prompts]
-    for prompt, text in zip(prompts, texts, strict=True):
-        _check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
-    encoded = _encode(prompts, texts, tokenizer)
-    tokenized = []
-    for prompt, given, tokens in zip(prompts, texts, encoded, strict=True):
-        where = f"prompt {prompt.id}"
-        _check_tokens(where, tokens, vocab_size)
-        expanded = _expand(prompt, tokens, vision, where)
-        _check_length(where, len(expanded), len(expanded) - len(tokens), context_length, max_new_tokens)
-        text = tokenizer.decode(list(tokens)) if given is None else given
-        tokenized.append(TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images)))
-    return tokenized
+    rest = iter(prompts)
+    while some := list(itertools.islice(rest, AT_ONCE)):
+        texts = [
+            _render(one, tokenizer, chat_template_kwargs) if one.messages is not None else one.text for one in some
+        ]
+        for prompt, text in zip(some, texts, strict=True):
+            _check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
+        for prompt, given, tokens in zip(some, texts, _encode(some, texts, tokenizer), strict=True):
+            where = f"prompt {prompt.id}"
+            _check_tokens(where, tokens, vocab_size)
+            expanded = _expand(prompt, tokens, vision, where)
+            text = tokenizer.decode(list(tokens)) if given is None else given
+            yield TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images))
 
 
-def _render(prompt: Prompt, tokenizer: Any) -> str:
+def _render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> str:
     if not tokenizer.chat_template:
         raise ConfigError(
             "A prompt has messages, and the tokenizer has no chat template.",
@@ -134,7 +133,11 @@ def _render(prompt: Prompt, tokenizer: Any) -> str:
     try:
         with processor_time(TEMPLATE_SECONDS):
             text: str = tokenizer.apply_chat_template(
-                prompt.messages, tools=list(prompt.tools) or None, add_generation_prompt=True, tokenize=False
+                prompt.messages,
+                tools=list(prompt.tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **template,
             )
     except Exception as error:  # the template is a program of the model directory
         raise DataError(
@@ -202,19 +205,4 @@ def _check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
             where=where,
             why=f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}",
             fix="use the tokenizer that belongs to the model (model.tokenizer)",
-        )
-
-
-def _check_length(where: str, length: int, added: int, context_length: int | None, max_new_tokens: int) -> None:
-    if context_length is not None and length + max_new_tokens > context_length:
-        of_images = f" ({added} of them added for images)" if added else ""
-        raise DataError(
-            "A prompt is longer than the model's context."
-            if length > context_length
-            else "A prompt leaves too little room for its response.",
-            where=where,
-            why=f"{length} tokens of prompt{of_images} and {max_new_tokens} of response, "
-            f"the context has {context_length}",
-            fix="shorten or remove the prompt, or lower rollout.max_new_tokens"
-            + (", or the image processor's largest size" if added else ""),
         )

@@ -41,6 +41,11 @@ class EpochSampler(Generic[Item]):
         """Epochs behind it, and items drawn in the present one."""
         return self._epoch, self._position
 
+    @property
+    def drawn(self) -> int:
+        """Items drawn in all epochs together."""
+        return self._epoch * len(self._items) + self._position
+
     def seek(self, epoch: int, position: int) -> None:
         """Go to a place of a sampler of as many items with the same seed.
 

@@ -7,6 +7,7 @@ adds to them, one image token for each merged patch, is done here.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import warnings
@@ -30,8 +31,8 @@ MOST_PIXELS = 2**26
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
 
-Picture = Union["Image", "os.PathLike[str]", str]
-"""A picture in memory, or the path of a file that Pillow can read."""
+Picture = Union["Image", bytes, "os.PathLike[str]", str]
+"""A picture in memory, the bytes of a file that Pillow can read, or its path."""
 
 
 class VisionProcessor:
@@ -166,7 +167,7 @@ def read_picture(picture: Picture, where: str) -> Image:
     """Decode a picture: upright, RGB.
 
     Args:
-        picture: In memory or in a file.
+        picture: In memory, encoded or not, or in a file.
         where: Names the prompt in errors.
 
     Raises:
@@ -178,11 +179,11 @@ def read_picture(picture: Picture, where: str) -> Image:
     try:
         if isinstance(picture, Image.Image):
             return _upright(picture)
-        if not Path(picture).is_file():  # a pipe would be waited for
+        if not isinstance(picture, bytes) and not Path(picture).is_file():  # a pipe would be waited for
             raise FileNotFoundError("No such file, or it is none")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
-            opened = Image.open(picture, formats=FORMATS)
+            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
         with opened:
             return _upright(opened)
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, EngineInfo, component_names, engine_info
 from anytron.config.generation import RolloutSection
 from anytron.config.load import read_config
-from anytron.config.running import ExecutorSection
-from anytron.config.schema import EngineSection
+from anytron.config.running import EngineSection, ExecutorSection
 from anytron.plugins import open_session
 from anytron.preflight.open_run import open_run
 

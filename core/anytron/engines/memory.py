@@ -35,6 +35,11 @@ class MemoryPart:
     when: When = "always"
     exact: bool = False
 
+    def __str__(self) -> str:
+        about = "" if self.exact else "about "
+        when = "" if self.when == "always" else f", during {self.when}"
+        return f"{about}{readable(self.size)}{when}: {self.how}"
+
 
 @dataclass(frozen=True)
 class TrainingEstimate:

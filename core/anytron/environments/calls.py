@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytron.environments.protocol import Observation, Task, Turn
-from anytron.isolation.failure import Failure, traced
+from anytron.isolation.failure import Failure, read, traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from anytron.environments.protocol import Environment
 
@@ -27,6 +27,35 @@ class Call:
     number: int
     method: Literal["reset", "step", "close"]
     argument: Task | Turn | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call came to.
+
+    Attributes:
+        observation: What the environment says; None except from ``step``.
+        failure: Why the conversation is over; None if it is not.
+    """
+
+    observation: Observation | None = None
+    failure: Failure | None = None
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], call: Call) -> Reply:
+        """Read what :func:`answer` gave, in a process that runs a user's code: it may be anything.
+
+        Raises:
+            ValueError: It is no answer to this call.
+        """
+        if "failure" in record:
+            return cls(failure=read(Failure, record["failure"]))
+        if call.method != "step":
+            return cls()
+        try:
+            return cls(Observation.from_json(record["observation"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from anytron.environments.calls import Call
-from anytron.environments.protocol import Observation
+from anytron.environments.calls import Call, Reply
 from anytron.isolation.failure import Failure
 from anytron.isolation.process import Gone, IsolatedProcess, ProcessSettings
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.generation import EnvironmentSection
-    from anytron.environments.protocol import Task, Turn
+    from anytron.environments.protocol import Observation, Task, Turn
 
 MOST_CALLS = 64
 """In one message: the process holds the arguments of them all, data of prompts among them."""
@@ -50,9 +49,9 @@ class Host:
 
     process: IsolatedProcess
     log: Path
-    past: dict[int, list[tuple[Call, Mapping[str, Any]]]] = field(default_factory=dict)
-    queue: deque[tuple[Call, Mapping[str, Any] | None]] = field(default_factory=deque)
-    calls: deque[tuple[Call, Mapping[str, Any] | None]] = field(default_factory=deque)
+    past: dict[int, list[tuple[Call, Reply]]] = field(default_factory=dict)
+    queue: deque[tuple[Call, Reply | None]] = field(default_factory=deque)
+    calls: deque[tuple[Call, Reply | None]] = field(default_factory=deque)
 
 
 class EnvironmentPool:
@@ -164,34 +163,45 @@ class EnvironmentPool:
         """Take what a process answers to the call that it was in."""
         call, expected = host.calls.popleft()
         known = call.number in host.past  # not if another of the same message's calls has failed it
-        failure = self._failure(message, call, expected)
+        reply = self._reply(host, message, call)
+        failure = self._failure(reply, call, expected)
         if failure is not None or call.method == "close":
             self._forget(host, call.number)
             if failure is not None and failure.ends:
                 self._replace(host)
             return [(call.number, failure)] if failure is not None and known and call.method != "close" else []
-        assert not isinstance(message, Gone), "that is a failure"
+        assert not isinstance(reply, Gone), "that is a failure"
         if expected is None and known:
-            host.past[call.number].append((call, message))
-        if expected is not None or not known or call.method == "reset":
+            host.past[call.number].append((call, reply))
+        if expected is not None or not known or reply.observation is None:
             return []
-        return [(call.number, Observation.from_json(message["observation"]))]
+        return [(call.number, reply.observation)]
 
-    def _failure(
-        self, message: Mapping[str, Any] | Gone, call: Call, expected: Mapping[str, Any] | None
-    ) -> Failure | None:
-        """Say why a conversation cannot go on; None if it can."""
+    @staticmethod
+    def _reply(host: Host, message: Mapping[str, Any] | Gone, call: Call) -> Reply | Gone:
         if isinstance(message, Gone):
-            if message.late:
+            return message
+        try:
+            return Reply.from_json(message, call)
+        except ValueError as error:
+            return host.process.reject(f"an answer to {call.method}() that is none: {error}")
+
+    def _failure(self, reply: Reply | Gone, call: Call, expected: Reply | None) -> Failure | None:
+        """Say why a conversation cannot go on; None if it can."""
+        if isinstance(reply, Gone):
+            if reply.late:
                 what, fix = "An environment took too long.", "if it is only slow, raise environment.timeout_s"
-                why = f"more than {self._settings.timeout_s:g} s for {call.method}(); {message.why}"
+                why = f"more than {self._settings.timeout_s:g} s for {call.method}(); {reply.why}"
                 return Failure(what, why, fix, ends=True)
+            if reply.nonsense:
+                fix = "let nothing but Anytron write into the process's channel"
+                return Failure("An environment process answered nonsense.", reply.why, fix, ends=True)
             fix = "SIGKILL is mostly the kernel's answer to a lack of memory: set environment.memory_gib"
             other = "a program that the environment runs belongs into a process of its own"
-            return Failure("An environment process died.", message.why, fix if message.killed else other, ends=True)
-        if "failure" in message:
-            return Failure(**message["failure"])
-        if expected is not None and (now := _said(message)) != (before := _said(expected)):
+            return Failure("An environment process died.", reply.why, fix if reply.killed else other, ends=True)
+        if reply.failure is not None:
+            return reply.failure
+        if expected is not None and (now := _said(reply)) != (before := _said(expected)):
             return Failure(
                 "An environment did not repeat itself.",
                 f"another conversation ended its process; made again, {call.method}() said {now}, and before {before}",
@@ -208,12 +218,12 @@ class EnvironmentPool:
         """Start another process, and have the environments that are left made again in it."""
         host.process.end()
         host.process = IsolatedProcess(self._settings, host.log)
-        again: list[tuple[Call, Mapping[str, Any] | None]] = [entry for past in host.past.values() for entry in past]
+        again: list[tuple[Call, Reply | None]] = [entry for past in host.past.values() for entry in past]
         waiting = (entry for entry in [*host.calls, *host.queue] if entry[1] is None and entry[0].number in host.past)
         host.queue, host.calls = deque([*again, *waiting]), deque()
 
 
-def _said(answer: Mapping[str, Any]) -> tuple[object, ...]:
+def _said(reply: Reply) -> tuple[object, ...] | None:
     """What the model has read of an answer, or would have."""
-    observation = answer["observation"] or {}
-    return tuple(observation.get(name) for name in ("text", "messages", "tokens", "done"))
+    found = reply.observation
+    return None if found is None else (found.text, found.messages, found.tokens, found.done)

@@ -105,7 +105,11 @@ class Observation:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Observation:
-        """Read what :meth:`as_json` gave."""
+        """Read what :meth:`as_json` gave.
+
+        Raises:
+            TypeError, ValueError: It is something else.
+        """
         return cls(**record)
 
 
@@ -124,7 +128,10 @@ class Environment(Protocol):
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _are(values: object, kind: type) -> bool:

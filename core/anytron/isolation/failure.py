@@ -1,9 +1,16 @@
-"""Why a user's code gave no usable answer."""
+"""Why a user's code gave no usable answer, and answers of processes that run such code."""
 
 from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -24,5 +31,27 @@ class Failure:
 
 
 def traced(error: BaseException) -> str:
-    """Give the traceback of what a user's code raised."""
-    return "".join(traceback.format_exception(error)).rstrip()
+    """Give the traceback of what a user's code raised, as text that can be written anywhere."""
+    return "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "backslashreplace").decode()
+
+
+def read(kind: type[Read], record: object) -> Read:
+    """Make a dataclass of plain values that come from a process which runs a user's code, and may be anything.
+
+    Raises:
+        ValueError: They are not those of the dataclass.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _reader(kind).validate_python(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+@cache
+def _reader(kind: type[Read]) -> TypeAdapter[Read]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

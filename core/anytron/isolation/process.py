@@ -36,6 +36,8 @@ END_S = 2.0
 """How long a process that has closed its channel gets to end, so that one can say how."""
 IO_TIMEOUT_S = 60.0
 """How long a process may take to read a message, or to write the rest of one."""
+LARGEST_ANSWER = 1 << 28
+"""Bytes of the longest message that is read from a process, which decides how much of the driver's memory it takes."""
 LOG_TAIL_LINES = 30
 """Lines of its log that a failure shows."""
 
@@ -72,12 +74,14 @@ class Gone:
         late: It took too long, and was killed.
         why: Where it stood, or how it ended, with the last lines that it wrote.
         killed: It was ended by SIGKILL, and not by us.
+        nonsense: It was ended by us, because what it wrote was no answer.
         at: How far the call had come; None if the worker noted nothing.
     """
 
     late: bool
     why: str
     killed: bool = False
+    nonsense: bool = False
     at: int | None = None
 
 
@@ -161,31 +165,54 @@ class IsolatedProcess:
     def receive(self) -> Mapping[str, Any] | Gone | None:
         """Take what has come, or find that the time is over; None if there is nothing yet.
 
+        A message is a JSON object; what stands in it is the caller's to check, who calls :meth:`reject` if it is wrong.
+
         Raises:
             DataError: The process could not start, or cannot read the call.
         """
         try:
-            message: Mapping[str, Any] | None = (
-                json.loads(self.connection.recv_bytes()) if self.connection.poll() else None
-            )
-        except (EOFError, OSError, ValueError):
+            frame = self.connection.recv_bytes(LARGEST_ANSWER) if self.connection.poll() else None
+        except (EOFError, OSError):
             return self._lost()
-        if message is None:
+        if frame is None:
             return self._overdue() if self._late() else None
+        try:
+            message = json.loads(frame)
+        except (ValueError, RecursionError) as error:
+            return self.reject(f"no JSON: {error}")
+        if not isinstance(message, dict):
+            return self.reject(f"a {type(message).__name__} instead of an object")
         if "unreadable" in message:
             raise DataError(
                 f"{self.settings.title} cannot read a prompt's data.",
                 where=self.settings.where,
-                why=message["unreadable"],
+                why=str(message["unreadable"]),
                 fix="let Prompt.data hold plain values, or objects of an importable module",
             )
         if "ready" in message:
+            if self._ready:
+                return self.reject("that it is ready, once more")
             self._ready = True
             if self._owed:
                 self._call()
             return None
         self._begin_time()
         return message
+
+    def reject(self, answer: str) -> Gone:
+        """End a process whose message is no answer: nothing that it may write next could be believed.
+
+        Args:
+            answer: What it wrote.
+
+        Raises:
+            DataError: It was not ready yet.
+        """
+        why, at = f"it wrote {answer}", self.progress.position(self._steps)
+        self.end()
+        if not self._ready:
+            raise self._never_started(why)
+        return Gone(False, why, nonsense=True, at=at)
 
     @property
     def ended(self) -> bool:
@@ -248,7 +275,7 @@ class IsolatedProcess:
             self._process.wait(END_S)
         status = self._process.poll()
         if status is None:
-            fate = "it closed its channel and still runs"
+            fate = "it closed its channel, or wrote no whole message to it, and still runs"
         elif status < 0:
             fate = f"it was killed by {signal.Signals(-status).name}"
         else:

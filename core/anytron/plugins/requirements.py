@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions, requires
 from typing import TYPE_CHECKING, Any
 
+from packaging.requirements import Requirement as Declared
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 
-from anytron.errors import PluginError
+from anytron.errors import AnytronError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,3 +124,23 @@ def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]
             fix="; ".join(dict.fromkeys(one.remedy for one in needed)),
         )
     return unmet
+
+
+def not_installed(error: BaseException) -> AnytronError | None:
+    """Explain that a package is missing that Anytron declares to need; None if the error says something else."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    module = error.name.partition(".")[0]
+    try:
+        declared = [Declared(line) for line in requires("anytron") or () if "extra ==" not in line]
+    except PackageNotFoundError:  # it runs from its sources, and nothing says what it needs
+        return None
+    for one in declared:
+        if canonicalize_name(one.name) == canonicalize_name(module):
+            return AnytronError(
+                f"The package {one.name} is not installed.",
+                where=sys.prefix,
+                why=f"anytron needs {one}",
+                fix=f"pip install '{one}'; anytron doctor says what else is missing",
+            )
+    return None

@@ -14,11 +14,12 @@ from anytron.data.pretrained import directory_diagnostics
 from anytron.errors import ConfigError
 from anytron.preflight.capabilities import weight_diagnostics
 from anytron.preflight.interpreter import interpreter_diagnostics
+from anytron.preflight.references import validation_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.schema import ModelSection, RunConfig
+    from anytron.config.schema import AlgorithmSection, ModelSection, RunConfig
     from anytron.platform import Platform, Probe
 
 
@@ -33,7 +34,8 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     Yields:
         Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
         without config or weights, files and modules that do not exist, memory that cannot be shared, an interpreter
-        without this version of Anytron. Warnings: more ranks than processors.
+        without this version of Anytron. Warnings: more ranks than processors, a KL estimator whose gradient is not that
+        of the divergence.
     """
     yield from _components(config)
     yield from _sizes(config)
@@ -75,14 +77,15 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
             "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
-    if config.algorithm.advantage == "grpo" and config.rollout.samples_per_prompt == 1:
+    if config.algorithm.compares_a_group and config.rollout.samples_per_prompt == 1:
         yield Diagnostic(
             "error",
             "rollout.samples_per_prompt",
-            "GRPO compares the responses to one prompt with each other: with one, every advantage is 0 and nothing "
-            "is learnt",
+            f"{config.algorithm.advantage} compares the responses to one prompt with each other: with one, every "
+            "advantage is 0 and nothing is learnt",
             "set it to 2 or more; 8 to 16 is usual",
         )
+    yield from _penalty(config.algorithm)
     if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
         yield Diagnostic(
             "error",
@@ -102,6 +105,25 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
     for key, optimizer in optimizers.items():
         if optimizer.min_lr > optimizer.lr:
             yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+
+
+def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
+    if algorithm.kl_coefficient == 0.0:
+        return
+    if algorithm.kl_placement == "loss" and algorithm.kl_estimator == "k1":
+        yield Diagnostic(
+            "warning",
+            "algorithm.kl_estimator",
+            "as a part of the loss, k1 has a gradient that is 0 in expectation: it holds the policy to nothing",
+            "k3 or k2, or algorithm.kl_placement=reward",
+        )
+    if algorithm.kl_placement == "reward" and algorithm.kl_estimator != "k1":
+        yield Diagnostic(
+            "warning",
+            "algorithm.kl_estimator",
+            f"as a part of the reward, {algorithm.kl_estimator} has a policy gradient that is not the divergence's",
+            "k1, or algorithm.kl_placement=loss",
+        )
 
 
 def _model(model: ModelSection) -> Iterator[Diagnostic]:
@@ -173,9 +195,10 @@ def runs_here(config: RunConfig) -> bool:
 
 
 def _references(config: RunConfig) -> Iterator[Diagnostic]:
-    named = {"data.source": config.data.source}
+    named = {f"{key}.source": one.source for key, one in config.data.keyed_sources().items()}
     named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    named |= validation_references(config)
     if config.environment is not None:
         named["environment.path"] = config.environment.path
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):

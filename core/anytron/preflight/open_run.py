@@ -15,6 +15,7 @@ from anytron.preflight.capabilities import platform_diagnostics, rollout_diagnos
 from anytron.preflight.limits import limit_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
+from anytron.preflight.rewards import reward_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     found += machine_diagnostics(config, session.platform, session.probe)
     found += output_diagnostics(config, path)
     found += engine_option_diagnostics(config)  # plugins may have set some
+    found += reward_diagnostics(config)
     found += training_diagnostics(config)
     found += rollout_diagnostics(config)
     found += platform_diagnostics(config, session.platform)

@@ -8,8 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.config.data import OPTION_PATHS
 from anytron.config.diagnostics import Diagnostic
 from anytron.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
+from anytron.preflight.references import validation_files, validation_references
 from anytron.tracking.claim import overwritten
 
 if TYPE_CHECKING:
@@ -61,12 +63,14 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "model.lora.path": None if lora is None else lora.path,
         "critic.path": None if critic is None else critic.path,
         "environment.path": None if config.environment is None else config.environment.path,
-        "data.source": config.data.source,
-        "data.options.path": config.data.options.get("path"),
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.loss": config.algorithm.loss,
     }
+    for key, one in config.data.keyed_sources().items():
+        named[f"{key}.source"] = one.source
+        named |= {f"{key}.options.{option}": one.options.get(option) for option in OPTION_PATHS}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    named |= validation_references(config) | validation_files(config)
     paths = {key: Path(value.rpartition(":")[0] or value) for key, value in named.items() if isinstance(value, str)}
     # Registered names and modules are no absolute paths; files and directories are (anytron.config.anchor).
     return {"the configuration": file} | {key: path for key, path in paths.items() if path.is_absolute()}
@@ -89,8 +93,9 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
                 "make room, or choose another directory",
             )
     if config.model.lora is None and saves_checkpoints(config):
+        best = config.validation is not None and config.validation.keep_best
         place = path if config.checkpoint.path is None else Path(config.checkpoint.path).absolute()
-        count = config.checkpoint.keep + 1  # an old one goes when the new one is complete
+        count = config.checkpoint.keep + best + 1  # an old one goes when the new one is complete
         needed, free = weights * STATE_FACTOR[config.model.dtype] * count, shutil.disk_usage(_existing(place)).free
         if free < needed:
             yield Diagnostic(

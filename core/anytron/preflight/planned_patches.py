@@ -31,7 +31,7 @@ def planned_patches(
         PatchError: Two owners patch one target, or an id is used twice; a run would stop here too.
     """
     from anytron.config.generation import RolloutSection
-    from anytron.config.schema import EngineSection
+    from anytron.config.running import EngineSection
     from anytron.hooks.types import PatchContext
     from anytron.patches import Ledger, Phase, plan
 

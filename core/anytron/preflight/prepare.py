@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.algorithms.registered import load_advantage, load_loss
+from anytron.algorithms.registered import load_advantage, policy_loss_function
+from anytron.data.mixture import Mixture, load_mixture
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
-from anytron.data.prompts import TokenizedPrompt, tokenize
-from anytron.data.sampler import EpochSampler
-from anytron.data.sources import load_prompts
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.rollout_engine import SamplingParams
 from anytron.environments.loading import check_environment
@@ -17,30 +15,31 @@ from anytron.errors import ConfigError
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anytron.config.schema import RunConfig
+    from anytron.data.prompts import TokenizedPrompt
 
 
 @dataclass(frozen=True)
-class PreparedRun:
-    """What the driver needs of a run.
+class PreparedPrompts:
+    """The prompts of a run, as its model reads them.
 
     Attributes:
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
         sampler: Draws prompts.
-        rewards: The reward functions, checked.
-        sampling: How responses are sampled.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         vocab_size: Token ids are below this.
+        chat_template_kwargs: Further arguments of the chat template.
     """
 
     tokenizer: Any
     vision: VisionProcessor | None
-    sampler: EpochSampler[TokenizedPrompt]
-    rewards: RewardSum
-    sampling: SamplingParams
+    sampler: Mixture
     context_length: int | None
     vocab_size: int
+    chat_template_kwargs: Mapping[str, Any]
 
     def draw(self, count: int) -> list[TokenizedPrompt]:
         """Take the next prompts, their images prepared: only now, because patches are large."""
@@ -55,19 +54,26 @@ class PreparedRun:
         ]
 
 
-def prepare(config: RunConfig) -> PreparedRun:
-    """Load tokenizer, prompts, rewards and environment, and check them against the model.
+@dataclass(frozen=True)
+class PreparedRun(PreparedPrompts):
+    """What the driver needs of a run.
+
+    Attributes:
+        rewards: The reward functions, checked.
+        sampling: How responses are sampled.
+    """
+
+    rewards: RewardSum
+    sampling: SamplingParams
+
+
+def prepare_prompts(config: RunConfig) -> PreparedPrompts:
+    """Load the tokenizer and all prompts, and check them against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
-    load_advantage(config.algorithm)
-    load_loss(config.algorithm)
-    rewards = RewardSum.from_config(config.rewards)
-    if config.environment is not None:
-        check_environment(config.environment)
-    prompts = load_prompts(config.data)
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
@@ -80,22 +86,40 @@ def prepare(config: RunConfig) -> PreparedRun:
             fix="remove environment, or train a language model",
         )
     context_length = getattr(text_config, "max_position_embeddings", None)
-    tokenized = tokenize(
-        prompts,
+    sampler = load_mixture(
+        config.data,
         tokenizer,
         vision,
-        context_length=context_length,
+        seed=config.trainer.seed,
         vocab_size=text_config.vocab_size,
+        context_length=context_length,
         max_new_tokens=config.rollout.max_new_tokens,
     )
-    ends = end_token_ids(config.model, tokenizer, text_config.vocab_size)
+    template = config.data.chat_template_kwargs
+    return PreparedPrompts(tokenizer, vision, sampler, context_length, text_config.vocab_size, template)
+
+
+def prepare(config: RunConfig) -> PreparedRun:
+    """Load prompts, rewards and environment, and check them against the model.
+
+    Raises:
+        ConfigError: Something named in the configuration is missing or impossible.
+        DataError: Prompts are not usable.
+    """
+    load_advantage(config.algorithm)
+    policy_loss_function(config.algorithm)
+    rewards = RewardSum.from_config(config.rewards)
+    if config.environment is not None:
+        check_environment(config.environment)
+    prompts = prepare_prompts(config)
+    rewards.check(prompts.sampler.tables)
+    tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
+    ends = end_token_ids(config.model, tokenizer, vocab_size)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     if vision is not None:
         vision.check_padding(padding)
     return PreparedRun(
-        tokenizer=tokenizer,
-        vision=vision,
-        sampler=EpochSampler(tokenized, seed=config.trainer.seed, shuffle=config.data.shuffle),
+        **vars(prompts),
         rewards=rewards,
         sampling=SamplingParams(
             max_new_tokens=config.rollout.max_new_tokens,
@@ -107,6 +131,4 @@ def prepare(config: RunConfig) -> PreparedRun:
             end_token_ids=ends,
             pad_token_id=padding,
         ),
-        context_length=context_length,
-        vocab_size=text_config.vocab_size,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHAPTERS = (
     ("Reward", ("reward/mean", "reward/std", "reward/")),
+    ("Validation", ("validation/",)),
     ("Responses", ("response/length_mean", "response/truncated_fraction", "response/", "environment/")),
     ("Policy", ("policy/entropy", "loss/kl", "policy/", "loss/")),
     ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),
@@ -38,6 +39,23 @@ LEADING = (
     "memory/training_peak_bytes",
 )
 """What one looks at first."""
+
+
+def leading(names: Iterable[str]) -> list[str]:
+    """Choose what one looks at first: after the reward in training, that of each validation set."""
+    known = list(names)
+    chosen = [name for name in LEADING if name in known]
+    return [*chosen[:1], *validation_means(known), *chosen[1:]]
+
+
+def validation_means(names: Iterable[str]) -> list[str]:
+    """Find the mean rewards of validation sets."""
+    return [name for name in names if name.startswith("validation/") and name.rpartition("/")[2].startswith("mean@")]
+
+
+def is_end(name: str) -> bool:
+    """Whether a metric is an end of the interval of another one, which is drawn with it."""
+    return name.startswith("validation/") and name.endswith(("/low", "/high"))
 
 
 def chapters(names: Iterable[str]) -> list[dict[str, Any]]:

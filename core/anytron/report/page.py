@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from anytron.errors import ConfigError
-from anytron.report.chapters import LEADING, chapters, descriptions
+from anytron.report.chapters import chapters, descriptions, is_end, leading
 from anytron.report.history import mean, smooth
 from anytron.report.names import short_names
 from anytron.report.pictures import embed_pictures
@@ -95,8 +95,8 @@ def _hash(text: str) -> str:
 
 def _content(runs: Sequence[Run], share: float) -> dict[str, Any]:
     names = short_names([run.path for run in runs])
-    metrics = sorted({name for run in runs for name in run.history.series})
-    lines = sum(len(run.history.series) for run in runs)
+    metrics = sorted({name for run in runs for name in run.series if not is_end(name)})
+    lines = sum(len(run.series) for run in runs)
     points = min(max(int(SERIES * share / POINT / max(lines, 1)), FEWEST), MOST)
     configs = [{} if run.record is None else run.record.config for run in runs]
     return {
@@ -104,7 +104,7 @@ def _content(runs: Sequence[Run], share: float) -> dict[str, Any]:
         "made": time.strftime("%Y-%m-%d %H:%M %z"),
         "runs": [{"name": name, **_run(run, points, share, len(runs))} for name, run in zip(names, runs, strict=True)],
         "chapters": chapters(metrics),
-        "leading": [name for name in LEADING if name in metrics],
+        "leading": leading(metrics),
         "metrics": descriptions(metrics, [str(run.setting("engine", "name")) for run in runs]),
         "settings": [[key, values] for key, values in compared(configs)],
     }
@@ -121,7 +121,7 @@ def _run(run: Run, points: int, share: float, runs: int) -> dict[str, Any]:
         "going": run.owner is not None,
         "failure": run.failure,
         "facts": _facts(run, devices(workers)),
-        "series": {name: _line(series.thinned(points)) for name, series in run.history.series.items()},
+        "series": {name: _line(series.thinned(points)) for name, series in run.series.items()},
         "parts": run.seconds_by_part(),
         "steps": len(run.history.series[REST].steps) if REST in run.history.series else 0,
         **chosen,
@@ -174,6 +174,8 @@ def _facts(run: Run, device: str) -> list[list[str]]:
         facts.append(["tokens/s", f"{mean(tokens):,.0f}"])
     if run.owner is not None and (left := run.remaining_seconds) is not None:
         facts.append(["time left", duration(left)])
+    if run.early_stop is not None:
+        facts.append(["ended by", run.early_stop])
     if device:
         facts.append(["trained on", device])
     model = run.setting("model", "path") or run.setting("model", "config", "model_type")

@@ -12,12 +12,13 @@ from typing import Any
 
 from anytron.errors import ConfigError
 from anytron.files import lock_owner
-from anytron.report.history import History
+from anytron.report.history import History, Series
 from anytron.report.records import Record, Tail, step_of
 from anytron.tracking.claim import LOCK, LOSSES
 from anytron.tracking.record import RECORD, RunRecord
 
-METRICS, SAMPLES, WORKERS = "metrics.jsonl", "samples.jsonl", "patches.json"
+METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
+SAMPLES, WORKERS = "samples.jsonl", "patches.json"
 DRIVER_LOG = Path("logs", "driver.log")
 TIME, REST = "time/", "time/step_s"
 
@@ -41,6 +42,7 @@ class Run:
     Attributes:
         path: The same, absolute.
         history: Its metrics.
+        validation: Those of its validations.
         record: Its configuration and history; None if it cannot be read.
         owner: The process that writes into it now; None = none does.
         problems: What cannot be read, in words.
@@ -58,11 +60,14 @@ class Run:
                 why=f"it has neither {RECORD} nor {METRICS}" if path.is_dir() else "there is no such directory",
                 fix="name the trainer.output_dir of a run",
             )
-        self.history = History()
+        self.history, self.validation = History(), History()
         self.record: RunRecord | None = None
         self.owner: str | None = None
         self.problems: list[str] = []
-        self._metrics = Tail(self.path / METRICS)
+        self._read = {
+            name: (Tail(self.path / name), history)
+            for name, history in ((METRICS, self.history), (VALIDATION, self.validation))
+        }
         self.update()
 
     def update(self) -> None:
@@ -74,13 +79,14 @@ class Run:
             self.problems.append(f"{LOCK} cannot be read: {error}")
             self.owner, self._hidden = None, True
         self.record = self._found(RECORD, lambda path: RunRecord.read(path.parent))
-        stepless = 0
-        for record in self._metrics.read():
-            if record is None:
-                self.history.clear()
-            else:
-                stepless += not self.history.add(record.value)
-        self._count(METRICS, self._metrics.broken + stepless, cut_short=self._metrics.cut_short)
+        for name, (tail, history) in self._read.items():
+            stepless = 0
+            for record in tail.read():
+                if record is None:
+                    history.clear()
+                else:
+                    stepless += not history.add(record.value)
+            self._count(name, tail.broken + stepless, cut_short=tail.cut_short)
 
     @property
     def state(self) -> State:
@@ -88,7 +94,7 @@ class Run:
         if self.owner is not None:
             return State.GOING
         finished = None if self.record is None else self.record.finished_step
-        if finished is not None and finished >= (self.total_steps or 0):
+        if finished is not None and (finished >= (self.total_steps or 0) or self.early_stop is not None):
             return State.FINISHED
         if self._hidden:
             return State.UNKNOWN
@@ -98,6 +104,16 @@ class Run:
     def failure(self) -> str | None:
         """The error that ended it; None if none did, or it goes on."""
         return None if self.record is None or self.owner is not None else self.record.failure
+
+    @property
+    def early_stop(self) -> str | None:
+        """Why validation ended it before its last step; None if it did not."""
+        return None if self.record is None else self.record.early_stop
+
+    @property
+    def series(self) -> dict[str, Series]:
+        """All metrics over steps, those of validations too."""
+        return {**self.history.series, **self.validation.series}
 
     @property
     def is_over(self) -> bool:

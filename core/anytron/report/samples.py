@@ -24,7 +24,7 @@ LONGEST = 12_000
 """Characters of a prompt or response that are shown."""
 NEAR_THE_END = 1 << 20
 """Bytes of the file that are read for the last samples."""
-_PICTURE = re.compile(r"images/\d+-\d+\.png")
+_PICTURE = re.compile(r"images/\d+-([A-Za-z0-9_.-]+-)?\d+\.png")
 
 
 def choose_samples(run: Run, room: int) -> dict[str, Any]:
@@ -90,6 +90,8 @@ def _shown(record: dict[str, Any]) -> dict[str, Any]:
         "finished": record.get("finished") is not False,
         "reward": reward if reward is not None and math.isfinite(reward) else None,
     }
+    if "validation" in record:
+        shown["validation"] = _text(record["validation"])[:200]
     if errors:
         shown["errors"] = errors
     if isinstance(images, list):

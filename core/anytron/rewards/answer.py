@@ -10,7 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from anytron.isolation.failure import Failure as IsolationFailure
-from anytron.isolation.failure import traced
+from anytron.isolation.failure import read, traced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +56,26 @@ class Answer:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Answer:
-        """Read what :meth:`as_json` gave."""
-        return cls(record["values"], [Failure(**failure) for failure in record["failures"]])
+    def from_json(cls, record: object, samples: int) -> Answer:
+        """Read what :meth:`as_json` gave, in a process that runs a user's code: it may be anything.
+
+        Args:
+            record: It.
+            samples: How many the call had.
+
+        Raises:
+            ValueError: It is no answer to such a call.
+        """
+        found = read(cls, record)
+        missing = [position for position, value in enumerate(found.values) if value is None]
+        places = [failure.sample for failure in found.failures]
+        if found.values and (len(found.values) != samples or places != missing):
+            raise ValueError(f"{len(found.values)} values, and failures of {places}, for {samples} samples")
+        if not found.values and (len(places) != 1 or places[0] not in (None, *range(samples))):
+            raise ValueError(f"no values, and failures of {places}, for {samples} samples")
+        if not all(value is None or abs(value) <= LARGEST for value in found.values):
+            raise ValueError("values that are not finite in float32")
+        return found
 
     @classmethod
     def failed(cls, failure: Failure) -> Answer:
@@ -92,6 +109,9 @@ def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
 
 
 def _unusable(value: object, position: int) -> Failure | None:
+    if isinstance(value, Exception):
+        why = f"{type(value).__name__}: {value}"
+        return Failure("A reward function has no reward for a sample.", why, "cure what it names", sample=position)
     if not isinstance(value, Real):
         return Failure(
             "A reward is not a number.", f"it is {value!r}", "return one number for each sample", sample=position

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import groupby, pairwise
-from multiprocessing.connection import wait
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from typing_extensions import Self
@@ -14,7 +12,8 @@ from anytron.errors import DataError
 from anytron.rewards.process import RewardProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
     from anytron.config.schema import RewardSection
@@ -26,6 +25,10 @@ HOPELESS = 16
 
 Call = tuple[int, ...]
 """Positions of the samples of one call."""
+
+
+Scored = tuple[list[float | None], "dict[int, Failure]"]
+"""A number for each sample, None for those that the function fails for, and why it does."""
 
 
 class RewardPool:
@@ -46,6 +49,7 @@ class RewardPool:
         self._logs = [logs / f"reward-{name}-{number}.log" for number in range(section.processes)]
         self._start_timeout_s = start_timeout_s
         self._processes: list[RewardProcess] = []
+        self._busy: dict[int, Call] = {}
         try:
             for number in range(section.processes):
                 self._processes.append(self._started(number))
@@ -53,8 +57,21 @@ class RewardPool:
             self.close()
             raise
 
-    def score(self, samples: Sequence[Sample]) -> tuple[list[float | None], dict[int, Failure]]:
+    @property
+    def connections(self) -> list[Connection]:
+        """One of them is ready to be read when :meth:`score` can go on; or it is the ``deadline``."""
+        return [self._processes[number].connection for number in self._busy]
+
+    @property
+    def deadline(self) -> float:
+        """When :meth:`score` can go on in any case, on the clock of :func:`time.monotonic`."""
+        return min(self._processes[number].deadline for number in self._busy)
+
+    def score(self, samples: Sequence[Sample]) -> Generator[None, None, Scored]:
         """Call the function with all samples; where that fails, one by one, to find those that it fails for.
+
+        Yields:
+            None whenever it has to wait (:attr:`connections`, :attr:`deadline`).
 
         Returns:
             A number for each sample, None for those that it fails for, and why it does.
@@ -66,7 +83,11 @@ class RewardPool:
         values: list[float | None] = [None] * len(samples)
         failures: dict[int, Failure] = {}
         alone: list[int] = []
-        for call, answer in self._answers(samples, shares(samples, self.section.processes)):
+        for came in self._answers(samples, shares(samples, self.section.processes)):
+            if came is None:
+                yield
+                continue
+            call, answer = came
             if answer.failures and self.section.on_error == "stop":
                 raise self._error(answer.failures[0], call, samples)
             self._enter(call, answer, values, failures)
@@ -75,8 +96,13 @@ class RewardPool:
         # The first sample of each prompt, then the second of each: prompts of a kind may be hopeless together.
         place = {index: rank for group in _groups(samples) for rank, index in enumerate(group)}
         alone.sort(key=lambda index: (place[index], index))
-        for tried, (call, answer) in enumerate(self._answers(samples, [(index,) for index in alone]), start=1):
-            self._enter(call, answer, values, failures)
+        tried = 0
+        for came in self._answers(samples, [(index,) for index in alone]):
+            if came is None:
+                yield
+                continue
+            self._enter(*came, values, failures)
+            tried += 1
             if tried >= HOPELESS and all(value is None for value in values):
                 break
         if all(value is None for value in values):
@@ -104,19 +130,17 @@ class RewardPool:
             if answer.whole or len(call) == 1:
                 failures[call[failure.sample or 0]] = failure
 
-    def _answers(self, samples: Sequence[Sample], calls: Sequence[Call]) -> Iterator[tuple[Call, Answer]]:
-        """Make calls, as many at a time as there are processes; yield their answers as they come."""
+    def _answers(self, samples: Sequence[Sample], calls: Sequence[Call]) -> Iterator[tuple[Call, Answer] | None]:
+        """Make calls, as many at a time as there are processes; yield their answers as they come, None to wait."""
         waiting = deque(calls)
-        busy: dict[int, Call] = {}
+        busy = self._busy
         try:
             while waiting or busy:
                 for number in range(len(self._processes)):
                     if waiting and number not in busy:
                         busy[number] = waiting.popleft()
                         self._living(number).give([samples[index] for index in busy[number]])
-                at_work = [self._processes[number] for number in busy]
-                left = min(process.deadline for process in at_work) - monotonic()
-                wait([process.connection for process in at_work], max(0.0, left))
+                yield None
                 for number, call in list(busy.items()):
                     answer = self._processes[number].take()
                     if answer is not None:
@@ -125,6 +149,7 @@ class RewardPool:
         finally:
             for number in busy:  # nobody waits for these answers any more
                 self._processes[number].end()
+            busy.clear()
 
     def _living(self, number: int) -> RewardProcess:
         if self._processes[number].ended:

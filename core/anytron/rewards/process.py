@@ -30,6 +30,7 @@ class RewardProcess(IsolatedProcess):
 
     def __init__(self, name: str, section: RewardSection, key: str, log: Path, start_timeout_s: float) -> None:
         self._key = key
+        self._samples = 0
         options = section.model_dump(mode="json")["options"]
         settings = ProcessSettings(
             title="A reward process",
@@ -44,6 +45,7 @@ class RewardProcess(IsolatedProcess):
 
     def give(self, samples: Sequence[Sample]) -> None:
         """Let the function be called with these samples, as soon as the process is up."""
+        self._samples = len(samples)
         self.send([samples], steps=len(samples))
 
     def take(self) -> Answer | None:
@@ -59,7 +61,10 @@ class RewardProcess(IsolatedProcess):
             return None
         if isinstance(message, Gone):
             return Answer.failed(self._failure(message))
-        found = Answer.from_json(dict(message))
+        try:
+            found = Answer.from_json(message, self._samples)
+        except ValueError as error:
+            return Answer.failed(self._failure(self.reject(f"an answer that is none: {error}")))
         if any(failure.ends for failure in found.failures):
             self.end()
         return found
@@ -72,6 +77,9 @@ class RewardProcess(IsolatedProcess):
                 f"if it is only slow, raise {self._key}.timeout_s",
                 sample=gone.at,
             )
+        if gone.nonsense:
+            fix = "let nothing but Anytron write into the process's channel"
+            return Failure("A reward process answered nonsense.", gone.why, fix, sample=gone.at)
         return Failure(
             "A reward process died.",
             gone.why,

@@ -1,39 +1,29 @@
-"""The reward functions that have a name."""
+"""The reward functions that have a name, and how a reward is made of what a configuration says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from anytron.config.imports import resolve
 from anytron.errors import DataError
+from anytron.rewards.code import Code
+from anytron.rewards.judge import Judge
+from anytron.rewards.math import Math
+from anytron.rewards.patterns import Format, Regex
+from anytron.rewards.reasoning_gym import ReasoningGym
+from anytron.rewards.reference import Contains, ExactMatch
 
 if TYPE_CHECKING:
     from anytron.environments.outcome import Outcome
     from anytron.rewards.sample import Sample
 
-RewardFunction = Callable[..., Sequence[float]]
-"""(samples, **options) -> one finite number for each sample."""
+RewardFunction = Callable[..., Sequence[float | Exception]]
+"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none.
 
-
-def exact_match(samples: Sequence[Sample], key: str = "answer") -> list[float]:
-    """Give 1 to a response that is the right answer, else 0. White space around both is ignored.
-
-    Where there is an environment, the response is what the model wrote in its last turn.
-
-    Args:
-        samples: The samples.
-        key: The entry of ``sample.data`` that holds the right answer.
-
-    Raises:
-        DataError: A prompt has no such entry.
-    """
-    return [float(sample.turns[-1].strip() == str(_entry(sample, key)).strip()) for sample in samples]
-
-
-def contains(samples: Sequence[Sample], key: str = "answer") -> list[float]:
-    """Give 1 to a response that contains the right answer, else 0; otherwise as :func:`exact_match`."""
-    return [float(str(_entry(sample, key)).strip() in sample.turns[-1]) for sample in samples]
+Or a class: made with the options, called with the samples."""
 
 
 def environment(samples: Sequence[Sample]) -> list[float]:
@@ -51,18 +41,32 @@ def _outcome(sample: Sample) -> Outcome:
     return sample.environment
 
 
-def _entry(sample: Sample, key: str) -> object:
-    if key not in sample.data:
-        raise DataError(
-            f"The prompt has no entry {key!r}.",
-            where=f"prompt {sample.prompt_id}",
-            why=f"its data has {', '.join(map(repr, sample.data)) or 'nothing'}",
-            fix="set the reward's option key, or give the data to the prompts",
-        )
-    return sample.data[key]
-
-
 REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
-    {"exact_match": exact_match, "contains": contains, "environment": environment}
+    {
+        "code": Code,
+        "contains": Contains,
+        "environment": environment,
+        "exact_match": ExactMatch,
+        "format": Format,
+        "judge": Judge,
+        "math": Math,
+        "reasoning_gym": ReasoningGym,
+        "regex": Regex,
+    }
 )
 """By their name in ``rewards[].function``."""
+
+
+def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
+    """Make what is called with samples alone.
+
+    Args:
+        reference: ``rewards[].function``.
+        options: Its options.
+        key: Where it stands in the configuration.
+
+    Raises:
+        ConfigError: It does not exist.
+    """
+    function = resolve(reference, key=key, registered=REWARDS)
+    return function(**options) if isinstance(function, type) else partial(function, **options)

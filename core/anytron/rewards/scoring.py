@@ -5,6 +5,9 @@ from __future__ import annotations
 import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
+from multiprocessing.connection import wait
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +16,15 @@ from typing_extensions import Self
 
 from anytron.config.imports import resolve
 from anytron.errors import ConfigError, DataError
-from anytron.rewards.pool import RewardPool
-from anytron.rewards.registered import REWARDS, RewardFunction
+from anytron.rewards.pool import RewardPool, Scored
+from anytron.rewards.registered import REWARDS, RewardFunction, made
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.schema import RewardSection
+    from anytron.data.prompts import TokenizedPrompt
     from anytron.rewards.answer import Failure
     from anytron.rewards.sample import Sample
 
@@ -62,16 +66,41 @@ class RewardSum:
         for index, section in enumerate(sections):
             function = resolve(section.function, key=f"rewards[{index}].function", registered=REWARDS)
             _check_options(function, section.options, index)
-            name = section.function.rpartition(":")[2]
+            name = section.name or section.function.rpartition(":")[2]
             if name in named:
                 raise ConfigError(
                     f"Two rewards are called {name}.",
                     where=f"rewards[{index}].function",
-                    why="metrics are reported by the function's name",
-                    fix="wrap one in a function of another name",
+                    why="metrics and logs are named for them",
+                    fix=f"set rewards[{index}].name",
                 )
             named[name] = section
         return cls(named)
+
+    def check(self, tables: Sequence[Sequence[TokenizedPrompt]]) -> None:
+        """Let rewards that are classes look at this machine and at the run's prompts, before anything starts.
+
+        Args:
+            tables: The prompts of each source of the run.
+
+        Raises:
+            ConfigError: A reward cannot work here, or cannot be made with its options.
+            DataError: It cannot score the responses to a prompt.
+        """
+        for index, (name, section) in enumerate(self.sections.items()):
+            key = f"rewards[{index}] ({name})"
+            reward = _made(section, key)
+            try:
+                if hasattr(reward, "check_machine"):
+                    reward.check_machine()
+            except ConfigError as error:
+                raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
+            for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
+                try:
+                    reward.check_prompt(prompt.data)
+                except DataError as error:  # noqa: PERF203 - names its prompt
+                    where = f"prompt {prompt.id}, for {key}"
+                    raise DataError(error.what, where=where, why=error.why, fix=error.fix) from error
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
         """Start the processes that call the functions; does not wait for them.
@@ -106,8 +135,7 @@ class RewardWorkers:
         plain = [_plain(samples[index]) for index in whole]
         parts: dict[str, Tensor] = {}
         failures: dict[str, Mapping[int, Failure]] = {}
-        for pool in self._pools:
-            values, found = pool.score(plain)
+        for pool, (values, found) in zip(self._pools, _together(self._pools, plain), strict=True):
             failures[pool.name] = {whole[index]: failure for index, failure in found.items()}
             missing = float("nan") if pool.section.on_error == "drop" else 0.0
             parts[pool.name] = torch.full((len(samples),), float("nan"))
@@ -132,6 +160,39 @@ class RewardWorkers:
             pool.close()
 
 
+def _together(pools: Sequence[RewardPool], samples: Sequence[Sample]) -> list[Scored]:
+    """Let all functions score the samples at the same time."""
+    scoring = [pool.score(samples) for pool in pools]
+    found: dict[int, Scored] = {}
+    try:
+        while len(found) < len(pools):
+            for index in range(len(pools)):
+                if index not in found:
+                    try:
+                        next(scoring[index])
+                    except StopIteration as finished:
+                        found[index] = finished.value
+            busy = [pool for index, pool in enumerate(pools) if index not in found]
+            if busy:
+                left = min(pool.deadline for pool in busy) - monotonic()
+                wait([one for pool in busy for one in pool.connections], max(0.0, left))
+    finally:
+        for one in scoring:
+            one.close()  # one may have raised: nobody waits for the others any more
+    return [found[index] for index in range(len(pools))]
+
+
+def _made(section: RewardSection, key: str) -> Any:
+    try:
+        return made(section.function, section.options, key)
+    except (ConfigError, DataError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            "A reward cannot be made with its options.", where=key, why=f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def _plain(sample: Sample) -> Sample:
     """A sample as functions get it, without what only the model reads; most have nothing of that."""
     if sample.patches is None and sample.routing is None:
@@ -145,11 +206,11 @@ def _check_options(function: RewardFunction, options: Mapping[str, Any], index: 
     except ValueError:
         return  # functions written in C may have no signature; calling tells
     try:
-        signature.bind([], **options)
+        signature.bind(*() if isinstance(function, type) else ([],), **options)
     except TypeError as error:
         raise ConfigError(
             "A reward function cannot be called with its options.",
             where=f"rewards[{index}].options",
             why=f"{error}; it takes {signature}",
-            fix="the samples come first, the options are keyword arguments",
+            fix="the options are keyword arguments, of a function beside the samples, which come first",
         ) from error

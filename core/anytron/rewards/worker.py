@@ -6,11 +6,11 @@ Importing this module imports no torch; the function may.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
 from typing_extensions import Self
 
+from anytron.isolation.confined import confine
 from anytron.isolation.progress import Progress
 from anytron.isolation.worker import calls, enter, send
 from anytron.rewards.answer import answer
@@ -28,10 +28,13 @@ def main(channel: int, lifeline: int) -> None:
     """
     connection, start = enter(channel, lifeline)
 
-    from anytron.config.imports import resolve
-    from anytron.rewards.registered import REWARDS
+    from anytron.rewards.registered import made
 
-    function = partial(resolve(start["function"], key=start["key"], registered=REWARDS), **start["options"])
+    function = made(start["function"], start["options"], start["key"])
+    if hasattr(function, "check_machine"):
+        function.check_machine()  # imports what it needs
+    if getattr(function, "confined", False):
+        confine()
     progress = Progress(start["progress"])
     for samples in calls(connection):
         with WatchedSamples(samples, progress.at) as watched:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.config.schema import RunConfig
+    from anytron.data.mixture import Mixture, Place
     from anytron.data.prompts import TokenizedPrompt
     from anytron.preflight.prepare import PreparedRun
     from anytron.rollout.conversations import Conversations, SingleTurns
@@ -40,12 +41,12 @@ class Begun:
     """A step whose responses are being made.
 
     Attributes:
-        place: Where the sampler was before its prompts were drawn.
+        places: Where the sampler was before its prompts were drawn.
         prompts: They.
         responses: What makes their responses was asked for, as it names it.
     """
 
-    place: tuple[int, int]
+    places: tuple[Place, ...]
     prompts: list[TokenizedPrompt]
     responses: Any
 
@@ -72,20 +73,18 @@ class StepsAhead:
         self._version = 0
         self.age: Mapping[str, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._prepared.sampler)
+    @property
+    def sampler(self) -> Mixture:
+        """What prompts are drawn from. To be moved before anything is begun."""
+        return self._prepared.sampler
 
     @property
-    def place(self) -> tuple[int, int]:
+    def places(self) -> tuple[Place, ...]:
         """Where in the data the next step begins: responses that nothing was trained on are not counted.
 
         A resume draws their prompts again.
         """
-        return self._begun[0].place if self._begun else self._prepared.sampler.place
-
-    def seek(self, epoch: int, position: int) -> None:
-        """Go to a place in the data; before anything is begun."""
-        self._prepared.sampler.seek(epoch, position)
+        return self._begun[0].places if self._begun else self.sampler.places
 
     def settle(self) -> None:
         """Finish what must not see the next weights."""
@@ -118,11 +117,11 @@ class StepsAhead:
             self._begin(step)
 
     def _begin(self, step: int) -> None:
-        place = self._prepared.sampler.place
+        places = self.sampler.places
         prompts = self._prepared.draw(self._config.data.prompts_per_step)
         seed = derive_seed(self._config.trainer.seed, "rollout", step)
         count = self._config.rollout.samples_per_prompt
-        self._begun.append(Begun(place, prompts, self._turns.begin(prompts, count, seed)))
+        self._begun.append(Begun(places, prompts, self._turns.begin(prompts, count, seed)))
 
     def _last_from(self, step: int) -> int:
         """The last step whose responses may come from the weights that a step begins with."""

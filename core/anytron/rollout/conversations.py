@@ -193,7 +193,8 @@ class Conversations:
             self._end(conversation, finished=observation.done)
             return
         last = conversation.tokens[-1] if conversation.tokens else None
-        tokens = observation_tokens(observation, last, self._tokenizer, self._prepared.vocab_size)
+        known = self._tokenizer, self._prepared.vocab_size, self._prepared.chat_template_kwargs
+        tokens = observation_tokens(observation, last, *known)
         if isinstance(tokens, Failure):
             self._end(conversation, finished=False, failure=tokens)
             return

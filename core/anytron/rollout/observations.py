@@ -10,7 +10,7 @@ from anytron.data.prompts import TEMPLATE_SECONDS
 from anytron.isolation.failure import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anytron.environments.protocol import Message, Observation
 
@@ -19,7 +19,7 @@ TURN = "anytron stands for a turn"
 
 
 def observation_tokens(
-    observation: Observation, last: int | None, tokenizer: Any, vocab_size: int
+    observation: Observation, last: int | None, tokenizer: Any, vocab_size: int, chat_template_kwargs: Mapping[str, Any]
 ) -> tuple[int, ...] | Failure:
     """Tokenise an observation by itself.
 
@@ -29,10 +29,11 @@ def observation_tokens(
             template writes behind a turn, it is not written twice.
         tokenizer: A Hugging Face tokenizer.
         vocab_size: Token ids are below this.
+        chat_template_kwargs: Further arguments of the chat template.
     """
     try:
         if observation.messages is not None:
-            tokens = _encoded(_rendered(observation.messages, tokenizer), tokenizer)
+            tokens = _encoded(_rendered(observation.messages, tokenizer, chat_template_kwargs), tokenizer)
             tokens = tokens[1:] if tokens and tokens[0] == last else tokens
         elif observation.text is not None:
             tokens = _encoded(observation.text, tokenizer)
@@ -56,11 +57,13 @@ def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
+def _rendered(messages: Sequence[Message], tokenizer: Any, template: Mapping[str, Any]) -> str:
     """Render what follows a turn of the model's, up to where its next turn begins."""
     before = [{"role": "user", "content": TURN}, {"role": "assistant", "content": TURN}]
     with processor_time(TEMPLATE_SECONDS):
-        text: str = tokenizer.apply_chat_template([*before, *messages], add_generation_prompt=True, tokenize=False)
+        text: str = tokenizer.apply_chat_template(
+            [*before, *messages], add_generation_prompt=True, tokenize=False, **template
+        )
     if text.count(TURN) != 2:
         raise ValueError(f"the chat template does not show an assistant's turn once, as it stands: {text!r}")
     return text.rpartition(TURN)[2]

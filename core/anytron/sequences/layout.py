@@ -75,7 +75,8 @@ class LayoutConstraints:
 
     Attributes:
         align: Every padded length is a multiple of this many tokens.
-        bucket: The total of the local layout (thd), or the row length (bshd), is a multiple of this.
+        bucket: The total of the packed buffer over all shards (thd), or the whole row's length (bshd), is a multiple
+            of this, as in verl. A shard of it need not be.
     """
 
     align: int = 1

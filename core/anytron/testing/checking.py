@@ -82,10 +82,13 @@ def _told(error: Exception) -> tuple[str, str]:
 
 
 def raised(error: BaseException) -> str:
-    """Say what was raised, and where: the innermost line, which is usually the platform's."""
+    """Say what was raised, and where: the innermost line, which is usually the platform's.
+
+    Where it is the kit's, that line shows what the kit did with the platform's answer.
+    """
     if isinstance(error, AnytronError):
         return " ".join(part for part in (error.what, error.why) if part)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    place = f", at {frames[-1].line!r} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     message = str(error).strip().splitlines()
     return f"It raised {type(error).__name__}: {message[0] if message else 'without a message'}{place}"

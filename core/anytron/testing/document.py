@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.testing.levels import rules_of
-from anytron.testing.rules import LEVELS
+from anytron.testing.rules import LEVELS, TITLE
 
 if TYPE_CHECKING:
     from anytron.testing.rules import Level, Rule
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NOTICE = (
     "<!-- Generated from core/anytron/testing by python -m anytron.testing.document docs/reference/conformance.md -->"
 )
-_INTRODUCTION = """# The rules of conformance
+_INTRODUCTION = f"""# {TITLE}
 
 What a platform must do, one sentence each, as `anytron conformance NAME` checks it;
 [prove a platform](../how-to/prove-a-platform.md) says how to run it. Each rule is checked in cases from small to large,

@@ -137,7 +137,7 @@ class Ranks:
                 fate = "hangs: " if isinstance(answer, Gone) and answer.late else ""
                 raise CheckFailed(f"rank {rank} of {len(answers)} {fate}{why}")
         for rank, answer in enumerate(answers):
-            assert not isinstance(answer, Gone)
+            assert not isinstance(answer, Gone), "that has been raised"
             if "broken" in answer:
                 what, difference = answer["broken"]
                 raise Broken(what, f"on rank {rank} of {len(answers)}: {difference}")

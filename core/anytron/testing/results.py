@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform as machine
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from anytron import __version__
 from anytron.verification.report import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anytron.testing.rules import Level, Rule
 
@@ -28,6 +29,8 @@ class RuleResult:
         docs: Where it is explained.
         cases: Number of cases that were made, the failing one included.
         skipped: Number of cases that the platform declares not to do or this machine cannot make.
+        help: What was done to find out, and what usually breaks it: all that the documentation says of the rule
+            besides. Empty if the rule is not broken.
         reason: What was found wrong, or why cases were skipped; empty if all cases passed.
         case: The smallest case that fails; empty if none does, or if the rule has one case only.
         difference: How far off it is, and what is allowed.
@@ -43,6 +46,7 @@ class RuleResult:
     docs: str
     cases: int = 0
     skipped: int = 0
+    help: str = ""
     reason: str = ""
     case: str = ""
     difference: str = ""
@@ -53,7 +57,8 @@ class RuleResult:
     @classmethod
     def failed(cls, rule: Rule, reason: str, **found: Any) -> RuleResult:
         """Make the result of a rule that is broken, or could not be checked."""
-        return cls(rule.name, rule.level, Status.FAILED, rule.contract, rule.docs, reason=reason, **found)
+        named = {"help": rule.help, "reason": reason, **found}
+        return cls(rule.name, rule.level, Status.FAILED, rule.contract, rule.docs, **named)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RuleResult:
@@ -72,6 +77,7 @@ class RuleResult:
             ("case: ", self.case),
             ("difference: ", self.difference),
             ("contract: ", self.contract),
+            ("checked: ", " ".join(self.help.replace("``", "`").split())),
             ("docs: ", self.docs),
         )
         return "\n".join(f"{label}{text}" for label, text in parts if text)
@@ -84,10 +90,18 @@ class ConformanceReport:
     Attributes:
         platform: The platform's name.
         levels: Results by level, in order.
+        interrupted: Ctrl-C came before all rules had been checked.
     """
 
     platform: str
     levels: Mapping[Level, list[RuleResult]]
+    interrupted: bool = False
+
+    @classmethod
+    def of(cls, platform: str, results: Iterable[RuleResult], *, interrupted: bool = False) -> ConformanceReport:
+        """Make the report of a platform of its results, which are in order."""
+        levels = {level: [*members] for level, members in groupby(results, key=lambda result: result.level)}
+        return cls(platform, levels, interrupted)
 
     @property
     def results(self) -> list[RuleResult]:
@@ -116,6 +130,7 @@ class ConformanceReport:
                 for level, results in self.levels.items()
             ],
             "counts": self.counts,
+            "interrupted": self.interrupted,
         }
 
 

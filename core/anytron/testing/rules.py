@@ -17,7 +17,9 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 """From what everything else stands on to what it is for; a later level means little while an earlier one fails."""
 
 PAGE = "docs/reference/conformance.md"
-"""Has a section for each rule, named as the rule."""
+"""Has a section for each rule, named as the rule; the wheel does not have it, and the source distribution does."""
+TITLE = "The rules of conformance"
+"""Of that page, as the menu of the documentation's site shows it too."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class Rule:
 
     @property
     def docs(self) -> str:
-        """Where the documentation explains it."""
-        return f"{PAGE}#{self.name}"
+        """Where the documentation explains it: findable on its site and in the source distribution alike."""
+        return f"the page '{TITLE}', section {self.name} ({PAGE}#{self.name} in the source distribution of anytron)"
 
     def cases_for(self, subject: Subject) -> list[Case]:
         """The cases, from small to large."""

@@ -24,18 +24,6 @@ START_S = 300.0
 """Seconds in which the platform must be opened."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while rules were checked. The process that checked is gone, and what it has started ends with it.
-
-    Args:
-        report: The rules that had been checked until then.
-    """
-
-    def __init__(self, report: ConformanceReport) -> None:
-        self.report = report
-        super().__init__()
-
-
 class Watcher(Protocol):
     """Is told how the kit goes on, for people."""
 
@@ -129,20 +117,13 @@ def run(
         scratch: A directory for logs and for what checks write.
         watcher: Is told how it goes on.
         threads: Processor threads of the checking processes.
-
-    Raises:
-        Interrupted: Ctrl-C; it has the report so far.
     """
     found: dict[Level, list[RuleResult]] = {}
-    report = ConformanceReport(source.platform, found)
-    try:
-        for level in levels:
-            found[level] = []
-            with Checker(source, scratch, threads) as checker:
-                for rule in rules_of(level):
-                    watcher.begins(rule)
-                    found[level].append(checker.check(rule))
-                    watcher.made(found[level][-1])
-    except KeyboardInterrupt:
-        raise Interrupted(report) from None
-    return report
+    for level in levels:
+        found[level] = []
+        with Checker(source, scratch, threads) as checker:
+            for rule in rules_of(level):
+                watcher.begins(rule)
+                found[level].append(checker.check(rule))
+                watcher.made(found[level][-1])
+    return ConformanceReport(source.platform, found)

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anytron.config.schema import EngineSection, RunConfig
+from anytron.config.running import EngineSection
+from anytron.config.schema import RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
 from anytron.limits import Feature

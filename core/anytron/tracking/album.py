@@ -17,16 +17,19 @@ LONGEST_SIDE = 512
 
 
 class Album:
-    """The pictures of one step, in ``images/`` of a run's directory. A picture of several samples is saved once.
+    """The pictures of a step, or of a validation after it, in ``images/`` of a run's directory.
+
+    A picture of several samples is saved once.
 
     Args:
         directory: Of the run.
         step: The step, part of the files' names.
+        validation: The set's name, which is another part; None = training's samples.
     """
 
-    def __init__(self, directory: Path, step: int) -> None:
+    def __init__(self, directory: Path, step: int, validation: str | None = None) -> None:
         self._directory = directory
-        self._step = step
+        self._begin = f"{step:05d}" if validation is None else f"{step:05d}-{validation}"
         self._names: dict[int, str] = {}
 
     def add(self, pictures: Sequence[Picture]) -> list[str]:
@@ -35,7 +38,7 @@ class Album:
 
     def _add(self, picture: Picture) -> str:
         if id(picture) not in self._names:
-            name = f"images/{self._step:05d}-{len(self._names)}.png"
+            name = f"images/{self._begin}-{len(self._names)}.png"
             (self._directory / "images").mkdir(exist_ok=True)
             small = read_picture(picture, name)
             small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))

@@ -23,6 +23,7 @@ CONTENTS = (
     "config.yaml",
     "patches.json",
     "metrics.jsonl",
+    "validation.jsonl",
     "samples.jsonl",
     "images",
     "plots",

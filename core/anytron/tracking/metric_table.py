@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from anytron.metric import Metric
 
-_CORRECTED = "`algorithm.importance_correction` is `measured` or `truncated`, also by itself"
+_CORRECTED = "`algorithm.importance_correction` is `measured`, `truncated` or `masked`, also by itself"
 _TURNS = "`environment` is given"
 _CRITIC = "`critic` is given"
 _OFFLOAD, _SLEEP = "`engine.offload` names something", "`rollout.sleep`"
 _STALE = "`rollout.max_staleness` is above 0"
-_POLICY = "the built-in loss"
+_VALIDATION, _PROMPTS = "`validation` is given", "there are two prompts or more"
+_END = "end of its confidence interval: 95 %, bootstrap over prompts; see [validate](../how-to/validate.md)"
+_CLIPS = "`algorithm.loss` is `ppo_clip`, `gspo` or `gspo_token`"
+_PENALTY = "`algorithm.kl_coefficient` is above 0"
 
 METRICS = (
     Metric("step", "steps", "the training step, counted from 1"),
@@ -27,29 +30,82 @@ METRICS = (
     Metric("response/length_max", "tokens", "the longest response of the step"),
     Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end of their own"),
     Metric("response/empty_fraction", "fraction", "responses without a token"),
+    Metric(
+        "validation/NAME/mean@N",
+        "",
+        "mean reward of the N responses to each prompt of a validation set, averaged over prompts",
+        _VALIDATION,
+    ),
+    Metric("validation/NAME/mean@N/low", "", f"lower {_END}", _PROMPTS),
+    Metric("validation/NAME/mean@N/high", "", f"upper {_END}", _PROMPTS),
+    Metric(
+        "validation/NAME/pass@K",
+        "fraction",
+        "probability that one of K responses to a prompt passes at least, estimated without bias",
+        "K is in `pass_at`",
+    ),
+    Metric("validation/NAME/pass@K/low", "fraction", f"lower {_END}", _PROMPTS),
+    Metric("validation/NAME/pass@K/high", "fraction", f"upper {_END}", _PROMPTS),
+    Metric("validation/NAME/response/length_mean", "tokens", "as `response/length_mean`", _VALIDATION),
+    Metric("validation/NAME/response/truncated_fraction", "fraction", "as `response/truncated_fraction`", _VALIDATION),
+    Metric(
+        "validation/NAME/failed",
+        "samples",
+        "responses that were dropped, as a reward or environment failed",
+        _VALIDATION,
+    ),
+    Metric("validation/time_s", "seconds", "the whole validation, all sets", _VALIDATION),
     Metric("environment/failed", "samples", "samples whose environment failed", _TURNS),
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),
     Metric("environment/turns_max", "turns", "the most turns of a sample", _TURNS),
     Metric("environment/observation_tokens_mean", "tokens", "mean length of what the environment wrote", _TURNS),
     Metric("environment/metrics/NAME", "", "mean of what the environment reports itself", _TURNS),
-    Metric("loss/total", "", "the loss whose gradient was taken", _POLICY),
-    Metric("loss/policy", "", "its clipped policy-gradient part", _POLICY),
-    Metric("loss/kl", "nats", "KL divergence from the reference model, without its coefficient", _POLICY),
-    Metric("policy/entropy", "nats", "mean entropy of the next-token distribution over response tokens", _POLICY),
-    Metric("policy/ratio_mean", "", "mean probability ratio of the policy to that before the step's updates", _POLICY),
-    Metric("policy/clip_fraction", "fraction", "response tokens whose gradient was clipped away", _POLICY),
+    Metric("loss/total", "", "the loss whose gradient was taken"),
+    Metric("loss/policy", "", "its policy-gradient part: what `algorithm.loss` computes"),
+    Metric("loss/kl", "nats", "its KL part without the coefficient, averaged as `algorithm.aggregation` says"),
+    Metric("policy/entropy", "nats", "mean entropy of the next-token distribution over response tokens"),
+    Metric("policy/ratio_mean", "", "mean probability ratio of the policy to that before the step's updates"),
+    Metric("policy/kl", "nats", "mean KL divergence of a response token from the reference model", _PENALTY),
+    Metric("policy/clip_fraction", "fraction", "response tokens whose gradient was clipped away", _CLIPS),
+    Metric(
+        "policy/capped_fraction",
+        "fraction",
+        "response tokens whose weight was clipped; they keep their gradient",
+        "`algorithm.loss` is `cispo`",
+    ),
+    Metric("kl/coefficient", "", "the coefficient of the KL penalty in this step", "`algorithm.kl_target`"),
     Metric(
         "rollout/log_prob_abs_diff",
         "nats",
         "mean difference of the log-probs that rollout and training compute for a response token; see "
         "[bad numbers](../how-to/debug-bad-numbers.md)",
-        _POLICY,
     ),
+    Metric("rollout/log_prob_abs_diff_max", "nats", "the largest such difference of a token", _CORRECTED),
+    Metric("rollout/log_prob_correlation", "", "Pearson's correlation of these log-probs", _CORRECTED),
     Metric(
         "rollout/kl", "nats", "KL divergence of the policy that drew the tokens from training's, estimated", _CORRECTED
     ),
-    Metric("rollout/importance_mean", "", "mean importance weight of the training's policy", _CORRECTED),
-    Metric("rollout/importance_clip_fraction", "fraction", "weights above `algorithm.importance_cap`", _CORRECTED),
+    Metric(
+        "rollout/importance_mean",
+        "",
+        "mean importance weight of a token, its own or its response's (`algorithm.importance_level`), before limits",
+        _CORRECTED,
+    ),
+    Metric("rollout/importance_max", "", "the largest such weight", _CORRECTED),
+    Metric(
+        "rollout/importance_clip_fraction",
+        "fraction",
+        "tokens whose weight is above `algorithm.importance_cap`, or `masked` below `algorithm.importance_floor`",
+        _CORRECTED,
+    ),
+    Metric(
+        "rollout/effective_sample_size",
+        "fraction",
+        "as many tokens without weights would tell as much (Kish)",
+        _CORRECTED,
+    ),
+    Metric("rollout/sequence_importance_mean", "", "mean probability ratio of whole responses", _CORRECTED),
+    Metric("rollout/sequence_importance_max", "", "the largest such ratio", _CORRECTED),
     Metric("rollout/age_mean", "updates", "mean age of the weights that a token was drawn with", _STALE),
     Metric("rollout/age_max", "updates", "the oldest weights of the step", _STALE),
     Metric("grad_norm", "", "norm of the whole gradient before clipping (`optimizer.clip_grad`)"),
@@ -66,6 +122,7 @@ METRICS = (
     Metric("time/checkpoint_s", "seconds", "what saving a checkpoint took of the step"),
     Metric("time/rollout_s", "seconds", "waiting for responses"),
     Metric("time/sync_s", "seconds", "giving the weights to the rollout", "a rollout of its own processes"),
+    Metric("time/validation_s", "seconds", "examining the policy from before the step", _VALIDATION),
     Metric("time/reward_s", "seconds", "scoring responses"),
     Metric("time/score_s", "seconds", "log-probs, values and advantages before the first update"),
     Metric("time/update_s", "seconds", "all updates of the step"),
@@ -79,4 +136,4 @@ METRICS = (
     Metric("memory/rollout_peak_bytes", "bytes", "the most that a rollout process had allocated", _SLEEP),
     Metric("memory/asleep_bytes", "bytes", "what all rollout processes gave back", _SLEEP),
 )
-"""In the order of the reference, ``docs/reference/metrics.md``. A loss of one's own writes what it returns."""
+"""In the order of the reference, ``docs/reference/metrics.md``. A loss of one's own adds what it returns."""

@@ -55,6 +55,8 @@ class RunRecord(BaseModel):
     """Steps behind the trained model that lies in the directory; null until it has been saved."""
     failure: str | None = None
     """The error that ended the run's last process; null while one goes on, and if none did."""
+    early_stop: str | None = None
+    """Why the run ended before its last step, as validation said; null without."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Of Python, Anytron and what the run's engines are made of, in the process that drives the run."""
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from anytron.tracking.record import Change
 
 
+VALIDATION = "validation.jsonl"
+"""Name of the file with the metrics of validations."""
 LOGGED_FAILURES = 16
 """Samples of a step that are written because a reward failed for them, at most."""
 ERROR_LENGTH = 2000
@@ -40,24 +42,25 @@ ERROR_LENGTH = 2000
 class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
-    ==================  ====================================================================
-    ``run.json``        marks the directory as a run's; its configuration, versions, how often it was resumed and what
-                        changed, the error that ended it
-    ``config.yaml``     the configuration as resolved, defaults included, paths absolute
-    ``patches.json``    facts of each worker: device, patches, which plugin supplied which kernel
-    ``metrics.jsonl``   one line per step
-    ``samples.jsonl``   some samples of each step; all of them if their rewards failed
-    ``images/``         the pictures of those samples, small, by the names that stand there
-    ``plots/``          ``reward.png``
-    ``checkpoints/``    what the run can be continued from (``checkpoint.path`` has them elsewhere)
-    ``hf/``             the trained model with its tokenizer and image processor
-    ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format
-    ``critic/``         with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
-    ``bad_batches/``    mini-batches whose update gave NaN or infinity, for ``anytron replay``
-    ``initial_model/``  the random model that the run started from (``model.config`` only)
-    ``losses.jsonl``    processes that were lost, and what followed
-    ``logs/``           what each worker process wrote, in all processes of the run; the driver's warnings
-    ==================  ====================================================================
+    ====================  ====================================================================
+    ``run.json``          marks the directory as a run's; its configuration, versions, how often it was resumed and what
+                          changed, the error that ended it
+    ``config.yaml``       the configuration as resolved, defaults included, paths absolute
+    ``patches.json``      facts of each worker: device, patches, which plugin supplied which kernel
+    ``metrics.jsonl``     one line per step
+    ``validation.jsonl``  with ``validation``: one line per validation
+    ``samples.jsonl``     some samples of each step and validation; all of them if their rewards failed
+    ``images/``           the pictures of those samples, small, by the names that stand there
+    ``plots/``            ``reward.png``
+    ``checkpoints/``      what the run can be continued from (``checkpoint.path`` has them elsewhere)
+    ``hf/``               the trained model with its tokenizer and image processor
+    ``adapter/``          with ``model.lora``: the trained adapters, in PEFT's format
+    ``critic/``           with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
+    ``bad_batches/``      mini-batches whose update gave NaN or infinity, for ``anytron replay``
+    ``initial_model/``    the random model that the run started from (``model.config`` only)
+    ``losses.jsonl``      processes that were lost, and what followed
+    ``logs/``             what each worker process wrote, in all processes of the run; the driver's warnings
+    ====================  ====================================================================
 
     Args:
         claimed: The directory.
@@ -71,11 +74,16 @@ class RunDirectory:
     ) -> None:
         self.path = claimed.path
         self._log_samples = config.trainer.log_samples
-        self._record = record.model_copy(update={"failure": None, "versions": installed_versions(config)})
+        self._record = record.model_copy(
+            update={"failure": None, "early_stop": None, "versions": installed_versions(config)}
+        )
         self._record.write(self.path)
         write_durably(self.path / "config.yaml", to_yaml(config), PRIVATE)
         self._metrics = JsonlSink(self.path / "metrics.jsonl", after=after)
         self._samples = JsonlSink(self.path / "samples.jsonl", after=after)
+        validation = self.path / VALIDATION
+        examines = config.validation is not None or (after is not None and validation.is_file())
+        self._validation = JsonlSink(validation, after=after) if examines else None
         if after is not None:
             remove_pictures(self.path, after)
 
@@ -114,13 +122,21 @@ class RunDirectory:
         """Append a step's metrics."""
         self._metrics.write(metrics)
 
-    def write_samples(self, step: int, samples: Sequence[Sample], rewards: RewardScores | None) -> None:
+    def write_validation(self, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a validation: that it is there says that this validation is done."""
+        assert self._validation is not None, "the run validates"
+        self._validation.write(metrics)
+
+    def write_samples(
+        self, step: int, samples: Sequence[Sample], rewards: RewardScores | None, validation: str | None = None
+    ) -> None:
         """Append ``trainer.log_samples`` samples, spread over the step's prompts, and some that user code failed for.
 
         Args:
             step: The step.
             samples: All samples of the step.
             rewards: Theirs; None = the run ends because they failed, and every sample is kept.
+            validation: Name of the validation set that they are of; None = training's.
         """
         count = len(samples) if rewards is None else min(self._log_samples, len(samples))
         chosen = {position * len(samples) // count for position in range(count)}
@@ -134,13 +150,14 @@ class RunDirectory:
             if failure is not None
         }
         chosen.update(sorted(errors)[:LOGGED_FAILURES], sorted(broken)[:LOGGED_FAILURES])
-        album = Album(self.path, step)
+        album = Album(self.path, step, validation)
         for index in sorted(chosen):
             sample = samples[index]
             reward = None if rewards is None else rewards.total[index].item()
             self._samples.write(
                 {
                     "step": step,
+                    **({} if validation is None else {"validation": validation}),
                     "prompt_id": sample.prompt_id,
                     "prompt": sample.prompt_text,
                     **({"images": album.add(sample.images)} if sample.images else {}),
@@ -166,9 +183,18 @@ class RunDirectory:
         records = read_jsonl(self.path / "metrics.jsonl")
         return records[-1] if records else {}
 
-    def finished(self, step: int) -> None:
-        """Record that the trained model of ``step`` has been saved."""
-        self._record = self._record.model_copy(update={"finished_step": step})
+    def validations(self) -> list[dict[str, float]]:
+        """The metrics of all validations so far, the oldest first."""
+        return [] if self._validation is None else read_jsonl(self.path / VALIDATION)
+
+    def finished(self, step: int, early_stop: str | None = None) -> None:
+        """Record that the trained model of ``step`` has been saved.
+
+        Args:
+            step: Steps behind it.
+            early_stop: Why no more steps follow, if more were asked for.
+        """
+        self._record = self._record.model_copy(update={"finished_step": step, "early_stop": early_stop})
         self._record.write(self.path)
 
     def plot(self) -> None:
@@ -179,13 +205,13 @@ class RunDirectory:
 
     def sync(self) -> None:
         """Wait until metrics and samples are on disk, so that they are not behind a checkpoint after a power cut."""
-        self._metrics.sync()
-        self._samples.sync()
+        for sink in self._sinks():
+            sink.sync()
 
     def close(self) -> None:
         """Close the files."""
-        self._metrics.close()
-        self._samples.close()
+        for sink in self._sinks():
+            sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -195,6 +221,9 @@ class RunDirectory:
         if error is not None:
             with contextlib.suppress(OSError):  # the disk may be what failed
                 self._failed(error)
+
+    def _sinks(self) -> list[JsonlSink]:
+        return [sink for sink in (self._metrics, self._samples, self._validation) if sink is not None]
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, AnytronError):

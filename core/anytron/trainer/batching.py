@@ -66,9 +66,9 @@ def micro_batches(
 
     Returns:
         ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many
-        micro-batches, as few as the limit allows. Where there are fewer sequences than micro-batches
-        some are empty: the engine must be given something of no weight there, because ranks wait for
-        each other in every micro-batch.
+        micro-batches, as few as :func:`karmarkar_karp` fits into the limit; now and then another division would need
+        one less, because balance comes first. Where there are fewer sequences than micro-batches some are empty: the
+        engine must be given something of no weight there, because ranks wait for each other in every micro-batch.
     """
     assert len(lengths) >= dp_size, f"preflight lets no mini-batch have {len(lengths)} sequences for {dp_size} replicas"
     # A sequence over the limit fills one micro-batch, however long it is.

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from anytron.checkpoint.directory import CheckpointDirectory
-from anytron.checkpoint.state import DriverState, SamplerState
+from anytron.checkpoint.state import DriverState, SourceState
 from anytron.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
 from anytron.preflight.capabilities import saves_checkpoints
 from anytron.trainer.signals import StopRequested, StopSignals
+from anytron.validation.standing import is_better
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from anytron.checkpoint.best import Best
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
+    from anytron.data.mixture import Mixture
     from anytron.rollout.ahead import StepsAhead
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.workers import TrainingWorkers
@@ -62,6 +65,7 @@ class Checkpointing:
         self._signals = StopSignals(handled=self._enabled and self._settings.on_signal)
         self._boundary: DriverState | None = None  # the state there, while nothing has changed it
         self._pending: DriverState | None = None  # being written
+        self._best: Best | None = None  # to be marked when its checkpoint is complete
         self._no_room: ResourceError | None = None
         self._saved_at = time.monotonic()
         self.last = 0
@@ -71,12 +75,13 @@ class Checkpointing:
 
         Raises:
             EngineError: The checkpoint is not one of this model.
+            CheckpointError: The mark of the best checkpoint is damaged.
             DataError: The prompts have changed since.
         """
         if start.checkpoint is not None and start.state is not None:
             self._trainer.load_checkpoint(str(start.checkpoint.training))
             if not any(change.key.startswith("data.") for change in start.changes):
-                _seek(self._ahead, start.state.sampler)
+                _seek(self._ahead.sampler, start.state.sampler)
             self.last = start.step if start.in_place else 0
         if self._enabled:
             self._directory.sweep(self._tell)
@@ -99,11 +104,34 @@ class Checkpointing:
         else:
             self._complete(wait=False)
 
+    def keep_best(self, found: Best) -> None:
+        """Mark the checkpoint of the last boundary as the best, if it is better than the one that is marked.
+
+        One that is not saved yet is saved right before the updates that follow: then rollout engines have left the
+        devices, and the training state is back on them (``rollout.sleep``, ``engine.offload``). Doing this again with
+        the same finding changes nothing: a resumed run does.
+
+        Args:
+            found: What validation has found there.
+        """
+        if self._best is not None:
+            self._complete(wait=True)  # it may be the one to beat
+        before = self._directory.best()
+        if self._boundary is None or (before is not None and not _beats(found, before[0])):
+            return
+        self._best = found
+        if self.last == found.step:
+            self._rotate(found.step)
+
     @contextlib.contextmanager
     def abandonable(self) -> Iterator[None]:
-        """The last part of a step before updates, which :meth:`interruptible` is too."""
+        """The last part of a step before updates, which :meth:`interruptible` is too.
+
+        What was found to be the best in it is saved at its end.
+        """
         with self.interruptible():
             yield
+        self._save_best()
         self._complete(wait=False)
         self._boundary = None
 
@@ -149,8 +177,10 @@ class Checkpointing:
     def _note_boundary(self, step: int, weights_version: int) -> None:
         if not self._enabled or step == 0:
             return
-        epoch, position = self._ahead.place
-        sampler = SamplerState(epoch=epoch, position=position, prompts=len(self._ahead))
+        sampler = tuple(
+            SourceState(epoch=epoch, position=position, prompts=len(table), digest=table.digest)
+            for (epoch, position), table in zip(self._ahead.places, self._ahead.sampler.tables, strict=True)
+        )
         config = self._config.model_dump(mode="json")
         self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config)
 
@@ -200,8 +230,21 @@ class Checkpointing:
         self._run.sync()
         checkpoint = self._directory.commit(self._pending, files)
         self._pending, self.last = None, checkpoint.step
-        self._directory.prune(self._settings.keep)
+        self._rotate(checkpoint.step)
         self._tell(f"checkpoint of step {checkpoint.step}: {checkpoint.path}")
+
+    def _save_best(self) -> None:
+        """Begin to save the state of the boundary, if it is the best and nobody has begun."""
+        best, boundary = self._best, self._boundary
+        if best is not None and boundary is not None and best.step == boundary.step and self._pending is not boundary:
+            self._save(asynchronous=self._settings.asynchronous)
+
+    def _rotate(self, step: int) -> None:
+        """Mark the complete checkpoint of a step if it is the best one, and delete those that are not kept any more."""
+        if self._best is not None and self._best.step == step:
+            self._best.write(self._directory.path)
+            self._best = None
+        self._directory.prune(self._settings.keep)
 
     def _has_room(self, step: int) -> bool:
         """Compare the free space with the size of the last checkpoint: a full disk could spoil more than this one."""
@@ -221,12 +264,30 @@ class Checkpointing:
         return self._no_room is None
 
 
-def _seek(ahead: StepsAhead, state: SamplerState) -> None:
-    if len(ahead) != state.prompts:
-        raise DataError(
-            "The prompts have changed since the checkpoint.",
-            where="data",
-            why=f"there were {state.prompts} and are {len(ahead)}, so that the run's place in them means nothing",
-            fix="restore the data; or name it in data.source or data.options and start a new run: resume=PATH",
-        )
-    ahead.seek(state.epoch, state.position)
+def _beats(found: Best, before: Best) -> bool:
+    """Whether a validation is better than the best before, or of another metric, so that they cannot be compared."""
+    if (found.metric, found.direction) != (before.metric, before.direction):
+        return True
+    return is_better(found.value, before.value, found.direction)
+
+
+def _seek(sampler: Mixture, states: Sequence[SourceState]) -> None:
+    """Go to the saved place, if the prompts are those that the run has drawn from."""
+    were, are = ", ".join(str(state.prompts) for state in states), ", ".join(str(len(one)) for one in sampler.tables)
+    if were != are:
+        why = f"there were {were} and are {are}, so that the run's place in them means nothing"
+    elif others := [
+        table.name
+        for table, state in zip(sampler.tables, states, strict=True)
+        if state.digest and state.digest != table.digest
+    ]:
+        why = f"those of {', '.join(others)} have other tokens, or stand in another order"
+    else:
+        sampler.seek([(state.epoch, state.position) for state in states])
+        return
+    raise DataError(
+        "The prompts have changed since the checkpoint.",
+        where="data",
+        why=why,
+        fix="restore the data; or change a key of section data and start a new run: resume=PATH",
+    )

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.registered import load_loss, with_advantages
+from anytron.algorithms.kl import adapted
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.registered import with_advantages
+from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
 from anytron.errors import DataError, ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare
+from anytron.preflight.validation import prepare_validation
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
@@ -28,6 +32,7 @@ from anytron.trainer.suspicions import Suspicions
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.validation import Validation
 from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
@@ -39,9 +44,11 @@ if TYPE_CHECKING:
     from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Executor
     from anytron.preflight.prepare import PreparedRun
+    from anytron.preflight.validation import ValidationSet
     from anytron.rewards.scoring import RewardWorkers
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
+    from anytron.trainer.workers import TrainingWorkers
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class RunSummary:
         metrics: Those of the last step.
         seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
         stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
+        early_stop: Why validation ended it before its last step; None if it did not.
     """
 
     output_dir: Path
@@ -61,6 +69,7 @@ class RunSummary:
     metrics: Mapping[str, float]
     seconds: float
     stopped_by: str | None = None
+    early_stop: str | None = None
 
 
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
@@ -96,6 +105,12 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
     prepared = prepare(config)
+    examined = prepare_validation(config, prepared)
+    for remark in prepared.sampler.remarks:
+        progress.note(remark)
+    for one in examined:
+        for remark in one.prepared.sampler.remarks:
+            progress.note(f"validation set {one.section.name}: {remark}")
     with ClaimedDirectory(config, progress.note) as claimed:
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
@@ -112,12 +127,13 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             else:
                 transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
             shared = executor, progress, restarts
-            return _train(config, prepared, score_rewards, environments, start, run, transfer, *shared)
+            return _train(config, prepared, examined, score_rewards, environments, start, run, transfer, *shared)
 
 
 def _train(
     config: RunConfig,
     prepared: PreparedRun,
+    examined: list[ValidationSet],
     score_rewards: RewardWorkers,
     environments: EnvironmentPool | None,
     start: Start,
@@ -127,7 +143,6 @@ def _train(
     progress: Progress,
     restarts: Restarts,
 ) -> RunSummary:
-    loss = load_loss(config.corrected_algorithm)
     critic, warm_up = config.critic, config.trainer.total_steps - config.policy_steps
     value_loss = None if critic is None else ValueLoss(critic.clip_value)
     seed, steps = config.trainer.seed, config.trainer.total_steps
@@ -143,6 +158,7 @@ def _train(
     ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
+    validation = Validation(config, examined, rollout, turns, run, checkpoints, progress, first=start.step)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
@@ -155,11 +171,12 @@ def _train(
             with clock.measure("rollout"), checkpoints.interruptible():
                 ahead.settle()  # what is under way, if anything is: rollout.max_staleness
             with transfer.measured(clock):  # also before the first rollout: the training engine has the only weights
-                memory = trainer.offload() if config.engine.offload else {}
-                every = config.rollout.check_weights_every
-                version = ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
+                version, memory = _send_weights(step, config, trainer, transfer, ahead)
 
             with checkpoints.abandonable():
+                validation.after(step - 1, clock)
+                if validation.early_stop is not None:
+                    break
                 with clock.measure("rollout"):
                     prompts, trajectories = ahead.take(step)
                     memory |= rollout.sleep() if config.rollout.sleep else {}
@@ -177,12 +194,13 @@ def _train(
                 batch = assemble(samples, config.rollout.temperature)
                 if critic is not None:
                     batch = trainer.with_values(batch, updates)
-                if step > warm_up:
-                    batch = trainer.with_scores(batch, updates, reference=config.algorithm.kl_coefficient > 0.0)
-                batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, config.algorithm)
+                algorithm = adapted(config.corrected_algorithm, metrics, batch.num_sequences)
+                if step > warm_up or updates.penalizes_rewards:
+                    batch = trainer.with_scores(batch, updates, reference=algorithm.kl_coefficient > 0.0)
+                batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, algorithm)
 
             with clock.measure("update"):
-                outcomes = []
+                loss, outcomes = PolicyLoss(algorithm), []
                 mini_batches = updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
                 for place, mini_batch in enumerate(mini_batches, start=1):
                     outcome = {} if value_loss is None else guarded.update_critic(mini_batch, value_loss, step, place)
@@ -192,7 +210,7 @@ def _train(
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
-            metrics |= {**memory, **ahead.age, **transfer.metrics}
+            metrics |= {**kl_metrics(batch, algorithm), **memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
@@ -202,11 +220,27 @@ def _train(
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
         progress.finish()
-        checkpoints.finish(steps, version)
+        checkpoints.finish(done, version)
         with checkpoints.abandonable():
+            if validation.due(done, last=True):
+                _send_weights(done, config, trainer, transfer, ahead)
+                validation.examine(done)
             if config.trainer.save_hf:
                 save_trained_models(config, trainer, prepared.tokenizer, run.path)
             if config.tracking.plot:
                 run.plot()
-            run.finished(steps)
-    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by)
+            run.finished(done, validation.early_stop)
+    return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by, validation.early_stop)
+
+
+def _send_weights(
+    step: int,
+    config: RunConfig,
+    trainer: TrainingWorkers,
+    transfer: WeightTransfer | WeightsInPlace,
+    ahead: StepsAhead,
+) -> tuple[int, dict[str, float]]:
+    """Give the rollout the training engine's weights; return their version, and the ranks' memory as metrics."""
+    memory = trainer.offload() if config.engine.offload else {}
+    every = config.rollout.check_weights_every
+    return ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0)), memory

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.gae import explained_variance
+from anytron.algorithms.advantages.gae import explained_variance
 from anytron.errors import EngineError
+from anytron.metric import is_maximum, joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ def step_metrics(
         rewards: Their rewards; samples that were dropped are in none of the rewards' metrics.
         group_size: Samples of one prompt.
         batch: The samples as they were trained on.
-        outcomes: Results of the step's updates; the metrics are the averages of those that were not skipped.
+        outcomes: Results of the step's updates; the metrics are the averages, or the largest, of those that were not
+            skipped.
         clock: The step's times, in seconds.
     """
     kept = rewards.total[~rewards.total.isnan()]
@@ -95,7 +97,8 @@ def _averages(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in outcomes[0]:
         skipped = "critic/update/skipped" if name.startswith("critic/") else "update/skipped"
         done = [outcome for outcome in outcomes if not outcome[skipped]] or outcomes
-        averages[name] = sum(outcome[name] for outcome in done) / len(done)
+        together = joined(name, (outcome[name] for outcome in done))
+        averages[name] = together if is_maximum(name) else together / len(done)
     skips = {name: sum(outcome[name] for outcome in outcomes) for name in averages if name.endswith("update/skipped")}
     return averages | skips
 
@@ -104,17 +107,10 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
     """Stop if rollout and training compute different log-probs with the same weights.
 
     Raises:
-        EngineError: Their log-probs differ by more than ``tolerance`` nats on average, or nobody has compared them.
+        EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
     """
     if tolerance is None:
         return
-    if AGREEMENT not in metrics:
-        raise EngineError(
-            "Rollout and training log-probs cannot be compared.",
-            where=f"step {metrics['step']:.0f}",
-            why=f"the loss gives no metric {AGREEMENT}",
-            fix="let the function of algorithm.loss give it, or leave out trainer.rollout_log_prob_tolerance",
-        )
     difference = metrics[AGREEMENT]
     if not difference <= tolerance:
         raise EngineError(

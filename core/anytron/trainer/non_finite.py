@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from anytron.errors import EngineError
@@ -98,17 +99,22 @@ class GuardedUpdates:
             else f"{self._in_a_row[model]} updates in a row gave numbers that are not finite.",
             where=f"step {step}, update {place} of the {model}",
             why=f"{numbers}; the weights are as before the update",
-            fix=f"see where it arises: anytron replay {directory}; {self._advice(model)}try model.dtype=float32"
+            fix=f"see where it arises: anytron replay {directory}; {self._advice(model, loss)}try model.dtype=float32"
             + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
         )
 
-    def _advice(self, model: UpdatedModel) -> str:
+    def _advice(self, model: UpdatedModel, loss: float | None) -> str:
         """Say what to try: of weights that no update has changed, something else computes NaN."""
+        own = self._config.algorithm.loss
+        theirs = model == "policy" and ":" in own and loss is not None and not math.isfinite(loss)
+        first = f"look at {own} first: its loss is not finite; " if theirs else ""
         if not self._trained[model]:
             command = f"anytron verify {self._directory / 'config.yaml'}"
-            return f"no update has changed the weights yet, so compare kernels and masks with others: {command}; "
+            return (
+                f"{first}no update has changed the weights yet, so compare kernels and masks with others: {command}; "
+            )
         section = "critic.optimizer" if model == "critic" else "optimizer"
-        return f"lower {section}.lr, set {section}.warmup_steps, "
+        return f"{first}lower {section}.lr, set {section}.warmup_steps, "
 
     def _save_weights(self, model: UpdatedModel, directory: Path) -> None:
         """Save what the update started from. For an update that is skipped this would cost too much."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.algorithms.registered import load_loss
+from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.errors import DataError
 from anytron.trainer.updates import UpdatePlan
@@ -65,7 +65,7 @@ def replay(
     """
     if update.model == "critic" and config.critic is None:
         raise DataError("The update is a critic's, and the configuration has none.", where="critic")
-    loss: LossFunction | None = load_loss(config.corrected_algorithm) if update.model == "policy" else None
+    loss: LossFunction | None = PolicyLoss(config.corrected_algorithm) if update.model == "policy" else None
     if config.critic is not None and loss is None:
         loss = ValueLoss(config.critic.clip_value)
     group = executor.start(training_group(config))

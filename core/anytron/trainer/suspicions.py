@@ -115,13 +115,15 @@ def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config
     """Say whether the policy's loss has a gradient, as far as its parts tell.
 
     It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
-    is clipped; and without an entropy bonus and a KL penalty. The penalty has no gradient as long as the policy
-    is the reference.
+    is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no
+    gradient as long as the policy is the reference.
     """
     assert batch.token_shares is not None, "mini-batches have them"
     assert batch.advantages is not None, "they come before mini-batches"
     advantaged = float(batch.token_shares[batch.advantages != 0].sum())
     clipped = metrics.get("policy/clip_fraction", 0.0)
+    if config.algorithm.importance_correction == "masked":
+        clipped += metrics.get("rollout/importance_clip_fraction", 0.0)
     entropic = config.algorithm.entropy_coefficient != 0.0 and metrics.get("policy/entropy", 0.0) != 0.0
     return advantaged > clipped * (1.0 + _ROUNDING) or entropic or metrics.get("loss/kl", 0.0) != 0.0
 

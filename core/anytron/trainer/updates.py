@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
+from anytron.algorithms.kl import penalizes_rewards
 from anytron.trainer.batching import micro_batches
 
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ class UpdatePlan:
         epochs: Passes over the samples.
         count: Mini-batches, hence updates, in each pass.
         group_size: Consecutive sequences that stay together (samples of one prompt).
-        aggregation: How the losses of tokens are averaged.
+        aggregation: How the losses of tokens become one.
         max_tokens: Tokens of a micro-batch at most.
         padded: Micro-batches are padded to their longest sequence, and padding counts.
         multiple: The number of micro-batches is a multiple of this.
         replays_scoring: Updates repeat what the pass that computes old log-probs has recorded.
+        length_constant: Tokens that sequences' sums are divided by, if that is the aggregation.
+        penalizes_rewards: Rewards depend on old log-probs.
     """
 
     epochs: int
@@ -54,6 +57,8 @@ class UpdatePlan:
     padded: bool = False
     multiple: int = 1
     replays_scoring: bool = False
+    length_constant: int = 1
+    penalizes_rewards: bool = False
 
     @classmethod
     def from_config(cls, config: RunConfig, topology: Topology) -> UpdatePlan:
@@ -67,12 +72,14 @@ class UpdatePlan:
             padded=config.engine.sequence_format == "bshd",
             multiple=topology.micro_batch_multiple,
             replays_scoring=topology.replays_scoring,
+            length_constant=config.algorithm.length_constant or config.rollout.max_new_tokens,
+            penalizes_rewards=penalizes_rewards(config.algorithm),
         )
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether some update sees a policy that has changed since the rollout, or repeats what scoring recorded."""
-        return self.replays_scoring or self.epochs * self.count > 1
+        """Whether rewards ask for them, or some update sees a changed policy or repeats what scoring recorded."""
+        return self.replays_scoring or self.penalizes_rewards or self.epochs * self.count > 1
 
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
         """Give the mini-batches of all passes, with the weights of their tokens.
@@ -89,8 +96,9 @@ class UpdatePlan:
                 mini_batch = batch if self.count == 1 else batch.select(sequences)
                 if batch.response_mask.any() and not mini_batch.response_mask.any():
                     continue
-                weights = loss_weights(mini_batch.lengths, mini_batch.response_mask, self.aggregation)
-                yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mini_batch.response_mask))
+                mask = mini_batch.response_mask
+                weights = loss_weights(mini_batch.lengths, mask, self.aggregation, self.length_constant)
+                yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mask))
 
     def micro_batches(self, batch: RaggedBatch, dp_size: int) -> list[list[MicroBatch]]:
         """Divide a batch over data-parallel replicas and micro-batches.

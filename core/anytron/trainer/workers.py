@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from anytron.algorithms.importance import with_moments_resolved
 from anytron.batch import RaggedBatch, TokenOutputs, token_index
 from anytron.components import TRAINING_ENGINES
 from anytron.engines.weights import WeightFile
 from anytron.executor.protocol import GroupSpec
+from anytron.metric import joined
 from anytron.preflight.capabilities import generates_in_training
 from anytron.rollout.attended import AttendedGroup
 from anytron.rollout.pool import RolloutPool
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 RANK_VALUES = ("grad_norm", "lr", "update/skipped")
-"""Results of an update that are the same on every rank; all others are sums, to be added over replicas."""
+"""Results of an update that are the same on every rank; all others are parts, to be joined over replicas."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class TrainingWorkers:
 
     def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
-        return self._update("update", mini_batch, updates, loss)
+        return with_moments_resolved(self._update("update", mini_batch, updates, loss))
 
     def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
@@ -188,7 +190,7 @@ class TrainingWorkers:
     ) -> dict[str, float]:
         per_rank = updates.micro_batches(mini_batch, self.dp_size)
         results: list[Mapping[str, float]] = self._scatter(method, per_rank, loss)
-        metrics = {name: sum(result[name] for result in results) for name in results[0]}
+        metrics = {name: joined(name, (result[name] for result in results)) for name in results[0]}
         return metrics | {name: results[0][name] for name in RANK_VALUES}
 
     def _scatter(self, method: str, per_rank: list[list[MicroBatch]], *arguments: object) -> list[Any]:

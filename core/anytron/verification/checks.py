@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from anytron.components import TRAINING_ENGINES
-from anytron.config.schema import ParallelSection
+from anytron.config.running import ParallelSection
 from anytron.errors import AnytronError
 from anytron.executor.protocol import GroupSpec
 from anytron.preflight.capabilities import compares_weights, shows_gradients

@@ -15,6 +15,7 @@ import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import TokenOutputs, token_index
+from anytron.config.schema import AlgorithmSection
 from anytron.data.pretrained import model_class, read_hf_config
 from anytron.errors import EngineError, ResourceError
 from anytron.verification.forced_routing import forced_routing
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from anytron.batch import RaggedBatch
 
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.1, kl_estimator="k3", entropy_coefficient=1.0)
+LOSS = PolicyLoss(AlgorithmSection(kl_coefficient=0.1, entropy_coefficient=1.0))
 """The policy's loss with all of its terms, whatever the run's coefficients; none hides behind another."""
 
 _OLD = torch.tensor([-0.4, -0.1, 0.05, 0.35])

@@ -97,9 +97,9 @@ def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> 
     plan = plan_of(trainer, config)
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
-    loss = PolicyLoss.from_config(config.algorithm)
+    loss = PolicyLoss(config.algorithm)
     batch = batch.scored(scored)
-    if loss.kl_coefficient > 0.0:
+    if config.algorithm.kl_coefficient > 0.0:
         batch = replace(batch, reference_log_probs=trainer.score(batch, plan, "reference"))
     outputs = {"log-probs": scored.log_probs}
     if config.critic is not None:

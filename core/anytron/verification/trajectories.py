@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.grpo import broadcast_to_tokens
+from anytron.algorithms.advantages.per_token import broadcast_to_tokens
 from anytron.engines.rollout_engine import PromptInputs
 from anytron.rollout.conversations import SingleTurns
 from anytron.seeds import derive_seed

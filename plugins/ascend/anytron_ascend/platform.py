@@ -98,11 +98,11 @@ class AscendPlatform(Platform):
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
     def limits(self) -> list[Limit]:
-        """Decline attention sinks where CANN has no operator for them."""
+        """Decline attention sinks where CANN has no operator for them, and what the adaptor declines."""
         missing = [name for name in _SINKS if not cann.has_operator(name)]
-        if not missing:
-            return []
-        return [Limit(Feature.ATTENTION_SINKS, f"this CANN has no {missing[0]}, which came with CANN 8.5.0")]
+        reason = f"this CANN has no {missing[0]}, which came with CANN 8.5.0" if missing else ""
+        own = [Limit(Feature.ATTENTION_SINKS, reason)] if missing else []
+        return [*own, *self._adaptor.limits()]
 
     def probe(self) -> Probe:
         """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import anytron.testing.recorded as recorded_trajectories
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.config.schema import AlgorithmSection
 from anytron.testing.recorded import VOCABULARY
 from anytron.testing.tiny_models import write_tiny_model
 from anytron.trainer.updates import UpdatePlan
@@ -82,7 +83,7 @@ def recorded_images() -> RaggedBatch:
 
 @pytest.fixture(scope="session")
 def policy_loss() -> PolicyLoss:
-    return PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05, kl_estimator="k3", entropy_coefficient=0.01)
+    return PolicyLoss(AlgorithmSection(kl_coefficient=0.05, entropy_coefficient=0.01))
 
 
 @dataclass(frozen=True)

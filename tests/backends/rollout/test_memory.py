@@ -28,21 +28,25 @@ def test_the_cache_of_a_token_is_what_transformers_keeps(family):
     assert 7 * key_value_elements(CONFIGS[family]) == kept
 
 
-def run(**rollout):
+def run(parallel=None, **rollout):
     return RunConfig.model_validate(
         {
             "model": {"config": {"model_type": "qwen3"}, "tokenizer": "unused", "dtype": "bfloat16"},
             "data": {"source": "unused", "prompts_per_step": 2},
             "rewards": [{"function": "unused"}],
             "rollout": {"samples_per_prompt": 3, "max_new_tokens": 10, **rollout},
+            "parallel": parallel or {},
         }
     )
 
 
 def test_a_replica_has_the_whole_model_and_the_cache_of_a_batch():
-    weights, cache = estimate(run(), SIZES, GPU)
+    weights, cache, logits = estimate(run(), SIZES, GPU)
     assert (weights.size, weights.when) == (2000, "always")
     assert cache.size == 2 * 3 * 10 * key_value_elements(CONFIGS["qwen3"]) * 2
+    spread = run(options={"device_map": "balanced"}, parallel={"data_parallel_size": 4})
+    assert estimate(spread, SIZES, GPU)[0].size == 500
+    assert logits.size == 6 * 2 * 3 * CONFIGS["qwen3"]["vocab_size"] * 4
     assert estimate(run(sleep=True), SIZES, GPU)[0].when == "generation"
     assert estimate(run(max_batch_size=2), SIZES, GPU)[1].size == cache.size // 3
 

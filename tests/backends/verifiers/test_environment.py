@@ -105,8 +105,7 @@ def test_the_last_turn_is_scored_though_the_environment_would_go_on():
 
 def test_tools_are_shown_in_the_prompt_and_the_dataset_is_the_environments(tmp_path):
     given = list(prompts(TOYS, {"kind": "tool"}, count=2))
-    limits = {"context_length": 64, "vocab_size": characters.VOCABULARY, "max_new_tokens": 4}
-    assert [one.text for one in tokenize(given, characters.tokenizer(), **limits)] == [
+    assert [one.text for one in tokenize(given, characters.tokenizer(), vocab_size=characters.VOCABULARY)] == [
         "[multiply]u:0*12;>",
         "[multiply]u:1*12;>",
     ]

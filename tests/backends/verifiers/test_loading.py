@@ -30,7 +30,7 @@ def test_another_verifiers_is_refused_by_name(found, why, monkeypatch):
 
     monkeypatch.setattr(loading, "version", version)
     with pytest.raises(ConfigError, match=why) as caught:
-        load_prompts(DataSection(source="anytron_verifiers:prompts", options={"name": "gsm8k"}))
+        list(load_prompts(DataSection(source="anytron_verifiers:prompts", options={"name": "gsm8k"})))
     assert "pip install 'anytron[verifiers]'" in caught.value.fix
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.gae import explained_variance, gae, whiten
+from anytron.algorithms.advantages.gae import explained_variance, gae
+from anytron.algorithms.advantages.per_token import whiten
 
 numbers = st.floats(-10, 10, width=32)
 sequences = st.lists(
@@ -21,8 +22,12 @@ fractions = st.floats(0, 1)
 
 def arguments(drawn):
     tokens = [token for _, tokens in drawn for token in tokens]
+    rewards = []
+    for reward, row in drawn:
+        own = [place for place, (_, generated) in enumerate(row) if generated]
+        rewards += [reward if own and place == own[-1] else 0.0 for place in range(len(row))]
     return {
-        "rewards": torch.tensor([reward for reward, _ in drawn], dtype=torch.float64),
+        "token_rewards": torch.tensor(rewards, dtype=torch.float64),
         "values": torch.tensor([value for value, _ in tokens], dtype=torch.float64),
         "lengths": torch.tensor([len(tokens) for _, tokens in drawn]),
         "response_mask": torch.tensor([generated for _, generated in tokens]),
@@ -59,7 +64,7 @@ def test_advantages_are_those_of_the_paper(drawn, gamma, gae_lambda):
 def test_without_discount_the_whole_outcome_is_compared_with_the_value(drawn):
     inputs = arguments(drawn)
     found = gae(**inputs, gamma=1.0, gae_lambda=1.0)
-    outcomes = torch.repeat_interleave(inputs["rewards"], inputs["lengths"])
+    outcomes = torch.repeat_interleave(torch.tensor([reward for reward, _ in drawn]).double(), inputs["lengths"])
     expected = (outcomes - inputs["values"]) * inputs["response_mask"]
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
 

@@ -63,3 +63,13 @@ def test_k3_keeps_its_precision_for_nearly_equal_models():
 
 def test_the_estimators_have_names():
     assert dict(KL_ESTIMATORS) == {"k1": k1, "k2": k2, "k3": k3}
+
+
+def test_k3_is_held_where_it_would_be_all_of_a_steps_loss():
+    """As in verl (trainer/ppo/core_algos.py): the log-ratio within 20, the result at most 10, and no gradient there."""
+    policy = torch.tensor([0.0, 0.0, 0.0, 0.0], requires_grad=True)
+    reference = torch.tensor([89.0, 3.0, -89.0, 2.0])
+    found = k3(policy, reference)
+    torch.testing.assert_close(found, torch.tensor([10.0, 10.0, 19.0, torch.e**2 - 3.0]).clamp(max=10.0))
+    (gradient,) = torch.autograd.grad(found.sum(), policy)
+    assert (gradient != 0).tolist() == [False, False, False, True]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.algorithms.registered import NamedLoss, load_advantage, load_loss, with_advantages
+from anytron.algorithms.registered import load_advantage, policy_loss_function, with_advantages
 from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.config.schema import AlgorithmSection
 from anytron.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ OUTPUTS = TokenOutputs(log_probs=torch.full((5,), -1.0, requires_grad=True), ent
 
 FUNCTIONS = """
 import torch
-from anytron.algorithms.contract import Advantages, LossOutputs
+from anytron.algorithms.contract import Advantages, TokenLosses
 
 def plain(batch, rewards, algorithm, group_size):
     return Advantages(torch.repeat_interleave(rewards, batch.lengths) * batch.response_mask)
@@ -29,11 +29,19 @@ def broken(batch, rewards, algorithm, group_size): return Advantages(torch.full(
 def bare(batch, rewards, algorithm, group_size): return rewards
 def narrow(batch): return batch
 
-def reinforce(outputs, batch, algorithm):
-    loss = -torch.sum(batch.loss_weights * batch.advantages * outputs.log_probs)
-    return LossOutputs(loss, {"loss/policy": loss.detach()})
-def per_token(outputs, batch, algorithm): return LossOutputs(outputs.log_probs, {})
-def number(outputs, batch, algorithm): return 0.0
+def listed(batch, rewards, algorithm, group_size): return Advantages([0.0] * 5)
+
+def reinforce(tokens, algorithm):
+    losses = -algorithm.options.get("factor", 1.0) * tokens.advantages * tokens.log_probs
+    return TokenLosses(losses, {"mine/advantage": tokens.advantages})
+def short_loss(tokens, algorithm): return TokenLosses(tokens.log_probs.sum())
+def bare_loss(tokens, algorithm): return tokens.log_probs
+def number(tokens, algorithm): return TokenLosses(0.0)
+def detached(tokens, algorithm): return TokenLosses(tokens.log_probs.detach())
+def metric(tokens, algorithm): return TokenLosses(tokens.log_probs, {"mine": tokens.log_probs.mean()})
+def outside(tokens, algorithm):
+    return TokenLosses((tokens.log_probs / tokens.response_mask))
+def two_more(tokens, algorithm, margin): return TokenLosses(tokens.log_probs)
 """
 
 
@@ -55,6 +63,7 @@ def test_an_estimator_of_the_user_is_used(named):
         ("short", r"advantages of shape \[2\] for 5 tokens"),
         ("broken", "advantages that are not finite"),
         ("bare", "a Tensor, not an Advantages"),
+        ("listed", "advantages that are a list"),
     ],
 )
 def test_what_an_estimator_returns_is_checked(named, name, says):
@@ -71,8 +80,8 @@ def test_an_estimator_beside_a_critic_gives_returns(named):
     ("section", "load", "says"),
     [
         ({"advantage": "grop"}, load_advantage, "did you mean grpo"),
-        ({"loss": "cliped"}, load_loss, "did you mean clipped"),
-        ({"loss": "nowhere.py:f"}, load_loss, "there is no file"),
+        ({"loss": "ppo_clpi"}, policy_loss_function, "did you mean ppo_clip"),
+        ({"loss": "nowhere.py:f"}, policy_loss_function, "there is no file"),
     ],
 )
 def test_an_unknown_name_is_refused(section, load, says):
@@ -83,26 +92,35 @@ def test_an_unknown_name_is_refused(section, load, says):
 def test_a_function_of_another_signature_is_refused(named):
     with pytest.raises(ConfigError, match=r"(?s)algorithm\.advantage.*let it take \(batch, rewards"):
         load_advantage(AlgorithmSection(advantage=named("narrow")))
-    with pytest.raises(ConfigError, match=r"(?s)algorithm\.loss.*let it take \(outputs, batch"):
-        load_loss(AlgorithmSection(loss=named("narrow")))
+    for name in ("narrow", "two_more"):
+        with pytest.raises(ConfigError, match=r"(?s)algorithm\.loss.*let it take \(tokens, algorithm\)"):
+            policy_loss_function(AlgorithmSection(loss=named(name)))
 
 
-def test_the_default_loss_is_the_clipped_one():
-    algorithm = AlgorithmSection(clip_high=0.3, entropy_coefficient=0.1)
-    loss = load_loss(algorithm)(OUTPUTS, TRAINED).loss
-    assert torch.equal(loss, PolicyLoss.from_config(algorithm)(OUTPUTS, TRAINED).loss)
+def test_a_loss_of_the_user_travels_by_its_name_and_finds_its_options(named):
+    algorithm = AlgorithmSection(loss=named("reinforce"), options={"factor": 2.0})
+    loss = pickle.loads(pickle.dumps(PolicyLoss(algorithm)))
+    found = loss(OUTPUTS, TRAINED)
+    assert found.loss.item() == pytest.approx(2.0)
+    assert found.metrics["mine/advantage"].item() == pytest.approx(1.0)
+    assert found.metrics["loss/policy"].item() == pytest.approx(2.0)
 
 
-def test_a_loss_of_the_user_travels_by_its_name(named):
-    loss = pickle.loads(pickle.dumps(load_loss(AlgorithmSection(loss=named("reinforce")))))
-    assert isinstance(loss, NamedLoss)
-    assert loss(OUTPUTS, TRAINED).loss.item() == pytest.approx(1.0)
+def test_what_a_loss_gives_outside_of_responses_is_not_looked_at(named):
+    outputs = TokenOutputs(log_probs=torch.full((5,), -1.0), entropy=torch.ones(5))
+    assert PolicyLoss(AlgorithmSection(loss=named("outside")))(outputs, TRAINED).loss.item() == pytest.approx(-1.0)
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("per_token", r"a loss of shape \[5\]"), ("number", "not a LossOutputs")],
+    [
+        ("short_loss", r"per_token of shape \[\] for 5 tokens"),
+        ("bare_loss", "a Tensor, not a TokenLosses"),
+        ("number", "per_token a float for 5 tokens"),
+        ("detached", "losses without a gradient"),
+        ("metric", r"mine of shape \[\] for 5 tokens"),
+    ],
 )
 def test_what_a_loss_returns_is_checked(named, name, says):
     with pytest.raises(DataError, match=rf"(?s)algorithm\.loss.*{says}"):
-        load_loss(AlgorithmSection(loss=named(name)))(OUTPUTS, TRAINED)
+        PolicyLoss(AlgorithmSection(loss=named(name)))(OUTPUTS, TRAINED)

@@ -4,7 +4,7 @@ import pytest
 
 from anytron.checkpoint.directory import CheckpointDirectory
 from anytron.checkpoint.manifest import FileRecord
-from anytron.checkpoint.state import DriverState, SamplerState
+from anytron.checkpoint.state import DriverState, SourceState
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def save(directory):
         names = ("common.json", "ranks/0.bin")
         state = DriverState(
             step=step,
-            sampler=SamplerState(epoch=1, position=step, prompts=100),
+            sampler=(SourceState(epoch=1, position=step, prompts=100),),
             weights_version=step - 1,
             config={"trainer": {"seed": 3}},
         )

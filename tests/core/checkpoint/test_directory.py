@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from anytron.checkpoint.directory import locate
-from anytron.checkpoint.state import DriverState
+from anytron.checkpoint.state import DriverState, SourceState
 from anytron.errors import CheckpointError
 
 
@@ -18,7 +18,7 @@ def test_a_checkpoint_gives_back_the_drivers_state(save, directory):
     assert checkpoint.path == directory.path / "step-000120"
     state = checkpoint.state()
     assert (state.step, state.weights_version, state.config) == (120, 119, {"trainer": {"seed": 3}})
-    assert (state.sampler.epoch, state.sampler.position, state.sampler.prompts) == (1, 120, 100)
+    assert state.sampler == (SourceState(epoch=1, position=120, prompts=100),)
 
 
 def test_the_drivers_state_holds_the_configuration_and_is_private(save):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from anytron.checkpoint.directory import CheckpointDirectory
 from anytron.checkpoint.manifest import FileRecord
-from anytron.checkpoint.state import DriverState, SamplerState
+from anytron.checkpoint.state import DriverState, SourceState
 from anytron.cli.main import app
 from anytron.errors import CheckpointError, ConfigError
 
@@ -19,7 +19,7 @@ def run(tmp_path):
     for step in (10, 20):
         training = directory.begin(step)
         (training / "state").write_bytes(bytes(1000 * step))
-        sampler = SamplerState(epoch=0, position=step, prompts=99)
+        sampler = (SourceState(epoch=0, position=step, prompts=99),)
         state = DriverState(step=step, sampler=sampler, weights_version=step, config={})
         directory.commit(state, {"state": FileRecord.of(training / "state")})
     directory.begin(30)
@@ -78,7 +78,7 @@ def test_a_checkpoint_names_no_code_that_export_runs(run, tmp_path, by_reference
     }
     directory = CheckpointDirectory(run / "checkpoints")
     directory.begin(40)
-    sampler = SamplerState(epoch=0, position=0, prompts=1)
+    sampler = (SourceState(epoch=0, position=0, prompts=1),)
     directory.commit(DriverState(step=40, sampler=sampler, weights_version=0, config=config), {})
     error = invoke("export", run, tmp_path / "new").exception
     assert isinstance(error, ConfigError)

@@ -197,9 +197,9 @@ def test_doctor_looks_at_the_engines_that_the_configuration_names(clean):
 
     assert found["configuration.file"]["status"] == "ok"
     assert "versions.mcore-bridge" in found
-    assert found["memory.total"]["status"] == "ok"
-    assert "2 ranks share one device" in found["memory.total"]["detail"]
-    assert "numbers" in found["memory.optimizer"]["detail"]
+    assert found["memory.machine"]["status"] == "ok"
+    assert "2 training ranks" in found["memory.machine"]["detail"]
+    assert "numbers" in found["memory.training-rank.optimizer"]["detail"]
     assert any(entry["status"] == "fail" and "nobody" in entry["detail"] for entry in alone.values())
     assert "versions.mcore-bridge" not in alone
     assert alone["numbers.log-probs"]["status"] == "ok"
@@ -210,10 +210,9 @@ def test_doctor_says_that_a_run_will_not_fit(clean):
     sizes = ("hidden_size=16384", "intermediate_size=65536", "num_hidden_layers=64", "max_position_embeddings=4096")
     done = anytron("doctor", EXAMPLE, *(f"model.config.{size}" for size in sizes), "--json")
 
-    total = entries_of(done)["memory.total"]
+    total = entries_of(done)["memory.machine"]
     assert total["status"] == "fail"
     assert "does not fit" in total["detail"]
-    assert "tensor_model_parallel_size" in total["fix"]
     assert done.returncode == 1
 
 

@@ -8,7 +8,7 @@ from anytron.config.load import load_config
 
 TASK = """\
 model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes, lora: {path: adapters/a}}
-data: {source: jsonl, options: {path: ../data/p.jsonl, prompt_key: question}}
+data: {source: jsonl, options: {path: ../data/p.jsonl, image_folder: pictures, chat: true}}
 algorithm: {advantage: gae}
 critic: {path: models/critic}
 rollout: {python: venv/bin/python}
@@ -35,7 +35,11 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.model.lora.path == f"{here}/configs/adapters/a"
     assert config.critic.path == f"{here}/configs/models/critic"
     assert config.rollout.python == f"{here}/configs/venv/bin/python", "the link says which environment it is"
-    assert config.data.options == {"path": f"{here}/data/p.jsonl", "prompt_key": "question"}
+    assert config.data.options == {
+        "path": f"{here}/data/p.jsonl",
+        "image_folder": f"{here}/configs/pictures",
+        "chat": True,
+    }
     assert [reward.function for reward in config.rewards] == [
         f"{here}/configs/judges/strict.py:score",
         "some.package:score",

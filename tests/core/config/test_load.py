@@ -19,7 +19,7 @@ model:
   config: {model_type: qwen3}
   tokenizer: tokenizer.py:make
 data:
-  source: jsonl
+  source: task:prompts
 rewards:
   - function: first
   - function: second
@@ -309,3 +309,16 @@ def test_whatever_stands_in_the_file_is_refused_in_words(write, text, says):
 )
 def test_so_is_whatever_stands_in_an_override(good, override):
     assert refusal(good, override).what
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.kl_target=0.1", "kl_target needs algorithm.kl_coefficient above 0"),
+        ("algorithm.kl_placement=reward", "kl_placement=reward needs algorithm.kl_coefficient above 0"),
+        ("algorithm.importance_floor=3", "no factor would be kept"),
+        ("algorithm.dual_clip=1", "greater than 1"),
+    ],
+)
+def test_settings_of_an_algorithm_that_do_nothing_are_refused(good, override, says):
+    assert says in str(refusal(good, override))

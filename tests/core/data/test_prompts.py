@@ -10,12 +10,12 @@ import pytest
 from anytron.config.imports import resolve
 from anytron.config.schema import DataSection
 from anytron.data import Prompt
-from anytron.data.prompts import tokenize
+from anytron.data.prompts import AT_ONCE, tokenize
 from anytron.data.sources import load_prompts
 from anytron.errors import ConfigError, DataError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-LIMITS = {"context_length": 16, "vocab_size": 16, "max_new_tokens": 4}
+VOCABULARY = 16
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_a_file_of_lines(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"(?s)cannot be read.*data\.options\.path"),
+        (None, r"(?s)cannot be read.*p\.jsonl.*no such file.*option path"),
         ("{oops", r"(?s)not JSON.*p\.jsonl:1"),
-        ('{"question": "?"}', "(?s)no entry 'prompt'.*'question'.*prompt_key"),
-        ("[1]", "(?s)no entry 'prompt'.*list"),
+        ('{"question": "?"}', "(?s)no column 'prompt'.*p.jsonl:1.*'question'.*columns, {prompt: COLUMN}"),
+        ("[1]", "(?s)no object.*list"),
         ('{"prompt": 5}', "(?s)neither a string nor a list.*int"),
         ('{"prompt": [1, true]}', "neither a string nor a list"),
         ('{"prompt": "a", "n": ' + "9" * 5000 + "}", r"not JSON"),
@@ -58,12 +58,12 @@ def test_a_file_that_is_not_usable(tmp_path, content, message):
     if content is not None:
         (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
-        load_prompts(DataSection(source="jsonl", options={"path": str(tmp_path / "p.jsonl")}))
+        list(load_prompts(DataSection(source="jsonl", options={"path": str(tmp_path / "p.jsonl")})))
 
 
 def test_a_function_in_a_file():
     source = f"{EXAMPLES}/sort_digits.py:prompts"
-    prompts = load_prompts(DataSection(source=source, options={"count": 5, "digits": 3}))
+    prompts = list(load_prompts(DataSection(source=source, options={"count": 5, "digits": 3})))
     assert [prompt.id for prompt in prompts] == [f"sort-{index}" for index in range(5)]
     assert all(sorted(prompt.text[:3]) == list(prompt.data["answer"]) for prompt in prompts)
 
@@ -71,30 +71,23 @@ def test_a_function_in_a_file():
 def test_a_source_that_fails_or_gives_something_else(tmp_path):
     (tmp_path / "s.py").write_text("def strings():\n    return ['a']\n\ndef fails():\n    raise OSError('disk')\n")
     with pytest.raises(DataError, match=r"(?s)something else than prompts.*entry 0 is str"):
-        load_prompts(DataSection(source=f"{tmp_path}/s.py:strings"))
+        list(load_prompts(DataSection(source=f"{tmp_path}/s.py:strings")))
     with pytest.raises(DataError, match=r"(?s)source of prompts failed.*s\.py:fails.*OSError: disk"):
-        load_prompts(DataSection(source=f"{tmp_path}/s.py:fails"))
+        list(load_prompts(DataSection(source=f"{tmp_path}/s.py:fails")))
     with pytest.raises(ConfigError, match="did you mean jsonl"):
-        load_prompts(DataSection(source="json"))
+        list(load_prompts(DataSection(source="json")))
 
 
 def test_text_and_tokens_meet(tokenizer):
     prompts = [Prompt("a", text="31>", data={"n": 1}), Prompt("b", tokens=(5, 10))]
-    first, second = tokenize(prompts, tokenizer, **LIMITS)
+    first, second = tokenize(prompts, tokenizer, vocab_size=VOCABULARY)
     assert (first.id, first.text, first.tokens, first.data) == ("a", "31>", (3, 1, 10), {"n": 1})
     assert (second.text, second.tokens) == ("5>", (5, 10))
-
-
-def test_a_prompt_may_fill_the_context_exactly(tokenizer):
-    (prompt,) = tokenize([Prompt("a", text="1" * 12)], tokenizer, **LIMITS)
-    assert len(prompt.tokens) == 12
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (Prompt("p7", text="1" * 17), "(?s)longer than the model's context.*p7.*17 tokens.*has 16"),
-        (Prompt("p7", text="1" * 13), "(?s)too little room.*p7.*13 tokens of prompt and 4 of response"),
         (Prompt("p7", text=""), "(?s)no tokens.*p7"),
         (Prompt("p7", tokens=(3, 16)), "(?s)does not know.*p7.*3 to 16.*has 16"),
         (Prompt("p7", tokens=(-1,)), "does not know"),
@@ -102,12 +95,20 @@ def test_a_prompt_may_fill_the_context_exactly(tokenizer):
 )
 def test_a_prompt_that_the_model_cannot_answer_is_named(tokenizer, prompt, message):
     with pytest.raises(DataError, match=message):
-        tokenize([Prompt("fine", text="1>"), prompt], tokenizer, **LIMITS)
+        list(tokenize([Prompt("fine", text="1>"), prompt], tokenizer, vocab_size=VOCABULARY))
 
 
-def test_no_prompts_at_all(tokenizer):
-    with pytest.raises(DataError, match="no prompts"):
-        tokenize([], tokenizer, **LIMITS)
+def test_few_prompts_are_in_memory_at_a_time(tokenizer):
+    given = iter(Prompt(str(number), text="1>") for number in range(10 * AT_ONCE))
+    first = next(iter(tokenize(given, tokenizer, vocab_size=VOCABULARY)))
+    assert (first.id, next(given).id) == ("0", str(AT_ONCE))
+
+
+def test_further_arguments_reach_the_chat_template(tokenizer):
+    tokenizer.chat_template = "{{ '7' if think else '8' }}{{ messages[0].content }}"
+    prompt = Prompt("p", messages=[{"role": "user", "content": "1"}])
+    given = [tokenize([prompt], tokenizer, vocab_size=16, chat_template_kwargs={"think": one}) for one in (True, False)]
+    assert [next(one).text for one in given] == ["71", "81"]
 
 
 @pytest.mark.parametrize("given", [{}, {"text": "a", "tokens": (1,)}, {"text": "a", "messages": ()}])
@@ -121,7 +122,7 @@ def test_the_chat_template_shows_the_tools_of_a_prompt(tokenizer):
     tools = [{"type": "function", "function": {"name": name}} for name in "78"]
     messages = [{"role": "user", "content": "1"}]
     prompts = [Prompt("p", messages=messages, tools=tools), Prompt("q", messages=messages)]
-    assert [one.text for one in tokenize(prompts, tokenizer, **LIMITS)] == ["781>", "1>"]
+    assert [one.text for one in tokenize(prompts, tokenizer, vocab_size=VOCABULARY)] == ["781>", "1>"]
     with pytest.raises(DataError, match=r"(?s)tools and no messages.*p7"):
         Prompt("p7", text="1>", tools=tools)
 
@@ -138,12 +139,12 @@ def test_lines_end_at_line_feeds_only_and_a_byte_order_mark_is_none_of_them(tmp_
 @pytest.mark.parametrize("prompt", [Prompt("p7", text="1\ud800"), Prompt("p7\ud800", text="1>")])
 def test_half_of_a_surrogate_pair_is_no_text(tokenizer, prompt):
     with pytest.raises(DataError, match=r"(?s)text that is none.*p7"):
-        tokenize([prompt], tokenizer, **LIMITS)
+        list(tokenize([prompt], tokenizer, vocab_size=VOCABULARY))
 
 
 def test_what_the_tokenizer_cannot_take_is_said(tokenizer):
     with pytest.raises(DataError, match=r"(?s)tokenizer fails.*prompts p7 to p8"):
-        tokenize([Prompt("p7", text=5), Prompt("p8", text="1>")], tokenizer, **LIMITS)
+        list(tokenize([Prompt("p7", text=5), Prompt("p8", text="1>")], tokenizer, vocab_size=VOCABULARY))
 
 
 @pytest.mark.parametrize(
@@ -166,4 +167,4 @@ def test_whatever_a_chat_template_does_is_an_error_of_its_prompt(tokenizer, temp
     monkeypatch.setattr("anytron.data.prompts.TEMPLATE_SECONDS", 1.0)
     tokenizer.chat_template = template
     with pytest.raises(DataError, match=f"(?s)chat template refuses.*p7.*({why})"):
-        tokenize([Prompt("p7", messages=[{"role": "user", "content": "1>"}])], tokenizer, **LIMITS)
+        list(tokenize([Prompt("p7", messages=[{"role": "user", "content": "1>"}])], tokenizer, vocab_size=VOCABULARY))

@@ -59,4 +59,5 @@ def test_a_platform_that_is_not_here_fails_once_and_no_other_one_is_called_activ
     assert failed == ["platform.choice"]
     assert found["configuration.file"].status == "skip"
     assert found["plugins.cpu"].detail.startswith("available: ")
-    assert found["memory.total"].detail.startswith("a training rank needs about "), "arithmetic needs no platform"
+    needs = "1 training rank and 1 rollout replica need about "
+    assert found["memory.training"].detail.startswith(needs), "arithmetic needs no platform"

@@ -35,32 +35,28 @@ def verdict(monkeypatch, request):
 
 
 def test_the_verdict_depends_on_the_device(verdict):
-    plenty = verdict(1 << 40)["memory.total"]
+    plenty = verdict(1 << 40)["memory.machine"]
     assert plenty.status == "ok"
-    needed = float(plenty.detail.partition("about ")[2].partition(" MiB")[0]) * 2**20
-    assert verdict(int(needed * 1.05))["memory.total"].status == "warn"
-    tight = verdict(int(needed * 0.95))["memory.total"]
+    needed = float(plenty.detail.partition("about ")[2].partition(" GiB")[0]) * 2**30
+    assert verdict(int(needed * 1.05))["memory.machine"].status == "warn"
+    tight = verdict(int(needed * 0.95))["memory.machine"]
     assert tight.status == "fail"
-    assert "engine.recompute=full" in tight.fix
-    unknown = verdict(None)["memory.total"]
+    assert "anytron plan" in tight.fix
+    unknown = verdict(None)["memory.machine"]
     assert unknown.status == "skip"
     assert "The driver is gone." in unknown.detail
 
 
-def test_ranks_on_one_processor_share_its_memory(verdict):
-    two = verdict(1 << 40, "parallel.data_parallel_size=2")["memory.total"]
-    assert "2 ranks share one device" in two.detail
+def test_all_processes_on_one_processor_share_its_memory(verdict):
+    two = verdict(1 << 40, "parallel.data_parallel_size=2")["memory.machine"]
+    assert "2 training ranks, 1 rollout replica and 1 driver" in two.detail
 
 
 def test_every_part_says_how_it_was_computed(verdict):
     found = verdict(1 << 40)
-    names = {"parameters", "gradients", "optimizer", "activations", "log-probs", "rollout-weights", "rollout-cache"}
-    assert {f"memory.{name}" for name in names} < set(found)
-    assert not found["memory.parameters"].detail.startswith("about")
-    assert found["memory.activations"].detail.startswith("about")
-
-
-def test_a_rollout_with_devices_of_its_own_is_judged_by_itself(verdict):
-    found = verdict(1 << 40, "rollout.placement=separate")
-    assert found["memory.rollout"].status == "ok"
-    assert "a rollout replica" in found["memory.rollout"].detail
+    rank = {"parameters", "gradients", "optimizer", "activations", "log-probs", "process"}
+    replica = {"rollout-weights", "rollout-cache", "rollout-logits", "process"}
+    assert {f"memory.training-rank.{name}" for name in rank} < set(found)
+    assert {f"memory.rollout-replica.{name}" for name in replica} < set(found)
+    assert not found["memory.training-rank.parameters"].detail.startswith("about")
+    assert found["memory.training-rank.activations"].detail.startswith("about")

@@ -83,6 +83,11 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
         ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt", "every advantage is 0"),
         (
+            {"algorithm": {"advantage": "rloo"}, "rollout": {"samples_per_prompt": 1}},
+            "rollout.samples_per_prompt",
+            "rloo compares the responses",
+        ),
+        (
             {"model": {"config": {"model_type": "qwen3", "num_hidden_layers": 10**9}}},
             "model.config.num_hidden_layers",
             "a whole number from 1 to 4096, and is 1000000000",
@@ -107,6 +112,20 @@ def test_a_mistake_is_refused_with_its_key(check, sections, key, says):
 
     assert caught.value.where == key
     assert says in f"{caught.value.why} {caught.value.fix}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ({"kl_estimator": "k1"}, "a gradient that is 0 in expectation"),
+        ({"kl_placement": "reward"}, "k3 has a policy gradient that is not the divergence's"),
+    ],
+)
+def test_an_estimator_of_another_gradient_is_warned_of(check, algorithm, says):
+    (warning,) = check(algorithm={"kl_coefficient": 0.1, **algorithm})
+    assert says in warning
+    assert check(algorithm={"kl_coefficient": 0.1, "kl_placement": "reward", "kl_estimator": "k1"}) == []
+    assert check(algorithm={"kl_coefficient": 0.1, "kl_estimator": "k2"}) == []
 
 
 def test_replicas_are_placed_apart_where_devices_can_be_given_to_one_process_and_suffice(check, monkeypatch):

@@ -11,7 +11,7 @@ RUN = """\
 model:
   config: {model_type: qwen3}
   tokenizer: gone.py:tokenizer
-data: {source: jsonl}
+data: {source: jsonl, options: {path: p.jsonl}}
 rewards:
   - function: exact_match
 engine:

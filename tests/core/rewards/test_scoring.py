@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from anytron.config.schema import RewardSection
+from anytron.data import Prompt
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample
 from anytron.rewards.answer import Answer, answer
-from anytron.rewards.registered import contains, exact_match
+from anytron.rewards.reference import Contains, ExactMatch
 from anytron.rewards.scoring import RewardSum
 
 
@@ -23,17 +24,19 @@ SAMPLES = [sample("13", "p0", answer="13"), sample(" 13 ", "p1", answer=13), sam
 
 
 def test_exact_match_ignores_white_space_and_types():
-    assert exact_match(SAMPLES) == [1, 1, 0]
+    assert ExactMatch()(SAMPLES) == [1, 1, 0]
 
 
 def test_contains():
-    assert contains(SAMPLES) == [1, 1, 1]
-    assert contains([sample("1 3", answer="13")]) == [0]
+    assert Contains()(SAMPLES) == [1, 1, 1]
+    assert Contains()([sample("1 3", answer="13")]) == [0]
 
 
 def test_a_prompt_without_the_answer_is_named():
-    with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p9.*'solution'"):
-        exact_match([sample("1", "p9", solution="1")])
+    rewards = RewardSum.from_config([RewardSection(function="exact_match")])
+    rewards.check([Prompt("p8", text="x", data={"answer": 1})])
+    with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p9.*rewards\[0\] \(exact_match\).*'solution'"):
+        rewards.check([Prompt("p9", text="x", data={"solution": "1"})])
 
 
 def test_rewards_are_added_with_their_weights_and_options(tmp_path):

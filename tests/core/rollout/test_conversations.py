@@ -95,7 +95,11 @@ def converse(tmp_path, tokenizer):
             environments = stack.enter_context(EnvironmentPool(settings, tmp_path / "logs", 60))
             sampling = SamplingParams(max_new_tokens=8, min_new_tokens=1)
             prepared = SimpleNamespace(
-                tokenizer=tokenizer, sampling=sampling, context_length=context_length, vocab_size=17
+                tokenizer=tokenizer,
+                sampling=sampling,
+                context_length=context_length,
+                vocab_size=17,
+                chat_template_kwargs={},
             )
             config = SimpleNamespace(environment=settings)
             turns = turns_of(config, prepared, pool, environments)

@@ -31,8 +31,8 @@ def tokenizer():
     return made
 
 
-def tokens_of(observation, last, tokenizer):
-    return observation_tokens(observation, last, tokenizer, vocab_size=len(tokenizer))
+def tokens_of(observation, last, tokenizer, **template):
+    return observation_tokens(observation, last, tokenizer, len(tokenizer), template)
 
 
 def test_messages_give_what_the_template_writes_behind_a_turn(tokenizer):
@@ -46,6 +46,13 @@ def test_messages_give_what_the_template_writes_behind_a_turn(tokenizer):
         read = tokens_of(Observation(messages=MESSAGES), written[-1], tokenizer)
         assert tokenizer(prompt)["input_ids"] + written + list(read) == expected
     assert tokens_of(Observation(messages=MESSAGES), None, tokenizer) == read
+
+
+def test_the_template_gets_the_same_arguments_as_for_prompts(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", CHATML + "{% if think is defined %}{{ think }}{% endif %}")
+    said = Observation(messages=MESSAGES)
+    plain, thinking = tokens_of(said, None, tokenizer), tokens_of(said, None, tokenizer, think="hm")
+    assert tokenizer.decode(thinking) == tokenizer.decode(plain) + "hm"
 
 
 def test_text_is_tokenised_by_itself_and_tokens_are_taken(tokenizer):

@@ -22,6 +22,7 @@ from anytron.engines.context import EngineContext
 from anytron.engines.rollout_engine import Response
 from anytron.engines.training_engine import Topology
 from anytron.hooks.types import ProcessInfo
+from anytron.metric import joined
 from anytron.patches import Ledger
 from anytron.trainer import checkpointing
 from anytron.trainer.initial_model import model_directory
@@ -103,7 +104,7 @@ class TorchEngine:
         finite = bool((loss + norm).isfinite())
         if finite:
             optimizer.step()
-        totals = {name: sum(part.metrics[name].item() for part in parts) for name in parts[0].metrics}
+        totals = {name: joined(name, [part.metrics[name].item() for part in parts]) for name in parts[0].metrics}
         rates = {"grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
         return totals | rates | {"update/skipped": float(not finite)}
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.algorithms.gae import VARIANCE_EPSILON
-from anytron.algorithms.grpo import STD_EPSILON
+from anytron.algorithms.advantages.grpo import STD_EPSILON
+from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON
 from anytron.algorithms.registered import with_advantages
 from anytron.batch import RaggedBatch
 from anytron.config.schema import AlgorithmSection

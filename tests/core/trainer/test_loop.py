@@ -256,24 +256,6 @@ def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):
     assert lines(Path(run.config.trainer.output_dir) / "metrics.jsonl")[0]["rollout/log_prob_abs_diff"] > 0
 
 
-QUIET = """
-from anytron.algorithms.contract import LossOutputs
-from anytron.algorithms.registered import clipped
-
-def quiet(outputs, batch, algorithm):
-    return LossOutputs(clipped(outputs, batch, algorithm).loss, {})
-"""
-
-
-def test_a_loss_that_compares_nothing_is_asked_to_only_where_that_is_wanted(new_run):
-    new_run(QUIET, algorithm={"loss": "task.py:quiet"}).train()
-    wanted = new_run(
-        QUIET, algorithm={"loss": "task.py:quiet"}, trainer={"rollout_log_prob_tolerance": 1.0, "overwrite": True}
-    )
-    with pytest.raises(EngineError, match=r"(?s)cannot be compared.*no metric rollout/log_prob_abs_diff"):
-        wanted.train()
-
-
 @pytest.mark.parametrize(
     ("sections", "error", "message"),
     [

@@ -13,6 +13,7 @@ from anytron.metric import Metric
 from anytron.tracking.metric_table import METRICS
 from tests.core.trainer.disturbed_runs import lines
 from tests.core.trainer.test_environments import new_calculator
+from tests.core.trainer.validations import section
 
 __all__ = ["new_calculator"]  # a fixture
 
@@ -32,7 +33,8 @@ def sevens(samples):
 def written(run):
     """The keys of all steps."""
     output = run.train().output_dir
-    return {key for record in lines(output / "metrics.jsonl") for key in record}
+    files = [output / name for name in ("metrics.jsonl", "validation.jsonl")]
+    return {key for file in files if file.is_file() for record in lines(file) for key in record}
 
 
 def unknown(keys, table=METRICS):
@@ -44,12 +46,15 @@ def test_two_runs_write_the_table(new_run, new_calculator, tmp_path):
         REWARDS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
         rollout={"max_staleness": 1},
-        algorithm={"advantage": "gae", "kl_coefficient": 0.01},
+        algorithm={"advantage": "gae", "kl_coefficient": 0.01, "kl_target": 0.1},
         critic={},
+        validation=section(every_steps=1),
         trainer={"total_steps": 2},
     )
     keys = written(ahead)
-    played = new_calculator(trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")})
+    played = new_calculator(
+        algorithm={"loss": "cispo"}, trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")}
+    )
     keys |= written(played)
 
     assert unknown(keys) == []
@@ -68,6 +73,9 @@ def test_a_number_that_the_table_does_not_have_is_noticed():
         ("reward/NAME/mean", "reward/mean", False),
         ("reward/mean", "reward/exact/mean", False),
         ("lr", "critic/lr", False),
+        ("validation/NAME/mean@N", "validation/aime/mean@16", True),
+        ("validation/NAME/mean@N", "validation/aime/mean@16/low", False),
+        ("validation/NAME/mean@N", "validation/aime/mean@n", False),
     ],
 )
 def test_capitals_stand_for_a_name(name, key, is_it):
@@ -75,7 +83,8 @@ def test_capitals_stand_for_a_name(name, key, is_it):
 
 
 KEY = re.compile(
-    r"(?:reward|response|environment|loss|policy|rollout|update|critic|time|throughput|memory|moe|mtp)/[\w/]+"
+    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|time|throughput|memory|moe|mtp|kl)"
+    r"/[\w/]+"
 )
 SOURCES = [path for folder in ("core", "backends") for path in (ROOT / folder).rglob("*.py")]
 

@@ -19,15 +19,15 @@ from anytron.trainer.bad_batch import BadUpdate, read_bad_batch, write_bad_batch
 
 LOSS = """
 import torch
-from anytron.algorithms.contract import LossOutputs
-from anytron.algorithms.registered import clipped
+from anytron.algorithms.contract import TokenLosses
+from anytron.algorithms.losses.ppo_clip import ppo_clip
 
 calls = []
 
-def moody(outputs, batch, algorithm):
+def moody(tokens, algorithm):
     calls.append(1)
-    found = clipped(outputs, batch, algorithm)
-    return LossOutputs(found.loss * (torch.nan if len(calls) in BAD else 1.0), found.metrics)
+    found = ppo_clip(tokens, algorithm)
+    return TokenLosses(found.per_token * (torch.nan if len(calls) in BAD else 1.0), found.metrics)
 """
 
 
@@ -120,6 +120,7 @@ def test_before_the_first_update_the_learning_rate_is_not_to_blame(moody):
     configuration = Path(run.config.trainer.output_dir) / "config.yaml"
     assert f"so compare kernels and masks with others: anytron verify {configuration};" in error.value.fix
     assert ".lr" not in error.value.fix
+    assert "loss.py:moody first: its loss is not finite" in error.value.fix
 
 
 def test_after_it_the_learning_rate_may_be_to_blame_in_a_resumed_run_as_well(moody, new_run):

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.algorithms.registered import clipped, with_advantages
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.registered import with_advantages
 from anytron.batch import TokenOutputs
 from anytron.config.schema import AlgorithmSection
 from anytron.data.prompts import TokenizedPrompt
@@ -69,14 +70,14 @@ def test_the_mask_has_holes_and_drops_whom_the_environment_failed(batch):
 @pytest.mark.parametrize("field", ["log_probs", "entropy"])
 def test_tokens_in_holes_have_no_part_in_loss_and_metrics(batch, aggregation, field):
     batch = mini_batch(batch, aggregation)
-    loss = AlgorithmSection(entropy_coefficient=0.1, kl_coefficient=0.1, aggregation=aggregation)
+    loss = PolicyLoss(AlgorithmSection(entropy_coefficient=0.1, kl_coefficient=0.1, aggregation=aggregation))
     batch = replace(batch, reference_log_probs=batch.rollout_log_probs - 0.1)
     outputs = TokenOutputs(log_probs=batch.rollout_log_probs + 0.01, entropy=torch.ones(batch.num_tokens))
     disturbed = replace(outputs, **{field: torch.where(batch.response_mask, getattr(outputs, field), -300.0)})
     results = []
     for given in (outputs, disturbed):
         values = {name: getattr(given, name).clone().requires_grad_() for name in ("log_probs", "entropy")}
-        found = clipped(TokenOutputs(**values), batch, loss)
+        found = loss(TokenOutputs(**values), batch)
         found.loss.backward()
         for gradient in (value.grad for value in values.values()):
             assert not gradient[~batch.response_mask].any()
@@ -102,6 +103,6 @@ def test_metrics_count_the_models_own_tokens(samples):
 
 def test_rewards_look_at_the_last_turn_and_not_at_what_the_environment_wrote(samples):
     assert samples[0].response_text == "17713"
-    assert REWARDS["exact_match"](samples) == [1.0, 1.0, 0.0]
-    assert REWARDS["contains"]([replace(samples[0], data={"answer": "77"})]) == [0.0]
+    assert REWARDS["exact_match"]()(samples) == [1.0, 1.0, 0.0]
+    assert REWARDS["contains"]()([replace(samples[0], data={"answer": "77"})]) == [0.0]
     assert REWARDS["environment"](samples[:2]) == [1.0, 0.25]

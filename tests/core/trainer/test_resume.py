@@ -11,6 +11,20 @@ from safetensors.torch import load_file
 from anytron.errors import CheckpointError, ConfigError, DataError, ResourceError, WorkerError
 from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps
 
+MIX = {
+    "source": None,
+    "options": {},
+    "mix": [
+        {
+            "name": name,
+            "source": "task.py:prompts",
+            "options": {"count": count, "digits": 3, "seed": 4},
+            "weight": weight,
+        }
+        for name, count, weight in (("few", 5, 3.0), ("many", 40, 2.0))
+    ],
+}
+
 
 @pytest.mark.parametrize(
     "sections",
@@ -18,8 +32,9 @@ from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparab
         {},
         pytest.param({"algorithm": {"epochs": 2, "mini_batches": 2, "kl_coefficient": 0.1}}, marks=pytest.mark.slow),
         {"algorithm": {"advantage": "gae"}, "critic": {"warmup_steps": 3}, "data": {"prompts_per_step": 40}},
+        {"data": MIX},
     ],
-    ids=["grpo", "several-updates-and-kl", "critic-in-its-warm-up"],
+    ids=["grpo", "several-updates-and-kl", "critic-in-its-warm-up", "a-mix-of-prompts"],
 )
 def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_run, undisturbed, tmp_path, sections):
     whole = undisturbed(5, **sections)
@@ -156,15 +171,48 @@ def test_a_damaged_checkpoint_is_not_used_and_the_one_before_it_is(new_run, undi
         new_run(trainer={"output_dir": "/nowhere"}, resume=str(state.parents[2] / "unusable-step-000003")).train()
 
 
-def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch):
+def change_prompts(state):
+    state["sampler"][0]["prompts"] = 63
+
+
+def change_tokens(state):
+    state["sampler"][0]["digest"] = "0" * 32
+
+
+def add_source(state):
+    state["sampler"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_prompts, "there were 63 and are 64"),
+        (change_tokens, r"those of task\.py:prompts have other tokens"),
+        (add_source, "there were 64, 64 and are 64"),
+    ],
+)
+def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch, change, message):
     new_run(trainer={"total_steps": 1, "output_dir": str(output(new_run))}).train()
     driver = output(new_run) / "checkpoints" / "step-000001"
     state = json.loads((driver / "driver.json").read_text())
-    state["sampler"]["prompts"] = 63
+    change(state)
     monkeypatch.setattr("anytron.checkpoint.directory.Checkpoint.verify", lambda checkpoint: None)
     (driver / "driver.json").write_text(json.dumps(state))
-    with pytest.raises(DataError, match=r"(?s)prompts have changed.*63 and are 64"):
+    with pytest.raises(DataError, match=f"(?s)prompts have changed.*{message}"):
         new_run(resume="auto").train()
+
+
+def test_a_checkpoint_from_before_there_were_mixes_is_continued(new_run, undisturbed, monkeypatch):
+    whole = undisturbed(2)
+    new_run(trainer={"total_steps": 1, "output_dir": str(output(new_run))}).train()
+    driver = output(new_run) / "checkpoints" / "step-000001" / "driver.json"
+    state = json.loads(driver.read_text())
+    (state["sampler"],) = state["sampler"]
+    del state["sampler"]["digest"]
+    driver.write_text(json.dumps(state))
+    monkeypatch.setattr("anytron.checkpoint.directory.Checkpoint.verify", lambda checkpoint: None)
+    new_run(trainer={"total_steps": 2, "output_dir": str(output(new_run))}, resume="auto").train()
+    assert_equal(output(new_run), whole)
 
 
 def test_an_error_before_the_updates_loses_no_step(new_run, undisturbed):

@@ -11,6 +11,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.checkpoint.manifest import FileRecord
+from anytron.config.schema import AlgorithmSection
 from anytron.engines.training_engine import Topology
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.workers import TrainingWorkers, kernel_suppliers
@@ -150,7 +151,7 @@ def test_ranks_of_one_copy_see_the_same(workers, batch):
 
 def test_sums_are_added_over_copies_and_rank_values_are_not(workers, batch):
     (mini_batch,) = plan().mini_batches(batch, seed=0)
-    metrics = workers.update(mini_batch, plan(), PolicyLoss())
+    metrics = workers.update(mini_batch, plan(), PolicyLoss(AlgorithmSection()))
     assert metrics == {"weight": pytest.approx(1.0), "grad_norm": 3.0, "lr": 0.5, "update/skipped": 1.0}
 
 

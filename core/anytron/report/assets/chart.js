@@ -33,7 +33,7 @@ class Chart {
       const smooth = smoothed(line.values, this.view.smoothing);
       const begin = Math.max(lower(line.steps, this.view.from ?? -Infinity) - 1, 0);
       const end = Math.min(lower(line.steps, (this.view.to ?? Infinity) + 1e-9) + 1, line.steps.length);
-      return { run: line.run, steps: line.steps.slice(begin, end), raw: line.values.slice(begin, end), smooth: smooth.slice(begin, end) };
+      return { run: line.run, low: line.low, high: line.high, steps: line.steps.slice(begin, end), raw: line.values.slice(begin, end), smooth: smooth.slice(begin, end) };
     });
   }
 
@@ -56,6 +56,13 @@ class Chart {
         for (const value of [line.smooth[place], this.view.smoothing ? null : line.raw[place]]) {
           if (counts(value)) { low = Math.min(low, value); high = Math.max(high, value); }
         }
+      }
+    }
+    for (const line of chosen) {
+      for (const [steps, values] of [line.low, line.high].filter(Boolean)) {
+        steps.forEach((step, place) => {
+          if (step >= first && step <= last && counts(values[place])) { low = Math.min(low, values[place]); high = Math.max(high, values[place]); }
+        });
       }
     }
     first = this.view.from ?? first;
@@ -88,6 +95,7 @@ class Chart {
     const lines = drawn("g", { "clip-path": "url(#" + clip + ")" });
     this.svg.append(frame, lines);
     for (const line of chosen) {
+      if (line.low && line.high) this.band(lines, line);
       if (this.view.smoothing) this.line(lines, line, line.raw, "raw");
       this.line(lines, line, line.smooth, "smooth");
       line.raw.forEach((value, place) => {
@@ -130,6 +138,16 @@ class Chart {
     if (!path) return;
     const made = drawn("path", { d: path, class: kind, "stroke-linecap": "round", "stroke-dasharray": dashes(line.run) });
     made.style.stroke = colour(line.run);
+    into.append(made);
+  }
+
+  // The confidence interval of each value.
+  band(into, line) {
+    const ends = ([steps, values]) => steps.flatMap((step, place) => (this.counts(values[place]) ? [this.across(step).toFixed(1) + " " + this.up(values[place]).toFixed(1)] : []));
+    const corners = [...ends(line.high), ...ends(line.low).reverse()];
+    if (corners.length < 3) return;
+    const made = drawn("path", { d: "M" + corners.join("L") + "Z", class: "band" });
+    made.style.fill = colour(line.run);
     into.append(made);
   }
 

@@ -12,7 +12,7 @@ class Plots {
     ]);
     this.charts = [];
     const made = (name) => {
-      const lines = runs.flatMap((run, number) => (Object.hasOwn(run.series, name) ? [{ run: number, steps: run.series[name][0], values: run.series[name][1] }] : []));
+      const lines = runs.flatMap((run, number) => (Object.hasOwn(run.series, name) ? [{ run: number, steps: run.series[name][0], values: run.series[name][1], low: run.series[name + "/low"], high: run.series[name + "/high"] }] : []));
       const chart = new Chart(name, Object.hasOwn(content.metrics, name) ? content.metrics[name] : {}, lines, marks, this.view, (from, to) => this.zoom(from, to));
       this.charts.push(chart);
       return chart.node;

@@ -43,14 +43,14 @@ class Samples {
       [["step", "by step"], ["-step", "by step, last first"], ["-reward", "best reward first"], ["reward", "worst reward first"], ["-tokens", "longest first"]]
         .map(([value, text]) => element("option", { value }, text)));
     this.which = element("select", { "aria-label": "Which", onchange: changed },
-      [["all", "all"], ["whole", "finished"], ["cut", "cut off at the limit"], ["failed", "reward or environment failed"]].map(([value, text]) => element("option", { value }, text)));
+      [["all", "all"], ["whole", "finished"], ["cut", "cut off at the limit"], ["failed", "reward or environment failed"], ["training", "of training"], ["validation", "of validation"]].map(([value, text]) => element("option", { value }, text)));
     this.run = element("select", { "aria-label": "Run", onchange: changed }, element("option", { value: "" }, "all runs"), this.runs.map((run, number) => element("option", { value: String(number) }, run.name)));
     return element("div", { class: "filters" }, this.words, element("label", {}, "steps", this.from, "to", this.to), this.which, this.order, this.runs.length > 1 ? this.run : []);
   }
 
   chosen() {
     const words = this.words.value.toLowerCase(), from = this.from.value === "" ? -Infinity : +this.from.value, to = this.to.value === "" ? Infinity : +this.to.value;
-    const fits = { all: () => true, whole: (one) => one.finished, cut: (one) => !one.finished, failed: (one) => one.errors }[this.which.value];
+    const fits = { all: () => true, whole: (one) => one.finished, cut: (one) => !one.finished, failed: (one) => one.errors, training: (one) => one.validation === undefined, validation: (one) => one.validation !== undefined }[this.which.value];
     const found = this.all.filter((one) => one.step >= from && one.step <= to && fits(one) && (this.run.value === "" || one.run === +this.run.value) &&
       (!words || (one.prompt + "\n" + one.response + "\n" + one.id).toLowerCase().includes(words)));
     const by = this.order.value.replace("-", ""), sign = this.order.value.startsWith("-") ? -1 : 1;
@@ -77,7 +77,7 @@ class Samples {
     const pictures = (sample.images || []).map((name) => (Object.hasOwn(run.pictures, name) ? element("img", { src: run.pictures[name], alt: name }) : element("span", { class: "soft" }, "[" + name + "] ")));
     return element("article", { class: "card sample" },
       element("header", {}, this.runs.length > 1 ? element("span", { class: "run" }, key(sample.run), run.name) : [],
-        element("span", {}, "step " + sample.step.toLocaleString("en")), element("b", {}, "reward " + (sample.reward === null ? "none" : written(sample.reward))),
+        element("span", {}, "step " + sample.step.toLocaleString("en")), sample.validation === undefined ? [] : element("span", { class: "validation" }, "validation " + sample.validation), element("b", {}, "reward " + (sample.reward === null ? "none" : written(sample.reward))),
         [tokens, sample.turns === undefined ? "" : sample.turns + " turns", sample.id].filter(Boolean).map((text) => element("span", {}, text)),
         sample.finished ? [] : element("span", { class: "warn" }, "cut off at the limit")),
       pictures, element("div", { class: "text prompt" }, sample.prompt), element("div", { class: "text response" }, sample.response === "" ? "(empty)" : sample.response),

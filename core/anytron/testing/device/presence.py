@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from anytron.platform import Availability, Probe, decisions_of, limits_of
 from anytron.plugins import check_requirements
 from anytron.testing.ranks import Member, on_ranks
@@ -36,9 +38,13 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
     if subject.platform.runtime() is not subject.runtime:
         raise Broken("runtime() makes a new object at each call.")
     runtime, here = subject.runtime, subject.runtime.current_device()
+    if not isinstance(here, torch.device):
+        raise Broken("current_device() answers with something else than a torch.device.", f"{here!r}")
     if here.type != runtime.device_type:
         raise Broken("The current device is of another type than the runtime.", f"{here}, {runtime.device_type}")
     count = runtime.device_count()
+    if not isinstance(count, int):
+        raise Broken("device_count() answers with something else than a number.", f"{count!r}")
     if count < 1 or (subject.platform.accelerator and count != probes[0].devices):
         raise Broken("Probe and runtime count different devices.", f"{probes[0].devices} and {count}")
     runtime.set_device(here.index or 0)

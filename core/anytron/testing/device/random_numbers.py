@@ -86,6 +86,8 @@ def own_generator(subject: Subject, case: Case) -> None:
     """A draw moves this generator's state, and a seed given to it decides the draw as `manual_seed` does."""
     runtime, draw = subject.runtime, DRAWS[case.values]
     generator = runtime.default_generator()
+    if not isinstance(generator, torch.Generator):
+        raise Broken("default_generator() answers with something else than a torch.Generator.", f"{generator!r}")
     if generator.device.type != runtime.device_type:
         raise Broken("The generator is of another device.", f"{generator.device}, not {runtime.device_type}")
     runtime.manual_seed(7)

@@ -80,7 +80,10 @@ def pinned_memory(subject: Subject, case: Case) -> None:
     del case
     if not subject.runtime.can_pin_memory():
         raise Inapplicable("can_pin_memory is False")
-    tensor = torch.arange(1000).pin_memory()
+    try:
+        tensor = torch.arange(1000).pin_memory()
+    except RuntimeError as error:
+        raise Broken("can_pin_memory says yes, and pinning raises.", f"{error}") from error
     copy = tensor.to(subject.device, non_blocking=True)
     subject.runtime.synchronize()
     if not tensor.is_pinned() or not torch.equal(copy.cpu(), tensor):

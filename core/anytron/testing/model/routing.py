@@ -11,7 +11,7 @@ from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import hold_gradients, hold_values
 from anytron.testing.model.table import DEEPSEEK_V3, EXPERT, ONE, PADDED, QWEN3_MOE, TENSOR, cases
-from anytron.testing.rules import rule
+from anytron.testing.rules import Broken, rule
 from anytron.testing.training_ranks import START_S, said
 from anytron.verification.gradients import computed_gradients
 from anytron.verification.hugging_face import expected_gradients
@@ -50,7 +50,8 @@ def router_replay(subject: Subject, case: Case) -> None:
     config, trainer = observer.build(family, layout, REPLAYED)
     with said():
         shape = trainer.topology[0].rollout_routing
-        assert shape is not None, "the configuration asks for it"
+        if shape is None:
+            raise Broken("The engine names no shape of routing, and rollout.replay_routing asks for it.")
         batch = replace(_sent_by_lot(recorded_of(family), shape), temperature=OTHER_TEMPERATURE)
         dtype = config.model.dtype
         truth = expected_gradients(observer.model(family), None, getattr(torch, dtype), batch)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import PatchContext, Requirement
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
+    from anytron.limits import Limit
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
     from anytron.sequences import ModelInputs
@@ -29,6 +30,10 @@ class Adaptor:
 
     portable_modules = False
     redirects_torch_cuda = False
+
+    def limits(self) -> Iterable[Limit]:
+        """Say what the adaptor's library does not do."""
+        return ()
 
     def requirements(self) -> Iterable[Requirement]:
         """Name packages that are needed besides torch_npu."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from anytron.config.diagnostics import Diagnostic
 from anytron.errors import AnytronError, HookContractError
 from anytron.hooks.types import Requirement
+from anytron.limits import Feature, Limit
 from anytron.masks import AttnMask, MaskKind
 from anytron.plugins.neutral import NeutralDefaults
 from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed.attention import CAUSAL, FULL
 from anytron_ascend.mindspeed.installation import find_installation
+from anytron_ascend.mindspeed.models import model_diagnostics
 from anytron_ascend.mindspeed.patches import PATCHES
 
 if TYPE_CHECKING:
@@ -38,18 +40,29 @@ class MindSpeedAdaptor(Adaptor):
     def __init__(self, options: MindSpeedOptions) -> None:
         self._options = options
 
+    def limits(self) -> Iterable[Limit]:
+        """Decline what MindSpeed's attention would leave out without a word.
+
+        ``MindSpeedTEDotProductAttention`` (mindspeed/te/pytorch/attention/dot_product_attention) reads neither
+        ``window_size`` nor ``softmax_type`` of the model's config, and its kernel is called without sinks.
+        """
+        return (
+            Limit(Feature.SLIDING_WINDOW, "MindSpeed's attention is causal over whole sequences"),
+            Limit(Feature.ATTENTION_SINKS, "MindSpeed calls its attention kernel without them"),
+        )
+
     def requirements(self) -> Iterable[Requirement]:
         """Name what MindSpeed imports. MindSpeed itself may have no metadata: :meth:`configure` looks for it."""
         remedy = "pip install einops scipy protobuf: MindSpeed imports them"
         return [Requirement(package, "", remedy) for package in ("einops", "scipy", "protobuf")]
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Check that MindSpeed is there, and made for this Megatron."""
-        del config
+        """Check that MindSpeed is there and made for this Megatron, and that it can train the run's model."""
         try:
             find_installation()
         except AnytronError as error:
             yield Diagnostic("error", "platform.options.adaptor", f"{error.what} {error.why}", error.fix)
+        yield from model_diagnostics(config)
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """Let MindSpeed patch for this engine, every argument set."""

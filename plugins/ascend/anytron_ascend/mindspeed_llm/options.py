@@ -84,4 +84,5 @@ MINDSPEED_LLM = EngineInfo(
         Component("mindspeed", "mindspeed"),
         Component("mindspeed-llm", "mindspeed_llm"),
     ),
+    memory="anytron_ascend.mindspeed_llm.memory:estimate",
 )

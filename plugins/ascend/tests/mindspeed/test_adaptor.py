@@ -11,6 +11,7 @@ from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError, HookContractError, PlatformError
 from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, scope_of
 from anytron.plugins import hooks_of, open_session
+from anytron.preflight.limits import limit_diagnostics
 from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
 from anytron.traits import ModelTraits, ParallelSizes
 from anytron_ascend import AscendPlatform
@@ -91,6 +92,51 @@ def test_another_megatron_is_refused(tmp_path):
         check_pair(Installation("0.16.0", "0.15.3", tmp_path))
     with pytest.raises(PlatformError, match="do not belong together"):
         check_pair(Installation("0.15.3", "0.15.3", tmp_path))
+
+
+LATENT, GROUPED = "deepseek_v3", "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("policy", "critic", "size", "refused"),
+    [
+        (LATENT, None, 2, ["model.path"]),
+        (LATENT, None, 1, []),
+        (GROUPED, None, 2, []),
+        (GROUPED, LATENT, 2, ["critic.path"]),
+    ],
+)
+def test_latent_attention_is_not_spread_over_context_parallel_ranks(
+    policy, critic, size, refused, checkout, adaptor, tiny_family
+):
+    checkout("0.16.0")
+    sections = {"model": {"path": str(tiny_family(policy))}, "parallel": {"context_parallel_size": size}}
+    if critic:
+        sections |= {"algorithm": {"advantage": "gae"}, "critic": {"path": str(tiny_family(critic))}}
+    found = list(adaptor.configure(run_of(**sections)))
+    assert [one.key for one in found] == ["parallel.context_parallel_size"] * len(refused)
+    for finding, key in zip(found, refused, strict=True):
+        assert finding.severity == "error"
+        assert f"no multi-latent attention, which {key} has" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        ({"model_type": "gpt_oss", "layer_types": ["sliding_attention"]}, ["sliding-window", "attention-sinks"]),
+        ({"model_type": "qwen2", "use_sliding_window": True}, ["sliding-window"]),
+        ({"model_type": "qwen3"}, []),
+    ],
+)
+def test_what_its_attention_would_leave_out_without_a_word_is_refused_before_anything_starts(model, refused):
+    config = run_of(model={"config": model, "tokenizer": "unused"})
+    for adaptor, words in (("mindspeed", refused), ("none", [])):
+        platform = AscendPlatform()
+        platform.configure_options(AscendOptions(adaptor=adaptor))
+        found = list(limit_diagnostics(config, platform))
+        assert [(one.severity, one.key) for one in found] == [("error", "model.config")] * len(words)
+        for finding, word in zip(found, words, strict=True):
+            assert f"the platform ascend has no {word}: MindSpeed" in finding.message
 
 
 def test_a_version_that_cannot_be_told_is_an_error(checkout):

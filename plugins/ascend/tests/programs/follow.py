@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.batch import RaggedBatch
+from anytron.config.schema import AlgorithmSection
 from anytron.executor.local import LocalExecutor
 from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
@@ -26,7 +27,7 @@ from tests.backends.megatron.ranks import engine_config
 def main(plan_file: str, output: str) -> None:
     plan = json.loads(Path(plan_file).read_text())
     recorded = torch.load(plan["recorded"], weights_only=False)
-    loss = PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05, kl_estimator="k3", entropy_coefficient=0.01)
+    loss = PolicyLoss(AlgorithmSection(kl_coefficient=0.05, entropy_coefficient=0.01))
     engine = plan["engines"][0][1].get("engine", {}).get("name")
     session = open_session(plan["platform"], plan["options"], engine)
     platform = {"name": plan["platform"], "options": plan["options"]}

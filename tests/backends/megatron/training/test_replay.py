@@ -12,16 +12,16 @@ from tests.house import ROOT
 
 LOSS = """
 import torch
-from anytron.algorithms.contract import LossOutputs
-from anytron.algorithms.registered import clipped
+from anytron.algorithms.contract import TokenLosses
+from anytron.algorithms.losses.ppo_clip import ppo_clip
 
 calls = []
 
-def steep(outputs, batch, algorithm):
+def steep(tokens, algorithm):
     calls.append(1)
-    found = clipped(outputs, batch, algorithm)
-    broken = torch.sqrt(torch.sum(0 * outputs.log_probs)) if len(calls) > 1 else 0.0  # its derivative is 0 * infinity
-    return LossOutputs(found.loss + broken, found.metrics)
+    found = ppo_clip(tokens, algorithm)
+    broken = torch.sqrt(torch.sum(0 * tokens.log_probs)) if len(calls) > 1 else 0.0  # its derivative is 0 * infinity
+    return TokenLosses(found.per_token + broken, found.metrics)
 """
 
 
@@ -44,7 +44,7 @@ def test_a_run_that_meets_a_nan_can_be_looked_into(tmp_path):
     assert str(last) in train.stderr.replace("\n", "")
 
     # The saved loss is fine in its first call, which a replay's is: the run's own function shows it from the second on.
-    fine = anytron("replay", last, "algorithm.loss=clipped", "--json")
+    fine = anytron("replay", last, "algorithm.loss=ppo_clip", "--json")
     assert fine.returncode == 0, fine.stderr
     assert json.loads(fine.stdout)["inspection"]["first"] is None
 

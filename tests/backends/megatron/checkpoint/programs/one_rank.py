@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata  # noqa: 
 
 from anytron.algorithms.policy_loss import PolicyLoss  # noqa: E402
 from anytron.batch import RaggedBatch  # noqa: E402
+from anytron.config.schema import AlgorithmSection  # noqa: E402
 from anytron.engines.weights import WeightFile  # noqa: E402
 from anytron.errors import AnytronError  # noqa: E402
 from anytron_megatron.checkpoint import writer  # noqa: E402
@@ -45,7 +46,7 @@ batch = RaggedBatch(
     loss_weights=response / response.sum(),
     token_shares=response / response.sum(),
 )
-loss = PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0, kl_estimator="k3", entropy_coefficient=0.0)
+loss = PolicyLoss(AlgorithmSection())
 
 
 def update() -> None:

@@ -8,23 +8,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from anytron.algorithms.contract import Advantages
+from anytron.algorithms.advantages.per_token import whiten
+from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch
     from anytron.config.schema import AlgorithmSection
 
-VARIANCE_EPSILON = 1e-8
-"""Added to the variance that advantages are divided by the root of; verl's value (``masked_whiten``)."""
-
 
 def gae(
-    rewards: Tensor, values: Tensor, lengths: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float
+    token_rewards: Tensor, values: Tensor, lengths: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float
 ) -> Tensor:
     """Weigh temporal differences of values against the outcome (arXiv:1506.02438, equation 16).
 
-    A state is what stands before a response token, drawing the token leaves it, and the reward follows the
-    response's last token::
+    A state is what stands before a response token, drawing the token leaves it, and its reward follows::
 
         delta_t = r_t + gamma * V_{t+1} - V_t
         A_t = delta_t + gamma * gae_lambda * A_{t+1}
@@ -33,7 +30,7 @@ def gae(
     ``V_{t+1}`` is 0. Tokens inside of a response that were not generated are no states; they are passed over.
 
     Args:
-        rewards: float ``[B]``, of whole responses; that of a response without a state is not looked at.
+        token_rewards: float ``[T]``, what follows each token; looked at in responses only.
         values: float ``[T]``, entry t of the state before token t.
         lengths: int64 ``[B]``, tokens of each sequence, prompt included.
         response_mask: bool ``[T]``, True = the token was generated.
@@ -46,13 +43,15 @@ def gae(
     """
     sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)[response_mask]
     counts = torch.bincount(sequence, minlength=lengths.numel())
-    padded = pad_sequence(list(torch.split(values[response_mask], counts.tolist())), batch_first=True)
-    differences = gamma * torch.nn.functional.pad(padded, (0, 1))[:, 1:] - padded
-    answered = counts > 0
-    differences[answered, counts[answered] - 1] += rewards[answered].to(values.dtype)
+
+    def rows(per_token: Tensor) -> Tensor:
+        return pad_sequence(list(torch.split(per_token[response_mask], counts.tolist())), batch_first=True)
+
+    padded = rows(values)
+    differences = gamma * torch.nn.functional.pad(padded, (0, 1))[:, 1:] - padded + rows(token_rewards.to(values.dtype))
     # Behind a response's end all differences are 0, and so is what is carried to it from there.
     columns = []
-    carried = torch.zeros_like(rewards, dtype=values.dtype)
+    carried = values.new_zeros(lengths.numel())
     for difference in reversed(differences.unbind(1)):
         carried = difference + gamma * gae_lambda * carried
         columns.append(carried)
@@ -65,30 +64,12 @@ def gae(
 
 def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:
     """Compare each token with what the critic expected (``algorithm.advantage=gae``)."""
-    del group_size
-    assert batch.values is not None
-    mask = batch.response_mask
-    advantages = gae(rewards, batch.values, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
-    returns = (advantages + batch.values) * mask
+    del rewards, group_size
+    token_rewards = required(batch.token_rewards, "token_rewards", "gae")
+    values, mask = required(batch.values, "values", "gae"), batch.response_mask
+    advantages = gae(token_rewards, values, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
+    returns = (advantages + values) * mask
     return Advantages(whiten(advantages, mask) if algorithm.normalize_std else advantages, returns)
-
-
-def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Give the advantages of response tokens mean 0 and (unbiased) variance 1; equal ones become 0.
-
-    Args:
-        advantages: float ``[T]``.
-        response_mask: bool ``[T]``, True = the token was generated.
-
-    Returns:
-        ``[T]``, 0 outside of responses.
-    """
-    chosen = advantages[response_mask]
-    centred = chosen - chosen.mean()
-    variance = centred.square().sum() / max(chosen.numel() - 1, 1)
-    whitened = torch.zeros_like(advantages)
-    whitened[response_mask] = centred * torch.rsqrt(variance + VARIANCE_EPSILON)
-    return whitened
 
 
 def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Estimate advantages from the rewards of groups of responses to the same prompt."""
+"""Compare the responses to one prompt with each other: GRPO and Dr. GRPO."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from anytron.algorithms.advantages.per_token import broadcast_to_tokens
 from anytron.algorithms.contract import Advantages
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
 
     Args:
         rewards: ``[P, G]``; NaN for a response that is not compared, whose group is the others.
-        normalize_std: Divide by the standard deviation; off is Dr. GRPO (arXiv:2503.20783), which
-            does not favour prompts whose rewards hardly vary.
+        normalize_std: Divide by the standard deviation; off is the advantage of Dr. GRPO (arXiv:2503.20783, section
+            3.2), which does not favour prompts whose rewards hardly vary.
 
     Returns:
         ``[P, G]``, same dtype; 0 where the reward is NaN.
@@ -51,15 +52,10 @@ def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSe
     return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))
 
 
-def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
-    """Give every response token its sequence's value.
-
-    Args:
-        per_sequence: float32 ``[B]``.
-        lengths: int64 ``[B]``, tokens of each sequence, prompt included.
-        response_mask: bool ``[T]``, True = the token was generated.
-
-    Returns:
-        float32 ``[T]``, 0 outside of responses.
-    """
-    return torch.repeat_interleave(per_sequence, lengths) * response_mask
+def centred_group_advantages(
+    batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int
+) -> Advantages:
+    """Do the same without the standard deviation (``algorithm.advantage=dr_grpo``)."""
+    del algorithm
+    per_sequence = grpo(rewards.view(-1, group_size), normalize_std=False).flatten()
+    return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))

@@ -1,0 +1,128 @@
+"""``anytron data``: look at the prompts of a run as its model reads them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anytron.data.mixture import Mixture
+    from anytron.data.prompts import TokenizedPrompt
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at the prompts of a run.")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
+
+RUN_OF_TOKENS = 4
+"""So many equal tokens in a row, as an image has, are shown as one with their number."""
+
+
+@app.callback()
+def _group() -> None:
+    """Keep the name of the only command."""
+
+
+@app.command()
+def show(
+    config: ConfigPath,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Keys to set, for example data.max_prompt_tokens=512. Values are YAML.",
+            show_default=False,
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=0, help="How many prompts to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object: {sources, prompts}.")] = False,
+) -> None:
+    """Show the tokens of the first prompts that a run would draw, decoded, with their lengths.
+
+    All prompts are read, tokenised and filtered as the run would; for each source there is a line with what it has,
+    what was left out, and how long prompts are. Tokens stand between bars. No model is built; no platform is needed.
+
+    Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
+    """
+    from anytron.config.load import load_config
+    from anytron.preflight.prepare import prepare_prompts
+
+    prepared = prepare_prompts(load_config(config, overrides or []))
+    sources = [_summary(prepared.sampler, index) for index in range(len(prepared.sampler.tables))]
+    prompts = [_described(prompt, prepared.tokenizer) for prompt in prepared.sampler.draw(count)]
+    if as_json:
+        typer.echo(json.dumps({"sources": sources, "prompts": prompts}, indent=2, default=str))
+        return
+    _print_table(sources)
+    for prompt in prompts:
+        images = f", {prompt['images']} image{'s' * (prompt['images'] != 1)}" if prompt["images"] else ""
+        typer.echo(f"\n{_visible(prompt['id'])}: {prompt['length']} tokens{images}")
+        typer.echo("|".join(_shortened([_visible(piece) for piece in prompt["pieces"]])))
+        if prompt["data"]:
+            typer.echo(f"data: {_visible(json.dumps(prompt['data'], ensure_ascii=False, default=str))}")
+
+
+def _summary(sampler: Mixture, index: int) -> dict[str, Any]:
+    table = sampler.tables[index]
+    lengths = table.lengths
+    return {
+        "name": table.name,
+        "share": float(sampler.shares[index]),
+        "read": table.read,
+        "kept": len(table),
+        "too_long": table.too_long,
+        "duplicates": table.duplicates,
+        "tokens": {
+            "min": min(lengths),
+            "mean": statistics.fmean(lengths),
+            "median": statistics.median(lengths),
+            "max": max(lengths),
+            "sum": sum(lengths),
+        },
+    }
+
+
+def _described(prompt: TokenizedPrompt, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "id": prompt.id,
+        "length": len(prompt.tokens),
+        "text": prompt.text,
+        "tokens": list(prompt.tokens),
+        "pieces": [tokenizer.decode([token]) for token in prompt.tokens],
+        "images": len(prompt.images),
+        "data": dict(prompt.data),
+    }
+
+
+def _visible(text: str) -> str:
+    """Escape what is no letter or sign: a prompt stays on its line, and commands no terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _shortened(pieces: Sequence[str]) -> Iterator[str]:
+    for piece, same in itertools.groupby(pieces):
+        number = len(list(same))
+        yield from [piece] * number if number < RUN_OF_TOKENS else [f"{piece} * {number}"]
+
+
+def _print_table(sources: Sequence[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from anytron.cli.tables import print_table
+
+    table = Table("source")
+    for heading in ("share", "read", "kept", "too long", "duplicates", "tokens: min", "mean", "median", "max"):
+        table.add_column(heading, justify="right")
+    for one in sources:
+        counts = [str(one[name]) for name in ("read", "kept", "too_long", "duplicates")]
+        tokens = [f"{one['tokens'][name]:,.10g}" for name in ("min", "mean", "median", "max")]
+        tokens[1] = f"{one['tokens']['mean']:,.1f}"
+        table.add_row(Text(_visible(one["name"])), f"{one['share']:.1%}", *counts, *tokens)
+    print_table(table)

@@ -1,0 +1,182 @@
+"""``anytron plan``: what a run will take of its devices, and what to change if that is too much."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from anytron.cli.tables import print_table
+from anytron.doctor.live import Live
+from anytron.doctor.memory import device_memory
+from anytron.doctor.subject import look
+from anytron.engines.memory import DeviceMemory, readable
+from anytron.errors import AnytronError, ConfigError
+from anytron.planning.plan import make_plan
+from anytron.planning.remedies import remedies
+from anytron.preflight.prepare import prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anytron.config.schema import RunConfig
+    from anytron.doctor.subject import Subject
+    from anytron.planning.plan import DevicePlan, Plan
+    from anytron.planning.remedies import Remedy
+
+PROMPTS = 256
+"""How many prompts are looked at for their mean length."""
+_UNITS = {"": 30, "g": 30, "gib": 30, "gb": 30, "m": 20, "mib": 20, "mb": 20, "t": 40, "tib": 40, "tb": 40}
+
+
+def run_plan(path: Path, overrides: Sequence[str], *, memory: str | None, as_json: bool) -> bool:
+    """Print the plan, as a table or as one JSON object.
+
+    Args:
+        path: The YAML file of the run.
+        overrides: Keys to set in it.
+        memory: What each device has, as :func:`parse_size` reads it; None = what is here.
+        as_json: Print JSON.
+
+    Returns:
+        Whether it fits, as far as is known.
+
+    Raises:
+        ConfigError: The file is no configuration, or its model or engine cannot be estimated.
+    """
+    subject = look(path, overrides)
+    if subject.run is None:
+        raise subject.misread or ConfigError("There is no configuration.", where=str(path))
+    device, unknown = _device(subject, memory)
+    prompts, unread = _mean_prompt(subject.run)
+    plan = make_plan(subject.run, device, prompts)
+
+    def replan(more: Sequence[str]) -> Plan | None:
+        changed = look(path, [*overrides, *more])
+        if changed.run is None or (changed.diagnostics is None) != (subject.diagnostics is None):
+            return None
+        try:
+            return make_plan(changed.run, device, prompts)
+        except AnytronError:
+            return None
+
+    alone, together = remedies(subject.run, plan, replan)
+    if as_json:
+        typer.echo(json.dumps(_as_json(plan, alone, together), indent=2))
+    else:
+        _print(plan, unknown, unread, alone, together)
+    return plan.fits is not False
+
+
+def parse_size(text: str) -> int:
+    """Read a size of memory, ``80``, ``80GiB`` or ``512M``, in bytes; a unit is a power of 1024, none means GiB.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
+        raise ConfigError("This is no size of memory.", where="--memory", why=f"'{text}'", fix="for example 80GiB")
+    return int(float(match[1]) * 2 ** _UNITS[match[2].lower()])
+
+
+def _device(subject: Subject, memory: str | None) -> tuple[DeviceMemory, str]:
+    if memory is None:
+        with Live(subject) as live:
+            return device_memory(subject, live)
+    return DeviceMemory(parse_size(memory), subject.session is None or subject.session.platform.accelerator), ""
+
+
+def _mean_prompt(run: RunConfig) -> tuple[float | None, str]:
+    """Mean tokens of some prompts of the run; or why they cannot be read."""
+    try:
+        drawn = prepare(run).sampler.draw(PROMPTS)
+    except AnytronError as error:
+        return None, error.what
+    return sum(len(prompt.tokens) for prompt in drawn) / len(drawn), ""
+
+
+def _as_json(plan: Plan, alone: Sequence[Remedy], together: Remedy | None) -> dict[str, Any]:
+    def remedy(one: Remedy) -> dict[str, Any]:
+        return {"overrides": list(one.overrides), "needed_bytes": one.needed, "fits": one.fits}
+
+    return {
+        "parameters": plan.parameters,
+        "needed_bytes": plan.needed,
+        "fits": plan.fits,
+        "no_estimate": list(plan.silent),
+        "devices": [
+            {
+                "name": device.name,
+                "needed_bytes": device.needed,
+                "device_bytes": device.total,
+                "fits": device.fits,
+                "processes": [
+                    {
+                        "who": share.who,
+                        "count": share.count,
+                        "peak_bytes": share.peak,
+                        "parts": [
+                            {"name": part.name, "bytes": part.size, "when": part.when, "exact": part.exact}
+                            | {"how": part.how}
+                            for part in share.parts
+                        ],
+                    }
+                    for share in device.shares
+                ],
+            }
+            for device in plan.devices
+        ],
+        "remedies": [remedy(one) for one in alone],
+        "together": None if together is None else remedy(together),
+    }
+
+
+def _print(plan: Plan, unknown: str, unread: str, alone: Sequence[Remedy], together: Remedy | None) -> None:
+    typer.echo(f"{plan.parameters:,} parameters")
+    if unread:
+        typer.echo(f"prompts cannot be read here, so micro-batches are taken to be full: {unread}")
+    for device in plan.devices:
+        _print_device(device)
+        typer.echo(_verdict(device, unknown))
+    for engine in plan.silent:
+        typer.echo(f"not counted: the engine {engine} gives no estimate")
+    if alone:
+        typer.echo("\nsettings that make it smaller, each alone:")
+        for one in alone:
+            fits = "" if one.fits is None else ", fits" if one.fits else ", does not fit"
+            typer.echo(f"  {one.overrides[0]:<46} {readable(one.needed)}{fits}")
+    if together is not None and len(together.overrides) > 1:
+        typer.echo(f"it fits with: {' '.join(together.overrides)} ({readable(together.needed)})")
+    elif plan.fits is False and together is None:
+        typer.echo("no combination of these fits: take more devices, or a smaller model")
+
+
+def _print_device(device: DevicePlan) -> None:
+    from rich.table import Table
+
+    title = "the machine" if device.name == "machine" else f"a device of {device.name}"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for column in ("process", "part"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("when", no_wrap=True)
+    table.add_column("of", overflow="fold")
+    for share in device.shares:
+        who = share.who if share.count == 1 else f"{share.who} x {share.count}"
+        for index, part in enumerate(share.parts):
+            size = readable(part.size) if part.exact else f"~ {readable(part.size)}"
+            table.add_row("" if index else who, part.name, size, part.when, part.how)
+        table.add_row("", "at most", readable(share.peak), "", "training and generation take turns", style="bold")
+    print_table(table)
+
+
+def _verdict(device: DevicePlan, unknown: str) -> str:
+    needs = f"{device.crowd}: about {readable(device.needed)}"
+    if device.total is None:
+        return f"{needs}; what a device has is not known ({unknown}): --memory says it"
+    verdict = "it does not fit" if not device.fits else "it fits, with little room" if device.tight else "it fits"
+    return f"{needs} of {readable(device.total)}: {verdict}"

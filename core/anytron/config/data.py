@@ -1,0 +1,161 @@
+"""The section ``data``: where prompts come from, how sources are mixed, and the options of registered sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from anytron.config.section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TEMPLATE_ARGUMENTS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "conversation",
+    "messages",
+    "padding",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tools",
+    "truncation",
+)
+"""Arguments of ``apply_chat_template`` that are not the user's: they say what comes back, or are the prompt's."""
+
+
+class ReadingOptions(Section):
+    """What makes a prompt of a row."""
+
+    path: str = Field(min_length=1)
+    """The file, or a pattern that several match (``train-*.parquet``), in the order of their names; of ``dataset`` a
+    folder that ``Dataset.save_to_disk`` has written, or an ``.arrow`` file. Relative to the YAML file."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Columns by what they are used as: ``{prompt: question, answer: solution}``. ``prompt`` is a text, a list of
+    messages (with ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures;
+    ``tools`` are shown by the chat template. Any other name is one of the prompt's data, where rewards look. A dot
+    reaches into a column, ``reward_model.ground_truth``. A column that is named here must be in every row; of the
+    others, ``prompt`` must."""
+    chat: bool = False
+    """Make a user's message of a prompt that is text, images before the text, so that the chat template is applied."""
+    system: str | None = None
+    """With ``chat``: a system message at the beginning of conversations that have none."""
+    image_folder: str | None = None
+    """Paths of images are relative to this folder, and must not leave it; default: the file's. Relative to the YAML
+    file."""
+
+    @model_validator(mode="after")
+    def _system_of_a_chat(self) -> ReadingOptions:
+        if self.system is not None and not self.chat:
+            raise ValueError("system is a message of a conversation: set chat=true as well")
+        return self
+
+
+class DatasetOptions(ReadingOptions):
+    """What makes a prompt of a row of a Hugging Face dataset."""
+
+    split: str | None = None
+    """The split to take, where there are several."""
+
+
+class ImagesOptions(Section):
+    """What makes a prompt of a picture."""
+
+    path: str = Field(min_length=1)
+    """The folder; pictures in folders inside count. Relative to the YAML file. What rewards find as ``label`` is the
+    name of the folder inside that a picture lies in, and as ``file`` its path."""
+    prompt: str = Field(min_length=1)
+    """What is asked of every picture."""
+    chat: bool = True
+    """Put picture and question into a user's message, for the chat template; otherwise ``prompt`` has the image
+    token."""
+    system: str | None = None
+    """With ``chat``: a system message before it."""
+
+
+SOURCE_OPTIONS: Mapping[str, type[Section]] = MappingProxyType(
+    {
+        "jsonl": ReadingOptions,
+        "csv": ReadingOptions,
+        "parquet": ReadingOptions,
+        "dataset": DatasetOptions,
+        "images": ImagesOptions,
+    }
+)
+"""Options of the registered sources by their names."""
+OPTION_PATHS = ("path", "image_folder")
+"""Options of registered sources that are paths."""
+
+
+class MixedSource(Section):
+    """One source of a mix."""
+
+    source: str
+    """As ``data.source``."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """As ``data.options``."""
+    weight: float | None = Field(None, gt=0.0)
+    """How many of its prompts are drawn in proportion to the others' weights; null for all sources = in proportion to
+    their sizes, so that an epoch of the mix has every prompt once."""
+    name: str | None = Field(None, min_length=1)
+    """Stands before the ids of its prompts; default: the name of its file or function."""
+
+    @property
+    def title(self) -> str:
+        """The name, or what stands for it."""
+        path = self.options.get("path")
+        return self.name or Path(path if isinstance(path, str) and ":" not in self.source else self.source).name
+
+
+class DataSection(Section):
+    """Where prompts come from."""
+
+    source: str | None = None
+    """``jsonl``, ``csv``, ``parquet``, ``dataset`` (Hugging Face's, from disk), ``images`` (a folder of pictures),
+    ``reasoning_gym`` (procedural tasks), or ``module:function`` / ``file.py:function`` that returns prompts."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the source; those of registered sources stand below."""
+    mix: list[MixedSource] = Field(default_factory=list)
+    """Instead of ``source``: several sources. After any number of draws, each has given its share to within one
+    prompt."""
+    prompts_per_step: int = Field(32, ge=1)
+    """Prompts sampled for each training step, over all ranks."""
+    shuffle: bool = True
+    """Draw the prompts of a source in a random order, new in each epoch; the order follows from ``trainer.seed``."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longer prompts are left out, and counted; so are, with or without this, those that leave no room for
+    ``rollout.max_new_tokens`` in the model's context. Image tokens count."""
+    deduplicate: bool = False
+    """Leave out prompts whose tokens and images are those of an earlier one, in any source, and count them."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the chat template, for example ``{enable_thinking: false}`` for Qwen3."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _of_the_template(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(set(given) & set(_TEMPLATE_ARGUMENTS)):
+            raise ValueError(f"{', '.join(taken)} cannot be set: what a prompt needs of it is given already")
+        return given
+
+    @model_validator(mode="after")
+    def _one_kind_of_source(self) -> DataSection:
+        if (self.source is None) == (not self.mix):
+            raise ValueError("give exactly one of data.source and data.mix")
+        if self.mix and self.options:
+            raise ValueError("data.options belong to data.source: of a mix, each source has its own")
+        if len({one.weight is None for one in self.mix}) > 1:
+            raise ValueError("give every source of data.mix a weight, or none")
+        titles = [one.title for one in self.mix]
+        if twice := sorted({title for title in titles if titles.count(title) > 1}):
+            raise ValueError(f"sources of data.mix have the same name, {', '.join(twice)}: give each a name")
+        return self
+
+    def keyed_sources(self, key: str = "data") -> dict[str, MixedSource]:
+        """The sources by their key in the configuration; this section has ``key``. A single one is a mix of one."""
+        if self.source is not None:
+            return {key: MixedSource(source=self.source, options=self.options)}
+        return {f"{key}.mix.{index}": one for index, one in enumerate(self.mix)}

@@ -1,0 +1,244 @@
+"""Run a Python program that nobody has read: within limits, without network, and away from this machine's files.
+
+Three processes: one enters namespaces, in which its child is the first process; that one builds a file system in memory
+and starts the program. When it ends, the kernel ends whatever is left in its namespace; it ends with the one before it,
+and that one with the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal, NoReturn
+
+from anytron.isolation import namespaces
+from anytron.isolation.seccomp import NEVER, refuse_calls
+
+GIB, MIB = 1 << 30, 1 << 20
+
+Level = Literal["full", "reduced"]
+"""``full``: namespaces of its own, of users (unless this is root), processes, network, mounts and more; it sees the
+interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold nothing to
+protect; the program reads what its user reads, and writes there. Time, memory, output, network, processes and signals
+are limited on both."""
+
+THREADS = 256
+"""Tasks of the program's user; counted for each sandbox alone where users have namespaces."""
+FILES = 64
+"""Open files of the program."""
+_PROGRAM = "exec(compile(open(3, 'rb').read(), 'program.py', 'exec'))"
+_DIED = 1
+_ENDED_WITH_US = 1
+"""``PR_SET_PDEATHSIG``."""
+
+
+class Unavailable(OSError):  # noqa: N818 - said of the sandbox
+    """This machine does not allow a sandbox; the text says which step it refused."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a program ended.
+
+    Attributes:
+        status: Its exit status; minus the signal that ended it.
+        output: What it wrote to its standard output, at most as much as it may.
+        late: It took too long, and was killed.
+    """
+
+    status: int
+    output: bytes
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What a program may use.
+
+    Attributes:
+        level: How it is kept in.
+        timeout_s: Seconds that it may take, and seconds of processor time.
+        memory_gib: Addresses that it may use, in GiB.
+        output_mib: MiB that it may write, to its output or to a file.
+        site_packages: Whether it may import what is installed beside this interpreter.
+    """
+
+    level: Level
+    timeout_s: float
+    memory_gib: float
+    output_mib: float
+    site_packages: bool
+
+    def run(self, program: str, given: str) -> Ending:
+        """Run a program once.
+
+        Args:
+            program: Python source.
+            given: What stands in its standard input.
+
+        Raises:
+            Unavailable: The sandbox could not be built; nothing was run.
+        """
+        said, report = os.pipe()
+        source, stdin, stdout = (_memory(text) for text in (program, given, ""))
+        try:
+            child = os.fork()
+            if child == 0:
+                self._enter(source, stdin, stdout, report)
+            os.close(report)
+            report = -1
+            late = not _ended_within(child, self.timeout_s)
+            if late:
+                os.kill(child, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            obstacle = b"" if late else os.read(said, 4096)
+            if obstacle:
+                raise Unavailable(obstacle.decode(errors="replace"))
+            status = status - 256 if status > 128 else status
+            return Ending(status, os.pread(stdout, self._output, 0), late)
+        finally:
+            for descriptor in (said, report, source, stdin, stdout):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    @property
+    def _output(self) -> int:
+        return int(self.output_mib * MIB)
+
+    def _enter(self, source: int, stdin: int, stdout: int, report: int) -> NoReturn:
+        """Become the process that waits for the sandbox; or, in the sandbox, the program."""
+        step = "it could not be started"
+        try:
+            python = sys.executable if self.site_packages else os.path.realpath(sys.executable)
+            caller = os.getppid()
+            namespaces.control(_ENDED_WITH_US, signal.SIGKILL)
+            if os.getppid() != caller:
+                os._exit(_DIED)
+            if self.level == "full":
+                step = "namespaces of its own"
+                namespaces.enter()
+                _as_first_process(report)
+                step = "a file system of its own"
+                namespaces.replace_files(_visible(self.site_packages), limit=self._output)
+                _as_child(report)
+                os.setsid()  # a signal to its process group knows no namespace
+            else:
+                os.chdir("/")
+            step = "limits"
+            descriptors = {source: 3, stdin: 0, stdout: 1}
+            _arrange(descriptors, report)
+            report = 4
+            self._limit()
+            namespaces.drop_root()
+            step = "a filter of system calls"
+            refuse_calls(NEVER, processes=False, signals=self.level == "full", writing=True)
+            step = "the interpreter"
+            _execute(python, self.site_packages)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not return
+            with suppress(OSError):
+                os.write(report, f"{step}: {error}".encode()[:4096])
+            os._exit(_DIED)
+
+    def _limit(self) -> None:
+        memory, seconds = int(self.memory_gib * GIB), max(1, int(self.timeout_s + 0.999))
+        for kind, limit in (
+            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_AS, memory),
+            (resource.RLIMIT_FSIZE, self._output),
+            (resource.RLIMIT_NOFILE, FILES),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_MSGQUEUE, 0),
+            (resource.RLIMIT_MEMLOCK, 0),
+        ):
+            _lower(kind, limit)
+        if self.level == "full":
+            _lower(resource.RLIMIT_NPROC, THREADS)
+
+
+def _lower(kind: int, limit: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
+
+
+def _memory(text: str) -> int:
+    """Make a file without a name that holds a text, and is read from its beginning."""
+    descriptor = os.memfd_create("anytron-sandbox")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(text.encode(errors="replace"))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _ended_within(child: int, seconds: float) -> bool:
+    process = os.pidfd_open(child)
+    try:
+        end = monotonic() + seconds
+        return bool(select.select([process], [], [], max(0.0, end - monotonic()))[0])
+    finally:
+        os.close(process)
+
+
+def _as_first_process(report: int) -> None:
+    """Go on as a child, the first process of its namespace. Its parent waits, and ends as it does."""
+    _as_child(report)
+    namespaces.control(_ENDED_WITH_US, signal.SIGKILL)
+
+
+def _as_child(report: int) -> None:
+    """Go on as a child; this process waits for it, and ends as it does."""
+    child = os.fork()
+    if child == 0:
+        return
+    os.close(report)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(status if status >= 0 else 256 + status)
+
+
+def _arrange(descriptors: dict[int, int], report: int) -> None:
+    """Leave no open file but these: 0 and 1, nothing at 2, the program at 3, the report, which ends with ``exec``."""
+    away = {os.dup2(descriptor, 100 + place): place for descriptor, place in descriptors.items()}
+    os.dup2(report, 104)
+    nothing = os.open("/dev/null", os.O_WRONLY)
+    os.dup2(nothing, 102)
+    for descriptor, place in [*away.items(), (102, 2)]:
+        os.dup2(descriptor, place, inheritable=True)
+    os.dup2(104, 4, inheritable=False)
+    os.closerange(5, 1 << 20)
+
+
+def _visible(site_packages: bool) -> list[str]:
+    """Paths that the interpreter needs."""
+    system = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/ld.so.conf"]
+    prefixes = [sys.base_prefix, sys.base_exec_prefix]
+    if site_packages:
+        prefixes += [sys.prefix, sys.exec_prefix]
+    executable = [os.path.dirname(os.path.realpath(sys.executable))]  # noqa: PTH120 - light to import
+    return sorted({path for path in [*system, *prefixes, *executable] if path != "/"})
+
+
+def _execute(python: str, site_packages: bool) -> NoReturn:
+    options = ["-I", "-B", "-X", "utf8"] + ([] if site_packages else ["-S"])
+    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    environment = {"HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **threads}  # noqa: S108
+    os.execve(python, [python, *options, "-c", _PROGRAM], environment)  # noqa: S606 - this interpreter
+
+
+def try_out() -> None:
+    """Run a program that does nothing, in the sandbox that this process's arguments describe; end with its status."""
+    level, *numbers = sys.argv[1:]
+    timeout_s, memory_gib, output_mib, site_packages = map(float, numbers)
+    try:
+        ending = Sandbox(
+            "full" if level == "full" else "reduced", timeout_s, memory_gib, output_mib, bool(site_packages)
+        ).run("pass", "")
+    except Unavailable as error:
+        sys.exit(str(error))
+    if ending.late or ending.status:
+        sys.exit(f"an interpreter ended with status {ending.status}: it may want more memory_gib")

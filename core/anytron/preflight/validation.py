@@ -1,0 +1,91 @@
+"""Load the sets of prompts that a run validates with, and check them against the model."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from anytron.data.mixture import Mixture, load_mixture
+from anytron.errors import ConfigError, DataError
+from anytron.rewards.scoring import RewardSum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.schema import RunConfig, ValidationSetSection
+    from anytron.preflight.prepare import PreparedRun
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """A set of prompts on which the policy is examined.
+
+    Attributes:
+        section: Its configuration.
+        prepared: The run with this set's prompts in the place of training's, its rewards and its sampling. It shares
+            nothing with training that changes.
+        at_one_time: Prompts that are answered at one time.
+    """
+
+    section: ValidationSetSection
+    prepared: PreparedRun
+    at_one_time: int
+
+
+def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[ValidationSet]:
+    """Load the sets of a run.
+
+    Args:
+        config: The run.
+        prepared: What training needs of it.
+
+    Raises:
+        ConfigError: Something that a set names is missing or impossible.
+        DataError: Its prompts are not usable, or there are none.
+    """
+    sets = []
+    for index, section in enumerate([] if config.validation is None else config.validation.sets):
+        with of_set(section):
+            sets.append(_prepare_set(section, f"validation.sets.{index}.data", config, prepared))
+    return sets
+
+
+def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, prepared: PreparedRun) -> ValidationSet:
+    own = ("max_new_tokens", "temperature", "top_p", "top_k")
+    given = {name: value for name in own if (value := getattr(section, name)) is not None}
+    sampling = replace(prepared.sampling, **given)
+    sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
+    tables = load_mixture(
+        section.data,
+        prepared.tokenizer,
+        prepared.vision,
+        seed=0,
+        vocab_size=prepared.vocab_size,
+        context_length=prepared.context_length,
+        max_new_tokens=sampling.max_new_tokens,
+        key=key,
+    ).tables
+    prompts = Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once
+    rewards = RewardSum.from_config(section.rewards or config.rewards)
+    rewards.check(tables)
+    own_prepared = replace(
+        prepared,
+        sampler=prompts,
+        rewards=rewards,
+        sampling=sampling,
+        chat_template_kwargs=section.data.chat_template_kwargs,
+    )
+    # Patches of images are large: no more of them are held than in a training step.
+    at_one_time = len(prompts) if prepared.vision is None else min(len(prompts), config.data.prompts_per_step)
+    return ValidationSet(section, own_prepared, at_one_time)
+
+
+@contextlib.contextmanager
+def of_set(section: ValidationSetSection) -> Iterator[None]:
+    """Say in errors of prompts and rewards that they are those of a validation set, not training's."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        where = f"validation set {section.name}" + (f": {error.where}" if error.where else "")
+        raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from error

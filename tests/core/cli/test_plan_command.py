@@ -1,0 +1,64 @@
+"""``anytron plan``: its table, its JSON, its exit status, and sizes that are none."""
+
+import json
+
+import pytest
+
+from anytron.cli.plan import parse_size, run_plan
+from anytron.errors import ConfigError
+from tests.house import ROOT
+
+EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
+
+
+@pytest.fixture(autouse=True)
+def on_the_processor(monkeypatch):
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+
+
+def test_the_table_names_every_part_and_the_verdict(capsys):
+    assert run_plan(EXAMPLE, [], memory="8GiB", as_json=False)
+    shown = capsys.readouterr().out
+    for part in ("parameters", "optimizer", "activations", "rollout-weights", "driver"):
+        assert part in shown
+    assert "of 8.00 GiB: it fits" in shown
+    assert "cannot be read" not in shown
+
+
+def test_a_run_that_does_not_fit_is_told_so_and_what_would_help(capsys):
+    overrides = [
+        "model.config.hidden_size=1024",
+        "model.config.intermediate_size=4096",
+        "model.config.num_hidden_layers=24",
+    ]
+    assert not run_plan(EXAMPLE, overrides, memory="3GiB", as_json=True)
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is False
+    assert plan["needed_bytes"] == max(device["needed_bytes"] for device in plan["devices"])
+    assert plan["remedies"]
+    assert all(one["needed_bytes"] < plan["needed_bytes"] for one in plan["remedies"])
+
+
+def test_prompts_that_cannot_be_read_are_no_error(capsys, tmp_path):
+    missing = ["data.source=jsonl", f"data.options={{path: {tmp_path / 'nothing.jsonl'}}}"]
+    run_plan(EXAMPLE, missing, memory="8GiB", as_json=False)
+    assert "taken to be full" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_configuration_is_an_error(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: {paht: x}\n")
+    with pytest.raises(ConfigError, match="paht"):
+        run_plan(tmp_path / "run.yaml", [], memory="8GiB", as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80", 80 << 30), ("1.5GiB", 3 << 29), ("512M", 512 << 20), ("2 TB", 2 << 40)]
+)
+def test_a_size_is_read(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "many", "80 GiB of it", "nan", "1e9", "8kg"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="no size of memory"):
+        parse_size(text)

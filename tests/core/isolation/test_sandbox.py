@@ -1,0 +1,233 @@
+"""What a program can do in a sandbox, tried by programs that want out; as this user, and as one without privileges."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import anytron
+from anytron.isolation import seccomp
+
+ROOT = Path(anytron.__file__).parent
+PROGRAMS = Path(__file__).with_name("programs.py")
+NOBODY = 65534
+LIMITS = {"timeout_s": 60.0, "memory_gib": 0.5, "output_mib": 1.0, "site_packages": False}
+
+
+@pytest.fixture(scope="module")
+def package():
+    """The sandbox's files where everybody may read them; it needs nothing but the standard library."""
+    folder = Path(tempfile.mkdtemp(prefix="anytron-sandbox-"))
+    shutil.copytree(ROOT / "isolation", folder / "anytron" / "isolation")
+    shutil.copy(ROOT / "__init__.py", folder / "anytron")
+    shutil.copy(PROGRAMS, folder)
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def someone_else() -> dict:
+    """Arguments of subprocess for a user without privileges; none if this is one."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def interpreter() -> str:
+    """One that a user without privileges may start."""
+    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        try:
+            done = subprocess.run(
+                [python, "-c", "import sys; assert sys.version_info >= (3, 10)"], check=False, **someone_else()
+            )
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return python
+    return sys.executable
+
+
+@pytest.fixture(params=["full", "full, without privileges", "reduced"])
+def run(request, package):
+    """Run a program in the sandbox."""
+    level, _, unprivileged = request.param.partition(", ")
+    if level == "reduced":  # becomes nobody, to whom the interpreter may be closed
+        unprivileged = "yes"
+
+    def started(program, given="", **limits):
+        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given])
+        python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
+        command = [python, "-B", str(package / "programs.py"), asked]
+        done = subprocess.run(
+            command,
+            env={"PYTHONPATH": str(package), "SECRET": "hush"},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            **user,
+        )
+        assert done.returncode == 0, done.stderr
+        ending = json.loads(done.stdout)
+        assert "unavailable" not in ending, ending
+        return ending
+
+    started.level = level
+    return started
+
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_a_program_reads_its_input_and_its_output_is_taken(run):
+    ending = run("print(input()[::-1]); print(__name__)", "abc\n")
+    assert ending == {"status": 0, "output": "cba\n__main__\n", "late": False}
+    assert run("raise SystemExit(3)")["status"] == 3
+    assert run("import os; os.abort()")["status"] != 0
+
+
+REFUSED = {
+    "a fork": "import os; os.fork()",
+    "a program": "import subprocess; subprocess.run(['/bin/true'])",
+    "a socket": "import socket; socket.socket()",
+    "a local socket": "import socket; socket.socket(socket.AF_UNIX)",
+    "a namespace": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError",
+    "memory without a name": "import os; os.memfd_create('x')",
+    "memory of System V": "import ctypes\nif ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600) < 0: raise OSError",
+    "more memory": "x = bytearray(1 << 30)",
+    "the interpreter's own files": "import os; open(os.__file__, 'a')",
+    "a large file": "import os\nos.chdir('/tmp')\nopen(f'x{os.getpid()}', 'w').write('x' * (3 << 20))",
+    "many files": "import os\nfiles = [os.open('/dev/null', 0) for _ in range(1000)]",
+    "tracing": "import ctypes\nif ctypes.CDLL(None).ptrace(16, 1, 0, 0): raise OSError",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_is_refused(run, what):
+    ending = run(REFUSED[what])
+    assert ending["status"] != 0
+    assert not ending["late"]
+
+
+def test_without_the_filter_the_same_programs_would_get_through():
+    """Programs that fail for another reason would show nothing."""
+    for what in ("a fork", "a program", "a socket", "a local socket", "memory without a name"):
+        assert subprocess.run([sys.executable, "-c", REFUSED[what]], check=False).returncode == 0, what
+
+
+def test_it_sees_no_secret_and_no_open_file(run):
+    program = """
+import os
+assert 'SECRET' not in os.environ and os.environ['HOME'] == '/tmp'
+for descriptor in range(3, 64):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        continue
+    raise AssertionError(descriptor)
+"""
+    assert run(program)["status"] == 0
+
+
+def test_it_sees_none_of_the_machines_files_and_processes(run):
+    if run.level == "reduced":  # says so
+        assert run("open('/etc/passwd').read()")["status"] == 0
+        return
+    assert run("open('/etc/passwd').read()")["status"] == 1
+    ending = run("import os; print(sorted(os.listdir('/')), os.listdir('/tmp'), os.getpid(), os.getppid())")
+    seen = ending["output"].split("]")[0]
+    assert not any(name in seen for name in ("'home'", "'proc'", "'sys'", "'var'", "'work'"))
+    assert ending["output"].endswith("[] 2 1\n")
+
+
+def test_it_reaches_no_other_process(run):
+    victim = subprocess.Popen(["sleep", "600"], **someone_else())
+    try:
+        program = """
+import os, signal
+for process in (0, 1, -1, os.getppid(), VICTIM):
+    try:
+        os.kill(process, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+        run(program.replace("VICTIM", str(victim.pid)))  # whose caller lives to tell
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_loops_and_sleep_end_and_nothing_is_left(run):
+    for program in ("while True: pass", "import time; time.sleep(1000)"):
+        marked = f"# {os.urandom(8).hex()}\nprint(1, flush=True)\n{program}"
+        began = time.monotonic()
+        ending = run(marked, timeout_s=3.0)
+        assert ending["late"] or ending["status"] == -9  # of processor time it has no more than that
+        assert time.monotonic() - began < 60
+
+
+def test_endless_output_ends_and_no_more_of_it_is_kept_than_allowed(run):
+    ending = run("while True: print('x' * 1000)")
+    assert ending["status"] != 0
+    assert len(ending["output"]) <= 1 << 20
+
+
+def test_threads_come_to_an_end(run):
+    program = """
+import threading, time
+threading.stack_size(32768)
+count = 0
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+        count += 1
+except RuntimeError:
+    print(count, flush=True)
+import os
+os._exit(0)
+"""
+    ending = run(program)
+    if run.level == "full":
+        assert 0 < int(ending["output"]) < 256
+    else:
+        assert ending["status"] == 0 or ending["status"] < 0
+
+
+def test_a_server_on_this_machine_is_out_of_reach(run):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert run(f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)")["status"] == 1
+
+
+def test_what_is_refused_has_a_number_on_every_processor():
+    """A name without one would silently be allowed."""
+    names = seccomp.NEVER | seccomp.EXECUTE | seccomp._SIGNALS | seccomp._CHANGES | {"clone", "clone3", "openat"}
+    assert names <= seccomp._MACHINES["x86_64"].calls.keys()
+    # Which this processor never had:
+    old = seccomp._names("creat unlink rename mkdir rmdir link symlink chmod chown lchown mknod utime utimes")
+    assert names - seccomp._MACHINES["aarch64"].calls.keys() == old
+    for machine in seccomp._MACHINES.values():
+        assert len(set(machine.calls.values())) == len(machine.calls)
+
+
+def test_a_kernel_that_allows_no_namespaces_is_said_and_nothing_runs(package, tmp_path):
+    """As in a container: here the limit of namespaces is 0, in one of users of its own."""
+    marker = Path(tempfile.mkdtemp()) / "ran"
+    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", ""])
+    limit = "echo 0 > /proc/sys/user/max_user_namespaces; echo 0 > /proc/sys/user/max_net_namespaces"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limit}; exec "$@"', "sh",
+         sys.executable, "-B", str(package / "programs.py"), asked],
+        env={"PYTHONPATH": str(package), "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+    assert json.loads(done.stdout)["unavailable"].startswith("namespaces of its own: ")
+    assert not marker.exists()

@@ -1,0 +1,134 @@
+"""What a run takes of its devices: added up, compared with what is measured, and made smaller."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from anytron.config.load import load_config
+from anytron.engines.memory import DeviceMemory
+from anytron.errors import ConfigError
+from anytron.planning.plan import make_plan
+from anytron.planning.remedies import candidates, remedies
+from benchmarks.harness import run_measured
+from tests.house import ROOT
+
+GIB = 1 << 30
+SORT = ROOT / "examples" / "grpo_sort.yaml"
+QWEN3_8B = (
+    "model.config.vocab_size=151936",
+    "model.config.hidden_size=4096",
+    "model.config.intermediate_size=12288",
+    "model.config.num_hidden_layers=36",
+    "model.config.num_attention_heads=32",
+    "model.config.num_key_value_heads=8",
+    "model.config.head_dim=128",
+    "model.config.tie_word_embeddings=false",
+    "model.dtype=bfloat16",
+    "rollout.max_new_tokens=2048",
+    "rollout.max_batch_size=16",
+)
+LARGE = DeviceMemory(80 * GIB, accelerator=True)
+
+MEASURED = {
+    "sort": ((), 6.0),
+    "100m": (
+        (
+            "model.config.vocab_size=151936",
+            "model.config.hidden_size=512",
+            "model.config.intermediate_size=1536",
+            "model.config.num_hidden_layers=8",
+            "model.config.num_attention_heads=8",
+            "model.config.head_dim=64",
+            "model.config.tie_word_embeddings=true",
+            "data.options.digits=15",
+            "data.prompts_per_step=16",
+            "rollout.samples_per_prompt=4",
+            "rollout.max_new_tokens=16",
+        ),
+        18.0,
+    ),
+}
+"""Runs, and the mean length of their prompts."""
+
+
+def plan_of(*overrides, device=LARGE, prompt_tokens=None):
+    return make_plan(load_config(SORT, overrides), device, prompt_tokens)
+
+
+def test_an_accelerator_has_one_rank_and_with_colocated_rollout_a_replica():
+    (both,) = plan_of("parallel.data_parallel_size=2").devices
+    assert both.crowd == "1 training rank and 1 rollout replica"
+    training, rollout = plan_of("rollout.placement=separate").devices
+    assert (training.crowd, rollout.crowd) == ("1 training rank", "1 rollout replica")
+    assert both.needed > max(training.needed, rollout.needed) / 2
+    assert all(part.name != "process" for device in (both, training, rollout) for part in device.shares[0].parts)
+
+
+def test_training_and_generation_take_turns_where_weights_sleep():
+    awake, asleep = (plan_of(*QWEN3_8B, *more).needed for more in ((), ("rollout.sleep=true",)))
+    assert awake > asleep
+    (device,) = plan_of(*QWEN3_8B, "rollout.sleep=true").devices
+    rank, replica = device.shares
+    kept = sum(part.size for part in rank.parts if part.when == "always")
+    assert device.needed == kept + max(rank.peak - kept, replica.peak)
+
+
+def test_micro_batches_are_no_larger_than_what_a_step_has():
+    def tokens(**known):
+        plan = plan_of("data.prompts_per_step=1", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=40", **known)
+        return next(part.how for part in plan.devices[0].shares[0].parts if part.name == "activations")
+
+    assert tokens().startswith("16,384 tokens"), "the lengths of prompts are not known"
+    assert tokens(prompt_tokens=9.6).startswith("100 tokens")
+
+
+def test_a_run_that_does_not_fit_is_told_what_makes_it_fit():
+    whole = plan_of(*QWEN3_8B)
+    assert whole.fits is False
+    tried = []
+
+    def replan(more):
+        tried.append(tuple(more))
+        return plan_of(*QWEN3_8B, *more)
+
+    alone, together = remedies(load_config(SORT, QWEN3_8B), whole, replan)
+    assert [one.needed for one in alone] == sorted(one.needed for one in alone)
+    assert all(one.needed < 0.98 * whole.needed for one in alone)
+    assert together is not None
+    again = make_plan(load_config(SORT, [*QWEN3_8B, *together.overrides]), LARGE)
+    assert again.fits
+    assert again.needed == together.needed
+    fewer = make_plan(load_config(SORT, [*QWEN3_8B, *together.overrides[:-1]]), LARGE)
+    assert not fewer.fits, "the last one was needed"
+
+
+def test_what_a_configuration_refuses_is_not_proposed():
+    alone, together = remedies(load_config(SORT, QWEN3_8B), plan_of(*QWEN3_8B), lambda more: None)
+    assert (alone, together) == ([], None)
+
+
+def test_every_candidate_is_a_valid_override():
+    run = load_config(SORT)
+    for override in candidates(run):
+        assert load_config(SORT, [override]) != run, override
+
+
+def test_an_engine_without_an_estimate_is_named(monkeypatch):
+    monkeypatch.setattr("anytron.components.EngineInfo.load_memory", lambda self: None)
+    with pytest.raises(ConfigError, match="the engine megatron gives no estimate"):
+        plan_of()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_estimate_is_within_a_quarter_of_what_is_measured(name, tmp_path):
+    """The largest sum of the proportional set sizes of all processes, on the processor."""
+    overrides, prompt_tokens = MEASURED[name]
+    run = ["trainer.total_steps=3", "trainer.save_hf=false", f"trainer.output_dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "anytron", "train", str(SORT), *overrides, *run]
+    measured = run_measured(command, memory=True, every_s=0.2)
+    processor = DeviceMemory(None, accelerator=False)
+    planned = plan_of(*overrides, device=processor, prompt_tokens=prompt_tokens).needed
+    assert planned == pytest.approx(measured, rel=0.25)

@@ -1,0 +1,40 @@
+"""The examples of algorithms other than GRPO and PPO, run as a user runs them."""
+
+import json
+
+import pytest
+
+from tests.demo.test_grpo_sort import ROOT, anytron
+
+EXAMPLES = ["rloo_sort", "dr_grpo_sort", "gspo_sort", "cispo_sort"]
+
+
+def train(name, output, *overrides):
+    finished = anytron("train", str(ROOT / "examples" / f"{name}.yaml"), f"trainer.output_dir={output}", *overrides)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_it_learns_to_sort(name, tmp_path):
+    metrics = train(name, tmp_path / "run")
+    assert max(line["rollout/log_prob_abs_diff"] for line in metrics) < 1e-5
+    assert metrics[0]["reward/mean"] < 0.15
+    assert sum(line["reward/mean"] for line in metrics[-10:]) / 10 >= 0.80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_responses_are_weighed_alike_by_two_replicas_and_by_two_halves_of_a_context(tmp_path):
+    """GSPO's ratios are of whole responses, which context parallelism cuts."""
+    runs = {
+        size: train("gspo_sort", tmp_path / str(number), "trainer.total_steps=3", *size)
+        for number, size in enumerate([(), ("parallel.data_parallel_size=2",), ("parallel.context_parallel_size=2",)])
+    }
+    one, *others = runs.values()
+    for other in others:
+        for line, same in zip(one, other, strict=True):
+            for name in ("grad_norm", "loss/policy", "policy/clip_fraction", "reward/mean"):
+                assert same[name] == pytest.approx(line[name], rel=1e-3, abs=1e-5)
