@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.config.options import chosen_engines
+from anytron.config.schema import AlgorithmSection
 from anytron.data.pretrained import read_hf_config
 from anytron.errors import EngineError, ResourceError
 from anytron.trainer.initial_model import model_directory
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 _OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
 """What a module has beside its layer, by the names in published files."""
-_NOTHING = replace(LOSS, kl_coefficient=0.0, entropy_coefficient=0.0)
+_NOTHING = PolicyLoss(AlgorithmSection(kl_coefficient=0.0, entropy_coefficient=0.0))
 """Without advantages this loss is 0: what is left is what the engine adds."""
 
 
