@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from pydantic import TypeAdapter
 
 Read = TypeVar("Read")
@@ -44,14 +46,15 @@ def read(kind: type[Read], record: object) -> Read:
     from pydantic import ValidationError
 
     try:
-        return _reader(kind).validate_python(record)
+        answer: Read = _reader(kind).validate_python(record)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return answer
 
 
 @cache
-def _reader(kind: type[Read]) -> TypeAdapter[Read]:
+def _reader(kind: Hashable) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

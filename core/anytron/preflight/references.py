@@ -12,7 +12,8 @@ def validation_references(config: RunConfig) -> dict[str, str]:
     """Return the sources and reward functions of all sets, by the keys that name them."""
     found = {}
     for index, one in enumerate([] if config.validation is None else config.validation.sets):
-        found[f"validation.sets.{index}.data.source"] = one.data.source
+        sources = one.data.keyed_sources(f"validation.sets.{index}.data")
+        found |= {f"{key}.source": source.source for key, source in sources.items()}
         for place, reward in enumerate(one.rewards):
             found[f"validation.sets.{index}.rewards.{place}.function"] = reward.function
     return found
@@ -22,7 +23,8 @@ def validation_files(config: RunConfig) -> dict[str, str]:
     """Return the files of prompts of all sets, by the keys that name them."""
     sets = [] if config.validation is None else config.validation.sets
     return {
-        f"validation.sets.{index}.data.options.path": path
+        f"{key}.options.path": path
         for index, one in enumerate(sets)
-        if isinstance(path := one.data.options.get("path"), str)
+        for key, source in one.data.keyed_sources(f"validation.sets.{index}.data").items()
+        if isinstance(path := source.options.get("path"), str)
     }

@@ -100,7 +100,7 @@ class Chat:
 
     def _quoted(self, error: HTTPError) -> str:
         try:
-            return error.read1(1000).decode(errors="replace")[:300]
+            return str(error.read1(1000), errors="replace")[:300]
         except (OSError, http.client.HTTPException):
             return ""
 
