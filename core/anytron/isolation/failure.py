@@ -8,8 +8,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from pydantic import TypeAdapter
 
 Read = TypeVar("Read")
@@ -46,7 +44,8 @@ def read(kind: type[Read], record: object) -> Read:
     from pydantic import ValidationError
 
     try:
-        answer: Read = _reader(kind).validate_python(record)
+        hashable: Any = kind  # mypy takes the __hash__ of its instances
+        answer: Read = _reader(hashable).validate_python(record)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -54,7 +53,7 @@ def read(kind: type[Read], record: object) -> Read:
 
 
 @cache
-def _reader(kind: Hashable) -> TypeAdapter[Any]:
+def _reader(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

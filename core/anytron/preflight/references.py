@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def validation_references(config: RunConfig) -> dict[str, str]:
     """Return the sources and reward functions of all sets, by the keys that name them."""
-    found = {}
+    found: dict[str, str] = {}
     for index, one in enumerate([] if config.validation is None else config.validation.sets):
         sources = one.data.keyed_sources(f"validation.sets.{index}.data")
         found |= {f"{key}.source": source.source for key, source in sources.items()}

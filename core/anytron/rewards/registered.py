@@ -41,7 +41,7 @@ def _outcome(sample: Sample) -> Outcome:
     return sample.environment
 
 
-REWARDS: Mapping[str, RewardFunction] = MappingProxyType(
+REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "code": Code,
         "contains": Contains,

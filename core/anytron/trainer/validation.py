@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron.checkpoint.best import Best
 from anytron.environments.loading import start_environments
@@ -149,8 +149,8 @@ class Validation:
             for begin in range(0, len(prepared.sampler), one.at_one_time):
                 prompts = prepared.draw(min(one.at_one_time, len(prepared.sampler) - begin))
                 seed = derive_seed(config.trainer.seed, f"validation {section.name}", begin)
-                responses = turns.finish(turns.begin(prompts, section.samples_per_prompt, seed))
-                made = make_samples(prompts, responses, prepared.tokenizer)
+                begun: Any = turns.begin(prompts, section.samples_per_prompt, seed)  # of its own kind
+                made = make_samples(prompts, turns.finish(begun), prepared.tokenizer)
                 samples += [replace(sample, patches=None, routing=None) for sample in made]  # only training reads them
             try:
                 return samples, score(samples)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.config.algorithm import AlgorithmSection
 from anytron.config.options import chosen_engines
-from anytron.config.schema import AlgorithmSection
 from anytron.data.pretrained import read_hf_config
 from anytron.errors import EngineError, ResourceError
 from anytron.trainer.initial_model import model_directory
