@@ -1,6 +1,6 @@
-"""Engines and executors by name: what distributions offer through entry points.
+"""Engines, executors and sinks of metrics by name: what distributions offer through entry points.
 
-An entry point of ``anytron.executors`` names a class. One of ``anytron.training_engines`` or
+An entry point of ``anytron.executors`` and of ``anytron.metric_sinks`` names a class. One of ``anytron.training_engines`` or
 ``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
 and which options it has is known before the engine itself is imported, which happens in worker processes only.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.metric import Metric
 
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
-EXECUTORS = "anytron.executors"
+EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
 
 Capability = Literal[
     "critic",

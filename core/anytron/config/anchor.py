@@ -45,6 +45,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     environment = config.environment
     if environment is not None:
         environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
+    sinks = [one.model_copy(update={"sink": _reference(one.sink, directory)}) for one in config.tracking.sinks]
     python = config.rollout.python
     rollout = {} if python is None else {"python": os.path.abspath(directory / python)}  # noqa: PTH100 - no links
     return config.model_copy(
@@ -55,6 +56,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
             "model": config.model.model_copy(update=changed),
             "data": _data(config.data, directory),
             "rewards": rewards,
+            "tracking": config.tracking.model_copy(update={"sinks": sinks}),
             "algorithm": config.algorithm.model_copy(
                 update={
                     "advantage": _reference(config.algorithm.advantage, directory),

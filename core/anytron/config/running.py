@@ -86,10 +86,24 @@ class CheckpointSection(Section):
     """At SIGTERM, SIGHUP or SIGUSR1 (what schedulers send) save a checkpoint and exit with status 0."""
 
 
+class SinkSection(Section):
+    """A place where metrics go besides ``metrics.jsonl``, which has all of them always."""
+
+    sink: str
+    """``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, or another that is installed (entry-point group
+    ``anytron.metric_sinks``), or ``module:Class`` / ``file.py:Class``. What it raises never stops a run."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its options; docs/how-to/watch-a-run.md has those of the sinks that come with Anytron."""
+
+
 class TrackingSection(Section):
-    """Where metrics go, besides ``metrics.jsonl``."""
+    """How a run is shown, and where its metrics go besides ``metrics.jsonl``."""
 
     progress: bool = True
     """Show a progress bar (plain lines where the output is not a terminal); without it, warnings alone."""
     plot: bool = True
     """Draw ``plots/reward.png`` at the end."""
+    sinks: list[SinkSection] = Field(default_factory=list)
+    """Where else metrics go; keys below."""
+    close_timeout_s: float = Field(60.0, ge=0.0)
+    """Seconds that all sinks together may take to end, after the last step or before a restart."""

@@ -15,6 +15,7 @@ from anytron.preflight.capabilities import platform_diagnostics, rollout_diagnos
 from anytron.preflight.limits import limit_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
+from anytron.sinks.loading import sink_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +72,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
     found += machine_diagnostics(config, session.platform, session.probe)
     found += output_diagnostics(config, path)
+    found += sink_diagnostics(config)
     found += engine_option_diagnostics(config)  # plugins may have set some
     found += training_diagnostics(config)
     found += rollout_diagnostics(config)

@@ -26,6 +26,7 @@ CONTENTS = (
     "samples.jsonl",
     "images",
     "plots",
+    "tracking",
     "hf",
     "adapter",
     "critic",

@@ -49,6 +49,7 @@ class RunDirectory:
     ``samples.jsonl``   some samples of each step; all of them if their rewards failed
     ``images/``         the pictures of those samples, small, by the names that stand there
     ``plots/``          ``reward.png``
+    ``tracking/``       what the sinks of ``tracking.sinks`` keep, a directory for each
     ``checkpoints/``    what the run can be continued from (``checkpoint.path`` has them elsewhere)
     ``hf/``             the trained model with its tokenizer and image processor
     ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format

@@ -16,6 +16,7 @@ from anytron.preflight.prepare import prepare
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
+from anytron.sinks.delivery import MetricSinks
 from anytron.temporary import WEIGHTS, PrivateDirectory
 from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
@@ -146,7 +147,8 @@ def _train(
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
-    with checkpoints, Suspicions(config, run, progress) as suspicions:
+    sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
+    with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
             with clock.measure("checkpoint"):
@@ -194,6 +196,7 @@ def _train(
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
+            sinks.write(metrics)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)
