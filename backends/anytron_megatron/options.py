@@ -126,6 +126,7 @@ MEGATRON = EngineInfo(
         Component("peft", "peft"),
     ),
     memory="anytron_megatron.estimate.run:estimate",
+    flops="anytron_megatron.estimate.flops:model_flops",
 )
 
 MEGATRON_ROLLOUT = EngineInfo(

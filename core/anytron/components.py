@@ -85,6 +85,9 @@ class EngineInfo:
             the engine gives no estimate. Of a training engine:
             :class:`anytron.engines.memory.EstimatesTraining`; of a rollout engine:
             :class:`anytron.engines.memory.EstimatesRollout`.
+        flops: Of a training engine: function that counts the floating-point operations of its models,
+            ``module:function`` that imports no engine (:class:`anytron.engines.flops.CountsFlops`); empty = it gives no
+            number.
     """
 
     engine: str
@@ -97,6 +100,7 @@ class EngineInfo:
     place_of: PlaceOf = nowhere
     components: tuple[Component, ...] = ()
     memory: str = ""
+    flops: str = ""
 
     def load(self) -> Any:
         """Import the engine's class."""
@@ -109,6 +113,10 @@ class EngineInfo:
     def load_memory(self) -> Any:
         """Import the function that estimates memory; None if there is none."""
         return _import(self.memory) if self.memory else None
+
+    def load_flops(self) -> Any:
+        """Import the function that counts operations; None if there is none."""
+        return _import(self.flops) if self.flops else None
 
 
 def _import(reference: str) -> Any:

@@ -73,7 +73,8 @@ class MetricSink(abc.ABC):
 
         Args:
             step: Counted from 1.
-            metrics: By their names in ``metrics.jsonl``, ``step`` included; values may be NaN or infinite.
+            metrics: By their names in ``metrics.jsonl``, ``step`` included, but for characters that cannot be printed,
+                which are ``_``, and for what is beyond 250 characters. Values are floats, and may be NaN or infinite.
         """
 
     def close(self) -> None:  # noqa: B027 - optional to override

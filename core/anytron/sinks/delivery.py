@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
 
+LONGEST = 250
+"""Characters of a metric's name, as MLflow has it."""
 KEPT = "the run goes on, and metrics.jsonl has every step"
 
 
@@ -51,7 +53,7 @@ class MetricSinks:
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Give the metrics of a step to every sink. Returns at once."""
-        numbers = MappingProxyType({name: _as_float(value) for name, value in metrics.items()})
+        numbers = MappingProxyType({_printable(name): _as_float(value) for name, value in metrics.items()})
         for thread in self._threads:
             thread.put(int(metrics["step"]), numbers)
         self._tell()
@@ -116,6 +118,11 @@ class MetricSinks:
     def _warn(self, text: str) -> None:
         self._progress.warn(text)
         self._run.log(f"warning: {text}")
+
+
+def _printable(name: str) -> str:
+    """Write a name, which may come from an environment or a reward, with characters that every service takes."""
+    return "".join(one if one.isprintable() else "_" for one in name[:LONGEST])
 
 
 def _as_float(value: float) -> float:

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
     from anytron.sinks.contract import SinkRun
 
-BATCH, NAME, VALUE = 1000, 250, 6000
-"""What MLflow takes in a request, and characters of a name and of a parameter (its utils/validation.py)."""
-PARAMETERS = 100
-"""Parameters of a request (the same file)."""
+BATCH, NAME, VALUE, PARAMETERS = 1000, 250, 6000, 100
+"""What MLflow takes (its utils/validation.py): metrics of a request, characters of a name and of a parameter's value,
+parameters of a request."""
 
 
 class MlflowOptions(Section):
@@ -52,8 +51,9 @@ class MlflowSink(MetricSink):
         # A client, not mlflow.start_run(): the process has one active run, and that is its user's.
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         known = run.directory / "run_id"
-        self._id = run.remembered("run_id", "") if known.is_file() else ""
-        if not self._id:
+        if known.is_file():
+            self._id = known.read_text(encoding="utf-8").strip()
+        else:
             found = self._client.get_experiment_by_name(options.experiment)
             experiment = found.experiment_id if found else self._client.create_experiment(options.experiment)
             self._id = self._client.create_run(experiment, run_name=options.name or run.name).info.run_id
@@ -61,7 +61,7 @@ class MlflowSink(MetricSink):
             parameters = [Param(name[:NAME], text[:VALUE]) for name, text in _flat("", run.config)]
             for begin in range(0, len(parameters), PARAMETERS):
                 self._client.log_batch(self._id, params=parameters[begin : begin + PARAMETERS])
-        self._client.set_terminated(self._id, "RUNNING")
+        self._client.update_run(self._id, status="RUNNING")
         self.place = uri
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -62,7 +62,8 @@ class WandbSink(MetricSink):
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("*", step_metric="step")
-        self.place = self._run.url or f"{run.directory}/wandb, for wandb sync"
+        offline = options.mode == "offline"
+        self.place = f"{run.directory}/wandb, for wandb sync" if offline else str(self._run.url)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a row; ``step`` is in it."""

@@ -26,6 +26,7 @@ from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
 from anytron.trainer.suspicions import Suspicions
+from anytron.trainer.throughput import Throughput
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
@@ -140,6 +141,7 @@ def _train(
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     guarded = GuardedUpdates(trainer, updates, config, run.path, after=start.step)
     facts = trainer.describe()
+    throughput = Throughput.of(config, facts)
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
@@ -194,6 +196,8 @@ def _train(
                     outcomes.append(outcome)
 
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
+            speed = metrics["throughput/tokens_per_s"]
+            metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
             metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             sinks.write(metrics)
