@@ -1,7 +1,7 @@
 """Engines, executors and sinks of metrics by name: what distributions offer through entry points.
 
-An entry point of ``anytron.executors`` and of ``anytron.metric_sinks`` names a class. One of ``anytron.training_engines`` or
-``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
+An entry point of ``anytron.executors`` or ``anytron.metric_sinks`` names a class. One of ``anytron.training_engines``
+or ``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
 and which options it has is known before the engine itself is imported, which happens in worker processes only.
 """
 

@@ -24,7 +24,11 @@ def anytron(*arguments):
 
 def metrics(output):
     return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith(("time/", "throughput/"))}
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if not key.startswith(("time/", "throughput/", "memory/"))
+        }
         for line in (output / "metrics.jsonl").read_text().splitlines()
     ]
 

@@ -38,6 +38,21 @@ class PlatformSection(Section):
     """Options of the platform, checked against its own schema."""
 
 
+class ProfileSection(Section):
+    """Record steps with torch's profiler: a trace of each step and rank in ``profile/`` of the output directory."""
+
+    steps: list[int] = Field(min_length=1, max_length=10)
+    """Steps that are recorded, ten at most. The first ones of a process are slower than others."""
+    ranks: list[int] = Field(default_factory=lambda: [0], min_length=1)
+    """Training ranks that are recorded."""
+    stacks: bool = False
+    """With the lines of Python that called each operation; traces become several times as large."""
+    memory: bool = False
+    """With what each operation allocates."""
+    max_mib: float = Field(512.0, gt=0.0)
+    """A trace that is larger is deleted, and a warning says so."""
+
+
 class TrainerSection(Section):
     """The loop."""
 
@@ -66,6 +81,8 @@ class TrainerSection(Section):
     were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` goes on with the next."""
     max_skipped_updates: int = Field(10, ge=1)
     """``skip``: so many updates of a model in a row may be skipped; one more ends the run."""
+    profile: ProfileSection | None = None
+    """Record some steps with torch's profiler; keys below."""
 
 
 class CheckpointSection(Section):

@@ -3,8 +3,8 @@
 A pass forward and backward through a matrix takes 6 operations for each of its numbers and each token: a multiplication
 and an addition in the forward pass, twice as many in the backward pass, for the gradient of the input and that of the
 matrix (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B; Narayanan et al., arXiv:2104.04473, appendix). Attention
-takes 12 L H Q for each pair of a query and a key (the same appendix B), and a causal model has only the pairs of a token
-with itself and those before it.
+takes 12 L H Q for each pair of a query and a key (the same appendix B), and a causal model has only the pairs of a
+token with itself and those before it.
 """
 
 from __future__ import annotations

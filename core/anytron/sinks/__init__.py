@@ -1,4 +1,4 @@
-"""Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow, SwanLab, or a sink of your own.
+r"""Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow, SwanLab, or a sink of your own.
 
 A sink is a class. ``tracking.sinks`` names it, ``file.py:Class``, or a distribution offers it by a name in the
 entry-point group ``anytron.metric_sinks``::
@@ -10,7 +10,7 @@ entry-point group ``anytron.metric_sinks``::
             self._file = (run.directory / "reward.txt").open("a", buffering=1)
 
         def write(self, step, metrics):
-            self._file.write(f"{step} {metrics['reward/mean']}\\n")
+            self._file.write(f"{step} {metrics['reward/mean']}\n")
 
         def close(self):
             self._file.close()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SwanLabOptions(Section):
-    """Options of the sink ``swanlab``. The API key is SwanLab's own matter: ``swanlab login``, or ``SWANLAB_API_KEY``."""
+    """Options of the sink ``swanlab``. The key is SwanLab's own matter: ``swanlab login``, or ``SWANLAB_API_KEY``."""
 
     project: str = "anytron"
     """Project."""

@@ -27,6 +27,7 @@ CONTENTS = (
     "images",
     "plots",
     "tracking",
+    "profile",
     "hf",
     "adapter",
     "critic",

@@ -86,7 +86,7 @@ METRICS = (
     Metric(
         "throughput/weight_bytes", "bytes", "what was sent to all rollout processes", "a rollout of its own processes"
     ),
-    Metric("memory/training_peak_bytes", "bytes", "the most that a training rank had allocated", _OFFLOAD),
+    Metric("memory/training_peak_bytes", "bytes", "the most that a training rank had allocated in the step"),
     Metric("memory/offloaded_bytes", "bytes", "what all training ranks gave back", _OFFLOAD),
     Metric("memory/rollout_peak_bytes", "bytes", "the most that a rollout process had allocated", _SLEEP),
     Metric("memory/asleep_bytes", "bytes", "what all rollout processes gave back", _SLEEP),

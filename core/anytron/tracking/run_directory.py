@@ -50,6 +50,7 @@ class RunDirectory:
     ``images/``         the pictures of those samples, small, by the names that stand there
     ``plots/``          ``reward.png``
     ``tracking/``       what the sinks of ``tracking.sinks`` keep, a directory for each
+    ``profile/``        with ``trainer.profile``: a trace of each recorded step and rank
     ``checkpoints/``    what the run can be continued from (``checkpoint.path`` has them elsewhere)
     ``hf/``             the trained model with its tokenizer and image processor
     ``adapter/``        with ``model.lora``: the trained adapters, in PEFT's format

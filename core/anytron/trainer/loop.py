@@ -27,6 +27,7 @@ from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
 from anytron.trainer.suspicions import Suspicions
 from anytron.trainer.throughput import Throughput
+from anytron.trainer.traces import Traces
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
@@ -149,10 +150,12 @@ def _train(
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
+    traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
     sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
     with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
+            traces.begin(step)
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, version)
 
@@ -195,12 +198,14 @@ def _train(
                     suspicions.updated(mini_batch, outcome)
                     outcomes.append(outcome)
 
+            memory |= {} if config.engine.offload else trainer.peak_memory()
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             speed = metrics["throughput/tokens_per_s"]
             metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
             metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             sinks.write(metrics)
+            traces.end(step)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)

@@ -11,11 +11,11 @@ PEAK_TFLOPS = (
     ("H200 NVL", 835.5, "H200"),
     ("H200", 989.5, "H200"),
     ("H100 NVL", 835.5, "H100"),
+    ("GH200", 989.5, "GH200"),
     ("H100 PCIe", 756.5, "H100"),
     ("H100", 989.5, "H100"),
     ("H800 PCIe", 756.5, "H100"),
     ("H800", 989.5, "H100"),
-    ("GH200", 989.5, "GH200"),
     ("A100", 312.0, "A100"),
     ("A800", 312.0, "A100"),
     ("A40", 149.7, "A40"),
@@ -27,9 +27,9 @@ PEAK_TFLOPS = (
     ("RTX 4090", 165.2, "Ada GPU architecture, appendix A"),
     ("RTX 3090", 71.0, "Ampere GA102 GPU architecture, appendix A"),
 )
-"""Part of the name that the driver gives, 10^12 operations a second, and the data sheet. Dense: sheets of data-centre GPUs
-print the double, with sparsity. Of GeForce: with sums in float32. An H800 computes as an H100, an A800 as an A100: links
-between GPUs differ. Names that hold another one stand before it."""
+"""Part of the name that the driver gives, 10^12 operations a second, and the data sheet. Dense: sheets of GPUs for data
+centres print the double, with sparsity. Of GeForce: with sums in float32. An H800 computes as an H100, an A800 as an
+A100: links between GPUs differ. Names that hold another one stand before it."""
 
 
 def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:

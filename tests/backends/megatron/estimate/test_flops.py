@@ -61,7 +61,7 @@ def test_a_published_model():
     assert (attention.width, attention.window) == (36 * 32 * 128, None)
     dense = 6 * policy.weights * 4096
     assert policy.update([4096]) == dense + 12 * 36 * 4096 * 4096**2 / 2
-    assert policy.update([1024] * 4) == dense + 12 * 36 * 4096 * 4 * 1024**2 / 2, "packed sequences do not see each other"
+    assert policy.update([1024] * 4) == dense + 12 * 36 * 4096 * 4 * 1024**2 / 2, "packed"
 
 
 def test_adapters_save_the_gradients_of_the_weights_and_a_critic_has_no_output_layer():
