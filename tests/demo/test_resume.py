@@ -22,6 +22,9 @@ def anytron(*arguments):
     return done.stdout
 
 
+OF_A_MACHINE = ("time/", "throughput/", "memory/")
+
+
 def metrics(output):
     return [
         {
