@@ -13,6 +13,7 @@ from anytron.config.secrets import without_secrets
 from anytron.sinks.contract import SinkRun
 from anytron.sinks.loading import load_sink, sink_name
 from anytron.sinks.thread import SinkThread
+from anytron.tracking.claim import SINKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,7 +90,7 @@ class MetricSinks:
     ) -> Callable[[], MetricSink]:
         """Return a function that makes a sink. Its class is found here: it was checked before the run."""
         sink = load_sink(section, f"tracking.sinks.{index}")
-        directory = self._run.path / "tracking" / sink_name(section)
+        directory = self._run.path / SINKS / sink_name(section)
         run = SinkRun(self._run.path.name, directory, config, after)
         options = None if sink.options_model is None else sink.options_model.model_validate(section.options)
 

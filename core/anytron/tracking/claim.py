@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 LOCK = ".lock"
+SINKS, PROFILE = "tracking", "profile"
+"""Directories of ``tracking.sinks`` and of ``trainer.profile``."""
 CONTENTS = (
     "config.yaml",
     "patches.json",
@@ -26,8 +28,8 @@ CONTENTS = (
     "samples.jsonl",
     "images",
     "plots",
-    "tracking",
-    "profile",
+    SINKS,
+    PROFILE,
     "hf",
     "adapter",
     "critic",

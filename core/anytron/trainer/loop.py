@@ -143,6 +143,8 @@ def _train(
     guarded = GuardedUpdates(trainer, updates, config, run.path, after=start.step)
     facts = trainer.describe()
     throughput = Throughput.of(config, facts)
+    if throughput.peak_per_s is not None and throughput.why_no_mfu:
+        progress.note(f"there is no throughput/mfu: {throughput.why_no_mfu}")
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)

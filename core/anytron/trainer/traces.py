@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.tracking.claim import PROFILE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from anytron.config.running import ProfileSection
     from anytron.trainer.workers import TrainingWorkers
-
-FOLDER = "profile"
-"""In the run's directory."""
 
 
 class Traces:
@@ -46,7 +45,7 @@ class Traces:
         """Write a file for each recorded rank, ``profile/step-00003-rank-0.json.gz``."""
         if self._profile is None or step not in self._profile.steps:
             return
-        paths = [self._directory / FOLDER / f"step-{step:05d}-rank-{rank}.json.gz" for rank in self._profile.ranks]
+        paths = [self._directory / PROFILE / f"step-{step:05d}-rank-{rank}.json.gz" for rank in self._profile.ranks]
         largest = int(self._profile.max_mib * 2**20)
         reasons = self._trainer.end_traces(dict(zip(self._profile.ranks, map(str, paths), strict=True)), largest)
         for path, rank in zip(paths, self._profile.ranks, strict=True):
