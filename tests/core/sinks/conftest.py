@@ -36,7 +36,7 @@ def with_sinks(tmp_path, told):
     """Open a run with sinks: names, or classes of a file ``sinks.py`` of this text."""
 
     @contextmanager
-    def opened(*sinks, text="", after=None, timeout=30.0):
+    def opened(*sinks, text="", after=None, timeout=300.0):
         (tmp_path / "sinks.py").write_text(f"from anytron.sinks import MetricSink\n{text}")
         config = configuration(tmp_path, [{"sink": one} if isinstance(one, str) else one for one in sinks], timeout)
         with ClaimedDirectory(config, print) as claimed:
@@ -50,7 +50,7 @@ def with_sinks(tmp_path, told):
     return opened
 
 
-def configuration(folder, sinks, timeout=30.0, **sections) -> RunConfig:
+def configuration(folder, sinks, timeout=300.0, **sections) -> RunConfig:
     named = [{**one, "sink": one["sink"].replace("sinks.py", str(folder / "sinks.py"))} for one in sinks]
     return RunConfig.model_validate(
         {

@@ -30,6 +30,7 @@ class Recorder(MetricSink):
 
     def close(self):
         self.file.write("close\\n")
+        self.file.close()
 """
 
 

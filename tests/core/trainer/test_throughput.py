@@ -26,10 +26,9 @@ def count_not(config):
 
 
 def of(monkeypatch, facts, *, flops="count", **sections):
-    info = EngineInfo("nothing:Nothing", flops=f"{__name__}:{flops}" if flops else "")
-    monkeypatch.setattr(
-        EngineInfo, "load_flops", lambda self: {"count": count, "count_not": count_not, "": None}[flops]
-    )
+    info = EngineInfo("nothing:Nothing")
+    counting = {"count": count, "count_not": count_not, "": None}[flops]
+    monkeypatch.setattr(EngineInfo, "load_flops", lambda self: counting)
     monkeypatch.setattr(throughput, "engine_info", lambda *_: info)
     values = {
         "model": {"config": {"model_type": "qwen3"}, "tokenizer": "t"},

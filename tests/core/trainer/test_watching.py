@@ -19,10 +19,15 @@ class Kept(MetricSink):
     def write(self, step, metrics):
         self.file.write(f"{step} {metrics['reward/mean']}\\n")
 
+    def close(self):
+        self.file.close()
+
 class Broken(Kept):
+    def __init__(self, run, options): ...
+    def close(self): ...
     def write(self, step, metrics): raise OSError(28, "No space left on device")
 
-class Hanging(Kept):
+class Hanging(Broken):
     def write(self, step, metrics): time.sleep(1000)
 
 def length(samples):
