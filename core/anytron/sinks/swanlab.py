@@ -56,7 +56,7 @@ class SwanLabSink(MetricSink):
             reinit=True,
             **(same if options.mode == "online" else {}),
         )
-        self.place = getattr(self._run, "url", None) or str(run.directory)
+        self.place = str(self._run.url if options.mode == "online" else run.directory)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the finite numbers of a step: it has no others."""
