@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import signal
+import struct
 import time
 from pathlib import Path
 
@@ -108,15 +109,27 @@ def services():
             yield pid
 
 
+def messages(data):
+    """The messages in a file of W&B: after 7 bytes a log as LevelDB writes it, in blocks of 32 KiB."""
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)  # 1 whole, 2 first, 3 middle, 4 last
+        parts = (b"" if kind in (1, 2) else parts) + data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield parts
+
+
 def history(path):
     """The steps in a file of W&B."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    store = DataStore()
-    store.open_for_scan(str(path))
     steps = []
-    while (data := store.scan_data()) is not None:
+    for data in messages(path.read_bytes()):
         message = wandb_internal_pb2.Record()
         message.ParseFromString(data)
         if message.WhichOneof("record_type") == "history":
