@@ -8,10 +8,9 @@ forward with labels, cross entropy over whole logits, backward, ``finalize_model
 (``plain`` of log_probs.py). They take turns, and get the same packed sequences, up to 4096 tokens long, in one
 micro-batch.
 
-MFU is the floating-point operations that the model needs (PaLM, arXiv:2204.02311, appendix B: 6 for each parameter and
-token, and 12 L H D for each pair of tokens of attention, half of which causal attention leaves out), by the time, by
-what the device does in a product of two large square matrices of the same element type, measured in the same run
-(``matmul_flop_per_s``). Recomputed operations do not count.
+MFU is the floating-point operations that the model needs (:mod:`anytron.engines.flops`, as for the metric
+``throughput/mfu``), by the time, by what the device does in a product of two large square matrices of the same element
+type, measured in the same run (``matmul_flop_per_s``). Recomputed operations do not count.
 
 The device is the platform's (``ANYTRON_PLATFORM``). ``--size tiny``, the default on a processor, ends in a minute.
 What does not fit in memory has no figures. Of those without a table, each is of the most tokens that have it:
@@ -70,12 +69,6 @@ def lengths_of(total):
     while (left := total - sum(lengths)) > 0:
         lengths.append(min(next(pattern), left))
     return lengths
-
-
-def model_flop(shape, parameters, lengths):
-    """Floating-point operations that one update needs; an embedding tied to the output layer counts once."""
-    heads = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
-    return 6 * parameters * sum(lengths) + 12 * heads * sum(length**2 for length in lengths) / 2
 
 
 def configuration(folder, shape, dtype, recompute):
@@ -298,10 +291,13 @@ def main():
         with open_layer(session.platform.name, config.platform.options, engine="megatron") as layer:
             import torch
 
+            from anytron_megatron.estimate.flops import model_flops
+
             runtime = layer.platform.runtime()
             runtime.set_device(0)
             device = runtime.current_device()
             progress(f"a model of size {size} in {dtype} on {runtime.device_name()}")
+            policy, _ = model_flops(config)
             peak = matmul_flop_per_s(runtime, getattr(torch, dtype), 8192 if accelerated else 1024)
             parameters = write_model(config, device)
             runtime.empty_cache()
@@ -319,7 +315,7 @@ def main():
                 if arguments.plain:
                     ways["plain"] = functools.partial(plain.update, batch)
                 found = measure(ways, runtime, arguments.turns)
-                flop = model_flop(shape, parameters, lengths)
+                flop = policy.update(lengths)
                 rows[str(total)] = row(found, total, flop, peak, has_peak_bytes=accelerated)
             ours.engine.close()
             fit = {name: [total for total in tokens if f"{name}_mfu" in rows[str(total)]] for name in ways}

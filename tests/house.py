@@ -38,7 +38,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),
         ("__init__", "algorithms", "plugins", "tracking"),
-        ("checkpoint", "report"),
+        ("checkpoint", "report", "sinks"),
         ("engines", "layer"),
         ("executor", "planning", "preflight"),
         ("doctor", "rollout", "validation"),
@@ -76,7 +76,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
     "anytron_cuda": (
         ("imports", "nvml", "options"),
-        ("environment", "modules", "precision", "probe", "runtime"),
+        ("environment", "modules", "peak", "precision", "probe", "runtime"),
         ("capabilities",),
         ("choices",),
         ("attention", "kernels", "log_probs"),

@@ -311,6 +311,7 @@ class MegatronEngine:
             "rank": torch.distributed.get_rank(),
             "device": self._runtime.device_name(),
             "decisions": [asdict(decision) for decision in decisions_of(self._context.platform)],
+            "peak_flops": asdict(self._context.platform.peak_flops(self._context.config.model.dtype)),
             "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
             "kernels": self._context.hooks.suppliers(),
             "kernel_descriptions": self._context.hooks.kernel_descriptions(),

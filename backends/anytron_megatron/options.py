@@ -127,6 +127,7 @@ MEGATRON = EngineInfo(
     ),
     memory="anytron_megatron.estimate.run:estimate",
     process_bytes=505 << 20,
+    flops="anytron_megatron.estimate.flops:model_flops",
 )
 
 MEGATRON_ROLLOUT = EngineInfo(

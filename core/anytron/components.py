@@ -1,7 +1,7 @@
-"""Engines and executors by name: what distributions offer through entry points.
+"""Engines, executors and sinks of metrics by name: what distributions offer through entry points.
 
-An entry point of ``anytron.executors`` names a class. One of ``anytron.training_engines`` or
-``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
+An entry point of ``anytron.executors`` or ``anytron.metric_sinks`` names a class. One of ``anytron.training_engines``
+or ``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
 and which options it has is known before the engine itself is imported, which happens in worker processes only.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.metric import Metric
 
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
-EXECUTORS = "anytron.executors"
+EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
 
 Capability = Literal[
     "critic",
@@ -87,6 +87,9 @@ class EngineInfo:
             :class:`anytron.engines.memory.EstimatesRollout`.
         process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
             imports. It counts where the device is the processor. 0 = not measured.
+        flops: Of a training engine: function that counts the floating-point operations of its models,
+            ``module:function`` that imports no engine (:class:`anytron.engines.flops.CountsFlops`); empty = it gives no
+            number.
     """
 
     engine: str
@@ -100,6 +103,7 @@ class EngineInfo:
     components: tuple[Component, ...] = ()
     memory: str = ""
     process_bytes: int = 0
+    flops: str = ""
 
     def load(self) -> Any:
         """Import the engine's class."""
@@ -112,6 +116,10 @@ class EngineInfo:
     def load_memory(self) -> Any:
         """Import the function that estimates memory; None if there is none."""
         return _import(self.memory) if self.memory else None
+
+    def load_flops(self) -> Any:
+        """Import the function that counts operations; None if there is none."""
+        return _import(self.flops) if self.flops else None
 
 
 def _import(reference: str) -> Any:

@@ -65,6 +65,19 @@ class Decision:
         return f"{self.name}: {self.value} ({self.reason})"
 
 
+@dataclass(frozen=True)
+class PeakFlops:
+    """What a device can compute at most; see :meth:`Platform.peak_flops`.
+
+    Attributes:
+        per_s: Floating-point operations in a second, in products of dense matrices; None = it is not known.
+        source: Where the number comes from, or why there is none. No full stop.
+    """
+
+    per_s: float | None
+    source: str
+
+
 class Platform(abc.ABC):
     """A hardware platform: a plugin of the entry-point group ``anytron.platforms``.
 
@@ -134,6 +147,17 @@ class Platform(abc.ABC):
         for it. What depends on other keys of the configuration, the hook ``configure`` refuses.
         """
         return ()
+
+    def peak_flops(self, dtype: str) -> PeakFlops:
+        """Say what the current device can compute at most, for the metric ``throughput/mfu``.
+
+        Asked on training ranks, when the engine has been built.
+
+        Args:
+            dtype: Element type of the matrices, ``model.dtype``.
+        """
+        del dtype
+        return PeakFlops(None, f"platform {self.name} says no number")
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:  # noqa: B027 - optional to override
         """Set this process's global state for the engine that is about to be built.

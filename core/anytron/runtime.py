@@ -123,7 +123,10 @@ class DeviceRuntime(abc.ABC):
         return isinstance(error, torch.OutOfMemoryError)
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """Mark a range in the device's own profiler; every call of a training engine is one, by its name."""
+        """Mark a range in the device's own profiler; every call of a training engine is one, by its name.
+
+        Traces of ``trainer.profile`` have these ranges by themselves.
+        """
         del name
         return nullcontext()
 

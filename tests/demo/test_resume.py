@@ -22,9 +22,16 @@ def anytron(*arguments):
     return done.stdout
 
 
+OF_A_MACHINE = ("time/", "throughput/", "memory/")
+
+
 def metrics(output):
     return [
-        {key: value for key, value in json.loads(line).items() if not key.startswith(("time/", "throughput/"))}
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if not key.startswith(("time/", "throughput/", "memory/"))
+        }
         for line in (output / "metrics.jsonl").read_text().splitlines()
     ]
 

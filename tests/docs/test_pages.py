@@ -14,6 +14,9 @@ from anytron.data.sources import load_prompts
 from anytron.environments import Task, Turn
 from anytron.environments.loading import check_environment
 from anytron.rewards import Sample
+from anytron.sinks import SinkRun
+from anytron.sinks.loading import load_sink, sink_diagnostics
+from tests.core.sinks.conftest import configuration
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -73,6 +76,24 @@ def test_the_example_of_a_reward_scores(tmp_path):
     scores = module.short_and_right([sample("it is 42", 3), sample("it is 42", 101), sample("41", 1)], limit=100)
 
     assert scores == [1.0, 0.5, 0.0]
+
+
+def test_the_examples_of_sinks_write(tmp_path):
+    ten_lines, with_options = blocks("docs/how-to/write-a-metric-sink.md", "python")
+    assert len([line for line in ten_lines.splitlines() if line.strip()]) <= 10
+    (tmp_path / "my_sinks.py").write_text(ten_lines)
+    (tmp_path / "service.py").write_text(with_options)
+    sinks = [{"sink": f"{tmp_path}/my_sinks.py:RewardFile"}]
+    assert list(sink_diagnostics(configuration(tmp_path, sinks))) == []
+    service = {"sink": f"{tmp_path}/service.py:Service"}
+    (missing,) = sink_diagnostics(configuration(tmp_path, [service]))
+    assert missing.key == "tracking.sinks.0.options.url"
+    assert list(sink_diagnostics(configuration(tmp_path, [{**service, "options": {"url": "http://a"}}]))) == []
+
+    sink = load_sink(configuration(tmp_path, sinks).tracking.sinks[0], "key")(SinkRun("run", tmp_path, {}, None), None)
+    sink.write(1, {"step": 1.0, "reward/mean": 0.5})
+    sink.close()
+    assert (tmp_path / "reward.csv").read_text() == "1,0.5\n"
 
 
 def test_the_example_of_an_environment_plays(tmp_path):

@@ -26,7 +26,7 @@ STEPS = 6
 LIFE_S = 1200.0
 """Seconds until a life of a run must have ended, with all restarts of a series and on a busy machine."""
 POLL_S = 0.05
-TIMES = ("time/", "throughput/", "checkpoint/")
+TIMES = ("time/", "throughput/", "memory/", "checkpoint/")
 """Beginnings of metrics that two equal runs need not share."""
 
 

@@ -47,6 +47,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     environment = config.environment
     if environment is not None:
         environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
+    sinks = [one.model_copy(update={"sink": _reference(one.sink, directory)}) for one in config.tracking.sinks]
     python = config.rollout.python
     rollout = {} if python is None else {"python": os.path.abspath(directory / python)}  # noqa: PTH100 - no links
     return config.model_copy(
@@ -58,6 +59,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
             "data": _data(config.data, directory),
             "rewards": _rewards(config.rewards, directory),
             "validation": None if config.validation is None else _validation(config.validation, directory),
+            "tracking": config.tracking.model_copy(update={"sinks": sinks}),
             "algorithm": config.algorithm.model_copy(
                 update={
                     "advantage": _reference(config.algorithm.advantage, directory),

@@ -109,6 +109,21 @@ class PlatformSection(Section):
     """Options of the platform, checked against its own schema."""
 
 
+class ProfileSection(Section):
+    """Record steps with torch's profiler: a trace of each step and rank in ``profile/`` of the output directory."""
+
+    steps: list[int] = Field(min_length=1, max_length=10)
+    """Steps that are recorded, ten at most. The first ones of a process are slower than others."""
+    ranks: list[int] = Field(default_factory=lambda: [0], min_length=1)
+    """Training ranks that are recorded."""
+    stacks: bool = False
+    """With the lines of Python that called each operation; traces become several times as large."""
+    memory: bool = False
+    """With what each operation allocates."""
+    max_mib: float = Field(512.0, gt=0.0)
+    """A trace that is larger is deleted, and a warning says so."""
+
+
 class TrainerSection(Section):
     """The loop."""
 
@@ -137,6 +152,8 @@ class TrainerSection(Section):
     were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` goes on with the next."""
     max_skipped_updates: int = Field(10, ge=1)
     """``skip``: so many updates of a model in a row may be skipped; one more ends the run."""
+    profile: ProfileSection | None = None
+    """Record some steps with torch's profiler; keys below."""
 
 
 class CheckpointSection(Section):
@@ -157,10 +174,24 @@ class CheckpointSection(Section):
     """At SIGTERM, SIGHUP or SIGUSR1 (what schedulers send) save a checkpoint and exit with status 0."""
 
 
+class SinkSection(Section):
+    """A place where metrics go besides ``metrics.jsonl``, which has all of them always."""
+
+    sink: str
+    """``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, or another that is installed (entry-point group
+    ``anytron.metric_sinks``), or ``module:Class`` / ``file.py:Class``. What it raises never stops a run."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its options; docs/how-to/watch-a-run.md has those of the sinks that come with Anytron."""
+
+
 class TrackingSection(Section):
-    """Where metrics go, besides ``metrics.jsonl``."""
+    """How a run is shown, and where its metrics go besides ``metrics.jsonl``."""
 
     progress: bool = True
     """Show a progress bar (plain lines where the output is not a terminal); without it, warnings alone."""
     plot: bool = True
     """Draw ``plots/reward.png`` at the end."""
+    sinks: list[SinkSection] = Field(default_factory=list)
+    """Where else metrics go; keys below."""
+    close_timeout_s: float = Field(60.0, ge=0.0)
+    """Seconds that all sinks together may take to end, after the last step or before a restart."""

@@ -116,7 +116,8 @@ class TrainingEngine(Protocol):
         """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
 
         ``kernels`` is what :meth:`anytron.hooks.facade.Hooks.suppliers` returns; ``kernel_descriptions``, where there
-        is one, what the method of that name does.
+        is one, what the method of that name does. ``peak_flops`` is what :meth:`anytron.platform.Platform.peak_flops`
+        says, as a mapping; without it there is no ``throughput/mfu``.
         """
 
     def close(self) -> None:

@@ -25,13 +25,13 @@ from anytron.errors import ConfigError
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
 from anytron.executor.heartbeat import BEAT_S, Heartbeat
+from anytron.executor.observer import OBSERVED, RankObserver
 from anytron.executor.out_of_memory import BUILDING, MemoryExplainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     EngineBuilder = Callable[[dict[str, Any], str], Any]
-    RangeMarker = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
@@ -42,13 +42,13 @@ class Parts(NamedTuple):
 
     Attributes:
         build: Builds the engine of a configuration, given as JSON values, whose ranks meet at an ``init_method``.
-        marked: Marks a call in the device's profiler, by the called method's name (training ranks only: other engines
-            may leave the device alone).
+        observer: Makes each call a range in profilers, and answers what is asked of any rank. It touches the device on
+            training ranks only: other engines may leave it alone.
         memory: Explains an error that says that there is no device memory left.
     """
 
     build: EngineBuilder
-    marked: RangeMarker
+    observer: RankObserver
     memory: MemoryExplainer
 
 
@@ -136,8 +136,8 @@ def start(bootstrap: Bootstrap) -> Parts:
             )
         )
 
-    marked = layer.platform.runtime().profiler_range if bootstrap.role == "trainer" else contextlib.nullcontext
-    return Parts(build, marked, MemoryExplainer(layer.platform, bootstrap))
+    observer = RankObserver(layer.platform.runtime() if bootstrap.role == "trainer" else None)
+    return Parts(build, observer, MemoryExplainer(layer.platform, bootstrap))
 
 
 def _serve(connection: Connection, engine: Any, parts: Parts) -> int:
@@ -148,8 +148,9 @@ def _serve(connection: Connection, engine: Any, parts: Parts) -> int:
             message = decode(frame)
             if isinstance(message, Call):
                 doing = message.method
-                with parts.marked(message.method):
-                    result = getattr(engine, message.method)(*message.args, **message.kwargs)
+                target = parts.observer if message.method in OBSERVED else engine
+                with parts.observer.marked(message.method):
+                    result = getattr(target, message.method)(*message.args, **message.kwargs)
                 reply = encode(Result(result))
             elif isinstance(message, Rebuild):
                 _close(engine)

@@ -44,6 +44,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _model(config.model)
     yield from _critic(config)
     yield from _references(config)
+    yield from _profile(config)
     yield from weight_diagnostics(config)
     if config.rollout.python is not None and runs_here(config):
         yield from interpreter_diagnostics("rollout.python", config.rollout.python)
@@ -154,6 +155,21 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
         yield from directory_diagnostics(
             "critic.path", Path(critic.path), "leave it out to start from the policy's model"
         )
+
+
+def _profile(config: RunConfig) -> Iterator[Diagnostic]:
+    profile, ranks = config.trainer.profile, config.parallel.world_size
+    if profile is None:
+        return
+    for key, values, first, last, what in (
+        ("steps", profile.steps, 1, config.trainer.total_steps, "trainer.total_steps"),
+        ("ranks", profile.ranks, 0, ranks - 1, "training ranks"),
+    ):
+        name = f"trainer.profile.{key}"
+        if wrong := [value for value in values if not first <= value <= last]:
+            yield Diagnostic("error", name, f"{wrong[0]} is not from {first} to {last}, the last of {what}")
+        if len(set(values)) < len(values):
+            yield Diagnostic("error", name, f"{values} names one twice", "name each once")
 
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:

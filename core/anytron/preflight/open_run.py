@@ -16,6 +16,7 @@ from anytron.preflight.limits import limit_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
 from anytron.preflight.rewards import reward_diagnostics
+from anytron.sinks.loading import sink_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,7 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
     found += machine_diagnostics(config, session.platform, session.probe)
     found += output_diagnostics(config, path)
+    found += sink_diagnostics(config)
     found += engine_option_diagnostics(config)  # plugins may have set some
     found += reward_diagnostics(config)
     found += training_diagnostics(config)

@@ -71,6 +71,7 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         named |= {f"{key}.options.{option}": one.options.get(option) for option in OPTION_PATHS}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     named |= validation_references(config) | validation_files(config)
+    named |= {f"tracking.sinks.{index}.sink": one.sink for index, one in enumerate(config.tracking.sinks)}
     paths = {key: Path(value.rpartition(":")[0] or value) for key, value in named.items() if isinstance(value, str)}
     # Registered names and modules are no absolute paths; files and directories are (anytron.config.anchor).
     return {"the configuration": file} | {key: path for key, path in paths.items() if path.is_absolute()}

@@ -22,7 +22,7 @@ CHAPTERS = (
     ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),
     ("Optimizer", ("grad_norm", "lr", "update/")),
     ("Critic", ("critic/",)),
-    ("Time", ("time/step_s", "throughput/tokens_per_s", "time/", "throughput/")),
+    ("Time", ("time/step_s", "throughput/tokens_per_s", "throughput/mfu", "time/", "throughput/")),
     ("Memory", ("memory/",)),
     ("Other", ("",)),
 )

@@ -182,6 +182,8 @@ def _facts(run: Run, device: str) -> list[list[str]]:
     for key, value in (("model", model), ("advantage", run.setting("algorithm", "advantage"))):
         if isinstance(value, str):
             facts.append([key, shortened(value, 200)])
+    if traces := run.traces():
+        facts.append(["traces of the profiler", shortened(", ".join(traces), 200)])
     if run.record is not None and run.record.started_from:
         facts.append(["started from", run.record.started_from])
     return facts

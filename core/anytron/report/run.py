@@ -14,7 +14,7 @@ from anytron.errors import ConfigError
 from anytron.files import lock_owner
 from anytron.report.history import History, Series
 from anytron.report.records import Record, Tail, step_of
-from anytron.tracking.claim import LOCK, LOSSES
+from anytron.tracking.claim import LOCK, LOSSES, PROFILE
 from anytron.tracking.record import RECORD, RunRecord
 
 METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
@@ -205,6 +205,10 @@ class Run:
         if not path.is_file():
             return []
         return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+    def traces(self) -> list[str]:
+        """Files of ``trainer.profile``, relative to the directory."""
+        return sorted(f"{PROFILE}/{path.name}" for path in (self.path / PROFILE).glob("*.json.gz"))
 
     def _found(self, name: str, read: Any) -> Any:
         try:

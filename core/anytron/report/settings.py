@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
+
+from anytron.config.secrets import HIDDEN, is_secret, without_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-HIDDEN = "(hidden)"
 LONGEST = 2000
 """Characters of a value that are shown."""
-_SECRET = re.compile(r"(?:^|_)(?:key|password|passwd|secret|token|credentials?)$", re.IGNORECASE)
-_USER = re.compile(r"(://)[^/\s@]+@")
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
@@ -31,7 +29,7 @@ def _walk(key: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _walk(f"{key}.{name}" if key else str(name), part)
         return
     name = key.rpartition(".")[2]
-    yield key, HIDDEN if _SECRET.search(name) and value is not None else shortened(_USER.sub(r"\1", _text(value)))
+    yield key, HIDDEN if is_secret(name) and value is not None else shortened(without_user(_text(value)))
 
 
 def _text(value: Any) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 LOCK = ".lock"
+SINKS, PROFILE = "tracking", "profile"
+"""Directories of ``tracking.sinks`` and of ``trainer.profile``."""
 CONTENTS = (
     "config.yaml",
     "patches.json",
@@ -27,6 +29,8 @@ CONTENTS = (
     "samples.jsonl",
     "images",
     "plots",
+    SINKS,
+    PROFILE,
     "hf",
     "adapter",
     "critic",

@@ -129,9 +129,21 @@ METRICS = (
     Metric("time/step_s", "seconds", "the whole step"),
     Metric("throughput/tokens_per_s", "tokens/second", "tokens of prompts and responses by the time of the step"),
     Metric(
+        "throughput/tokens_per_s_per_device",
+        "tokens/second",
+        "the same by the devices of training ranks and of rollout replicas that have their own",
+    ),
+    Metric(
+        "throughput/mfu",
+        "fraction",
+        "model FLOP/s utilization of updates: the operations that they need (arXiv:2204.02311, appendix B; neither "
+        "recomputation nor padding, vision towers or adapters), by their time, by what the devices can do at most",
+        "the peak of the devices is known; `patches.json` says from where, or why not",
+    ),
+    Metric(
         "throughput/weight_bytes", "bytes", "what was sent to all rollout processes", "a rollout of its own processes"
     ),
-    Metric("memory/training_peak_bytes", "bytes", "the most that a training rank had allocated", _OFFLOAD),
+    Metric("memory/training_peak_bytes", "bytes", "the most that a training rank had allocated in the step"),
     Metric("memory/offloaded_bytes", "bytes", "what all training ranks gave back", _OFFLOAD),
     Metric("memory/rollout_peak_bytes", "bytes", "the most that a rollout process had allocated", _SLEEP),
     Metric("memory/asleep_bytes", "bytes", "what all rollout processes gave back", _SLEEP),

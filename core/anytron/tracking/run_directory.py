@@ -42,26 +42,7 @@ ERROR_LENGTH = 2000
 class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
-    ====================  ====================================================================
-    ``run.json``          marks the directory as a run's; its configuration, versions, how often it was resumed and what
-                          changed, the error that ended it
-    ``config.yaml``       the configuration as resolved, defaults included, paths absolute
-    ``patches.json``      facts of each worker: device, patches, which plugin supplied which kernel
-    ``metrics.jsonl``     one line per step
-    ``validation.jsonl``  with ``validation``: one line per validation
-    ``samples.jsonl``     some samples of each step and validation; all of them if their rewards failed
-    ``images/``           the pictures of those samples, small, by the names that stand there
-    ``plots/``            ``reward.png``
-    ``checkpoints/``      what the run can be continued from (``checkpoint.path`` has them elsewhere)
-    ``hf/``               the trained model with its tokenizer and image processor
-    ``adapter/``          with ``model.lora``: the trained adapters, in PEFT's format
-    ``critic/``           with ``critic``: its trunk as a model directory, and ``value_head.safetensors``
-    ``bad_batches/``      mini-batches whose update gave NaN or infinity, for ``anytron replay``
-    ``initial_model/``    the random model that the run started from (``model.config`` only)
-    ``losses.jsonl``      processes that were lost, and what followed
-    ``logs/``             what each worker process wrote, in all processes of the run; the driver's warnings
-    ====================  ====================================================================
-
+    ====================  =============================================================
     Args:
         claimed: The directory.
         config: The run.

@@ -20,6 +20,7 @@ from anytron.preflight.validation import prepare_validation
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
+from anytron.sinks.delivery import MetricSinks
 from anytron.temporary import WEIGHTS, PrivateDirectory
 from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
@@ -29,6 +30,8 @@ from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
 from anytron.trainer.suspicions import Suspicions
+from anytron.trainer.throughput import Throughput
+from anytron.trainer.traces import Traces
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
@@ -154,6 +157,8 @@ def _train(
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     guarded = GuardedUpdates(trainer, updates, config, run.path, after=start.step)
     facts = trainer.describe()
+    throughput = Throughput.of(config, facts)
+    throughput.remark(progress.note)
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
@@ -162,9 +167,12 @@ def _train(
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
 
-    with checkpoints, Suspicions(config, run, progress) as suspicions:
+    traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
+    sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
+    with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
+            traces.begin(step)
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, version)
 
@@ -209,9 +217,14 @@ def _train(
                     suspicions.updated(mini_batch, outcome)
                     outcomes.append(outcome)
 
+            memory |= {} if config.engine.offload else trainer.peak_memory()
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
+            speed = metrics["throughput/tokens_per_s"]
+            metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
             metrics |= {**kl_metrics(batch, algorithm), **memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
+            sinks.write(metrics)
+            traces.end(step)
             restarts.finished(step)
             done, seconds = step, seconds + clock.elapsed()
             progress.step(metrics)

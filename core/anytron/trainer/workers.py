@@ -150,6 +150,20 @@ class TrainingWorkers:
             "memory/offloaded_bytes": sum(one.released for one in found),
         }
 
+    def peak_memory(self) -> dict[str, float]:
+        """Say what the rank had allocated at most that had most, since this was last asked."""
+        return {"memory/training_peak_bytes": max(self.group.call("peak_memory"))}
+
+    def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
+        """Begin to record what some ranks do."""
+        arguments = [(rank in ranks, stacks, memory) for rank in range(self.group.size)]
+        self.group.scatter("begin_trace", arguments)
+
+    def end_traces(self, paths: Mapping[int, str], largest: int) -> list[str | None]:
+        """Write what was recorded to a file for each of these ranks; return for each rank why it has none."""
+        arguments = [(paths.get(rank, ""), largest) for rank in range(self.group.size)]
+        return self.group.scatter("end_trace", arguments)
+
     def weights_version(self) -> int:
         """Say which weights the ranks would generate with, if they generate."""
         version: int = self.group.call("weights_version")[0]

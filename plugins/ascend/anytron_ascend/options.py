@@ -31,6 +31,9 @@ class AscendOptions(BaseModel):
     """Seconds that ranks wait for each other when a communicator is made (``HCCL_CONNECT_TIMEOUT``)."""
     expandable_segments: bool = False
     """Let torch_npu's allocator grow its blocks (``PYTORCH_NPU_ALLOC_CONF``); needs torch_npu 2.9 or later."""
+    peak_tflops: float | None = Field(None, gt=0.0)
+    """What one NPU can compute at most in ``model.dtype``, in 10^12 operations a second, for the metric
+    ``throughput/mfu``; default: not known: there is no metric ``throughput/mfu``."""
     visible_devices: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
     """NPUs that the run may use, ascending ids (``ASCEND_RT_VISIBLE_DEVICES``); default: what the environment says."""
 

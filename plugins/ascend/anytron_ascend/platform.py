@@ -14,7 +14,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.errors import ConfigError
 from anytron.hooks.types import Requirement
 from anytron.limits import Feature, Limit
-from anytron.platform import Availability, Decision, Probe
+from anytron.platform import Availability, Decision, PeakFlops, Probe
 from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
@@ -135,6 +135,14 @@ class AscendPlatform(Platform):
     def runtime(self) -> DeviceRuntime:
         """The NPUs of this process; imports torch_npu."""
         return _runtime()
+
+    def peak_flops(self, dtype: str) -> PeakFlops:
+        """What the options say: Huawei prints no number for each name that the driver gives."""
+        del dtype
+        tflops = self._options.peak_tflops
+        if tflops is None:
+            return PeakFlops(None, "there is no public number for each NPU: set platform.options.peak_tflops")
+        return PeakFlops(tflops * 1e12, "platform.options.peak_tflops")
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """Set the adaptor's process-wide state."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from anytron.errors import PlatformError
 from anytron.runtime import TorchDeviceRuntime
 from anytron_ascend import simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class AscendRuntime(TorchDeviceRuntime):
@@ -36,3 +40,12 @@ class AscendRuntime(TorchDeviceRuntime):
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether torch_npu's allocator found no memory; until 2.6 it raises a RuntimeError that says so."""
         return super().is_out_of_memory(error) or "NPU out of memory" in str(error)
+
+    @contextlib.contextmanager
+    def profiler_range(self, name: str) -> Iterator[None]:
+        """A range of MSTX on the host, which ``msprof`` shows (``--msproftx=on``)."""
+        number = self.module.mstx.range_start(name)
+        try:
+            yield
+        finally:
+            self.module.mstx.range_end(number)

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from anytron import Platform
-from anytron.platform import Availability, Probe
+from anytron.platform import Availability, PeakFlops, Probe
 
 if TYPE_CHECKING:
     from anytron.runtime import DeviceRuntime
@@ -30,6 +30,11 @@ class CpuPlatform(Platform):
     def runtime(self) -> DeviceRuntime:
         """The processor of this process."""
         return _runtime()
+
+    def peak_flops(self, dtype: str) -> PeakFlops:
+        """No number: it depends on clocks that change, on vector units and on how many ranks share the processor."""
+        del dtype
+        return PeakFlops(None, "a processor has no figure of its own that all ranks on it would share")
 
 
 @functools.cache

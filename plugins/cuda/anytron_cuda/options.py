@@ -26,6 +26,9 @@ class CudaOptions(BaseModel):
     expandable_segments: bool = True
     """Let the allocator of training ranks grow its blocks (``PYTORCH_CUDA_ALLOC_CONF``): micro-batches differ in
     length, and blocks of fixed sizes leave holes between them."""
+    peak_tflops: float | None = Field(None, gt=0.0)
+    """What one GPU can compute at most in ``model.dtype``, in 10^12 operations a second, for the metric
+    ``throughput/mfu``; default: what data sheets say, by the GPU's name."""
     visible_devices: str | None = Field(None, pattern=r"^[^,\s]+(,[^,\s]+)*$")
     """GPUs that the run may use, indices or UUIDs as ``nvidia-smi -L`` lists them (``CUDA_VISIBLE_DEVICES``); default:
     what the environment says."""

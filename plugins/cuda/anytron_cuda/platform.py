@@ -20,6 +20,7 @@ from anytron_cuda.environment import (
     worker_environment,
 )
 from anytron_cuda.options import CudaOptions
+from anytron_cuda.peak import peak_flops
 from anytron_cuda.precision import precision_diagnostics
 from anytron_cuda.probe import judge, look, visible_gpus
 from anytron_megatron.names import ENGINE as MEGATRON
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.patches import Ledger
-    from anytron.platform import Probe
+    from anytron.platform import PeakFlops, Probe
     from anytron.runtime import DeviceRuntime
 
 VLLM_OPTIONS: dict[str, Any] = {
@@ -94,6 +95,10 @@ class CudaPlatform(Platform):
     def runtime(self) -> DeviceRuntime:
         """The GPUs of this process."""
         return _runtime()
+
+    def peak_flops(self, dtype: str) -> PeakFlops:
+        """What the options say, or NVIDIA's data sheets by the GPU's name."""
+        return peak_flops(self.runtime().device_name(), dtype, self._options.peak_tflops)
 
     def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
         """Import Transformer Engine if models are made of it, and let torch refuse what is not deterministic."""

@@ -21,6 +21,7 @@ from anytron.config.schema import RunConfig
 from anytron.engines.context import EngineContext
 from anytron.engines.rollout_engine import Response
 from anytron.engines.training_engine import Topology
+from anytron.executor.observer import OBSERVED, RankObserver
 from anytron.hooks.types import ProcessInfo
 from anytron.metric import joined
 from anytron.patches import Ledger
@@ -28,6 +29,7 @@ from anytron.trainer import checkpointing
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.loop import train
 from anytron_cpu import CpuPlatform
+from anytron_cpu.runtime import CpuRuntime
 from tests.core.trainer.disturbed_runs import comparable, lines
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -169,16 +171,20 @@ class InProcessGroup:
     engine: object
     size: int = 1
     ended: bool = False
+    observer: RankObserver = field(default_factory=lambda: RankObserver(CpuRuntime()))
 
     def submit(self, method, *args, **kwargs):
-        return Answer(lambda: [getattr(self.engine, method)(*args, **kwargs)])
+        return Answer(lambda: [self.answer(method)(*args, **kwargs)])
 
     def call(self, method, *args, **kwargs):
         return self.submit(method, *args, **kwargs).result()
 
     def submit_each(self, method, per_rank_args):
         (args,) = per_rank_args
-        return Answer(lambda: [getattr(self.engine, method)(*args)])
+        return Answer(lambda: [self.answer(method)(*args)])
+
+    def answer(self, method):
+        return getattr(self.observer if method in OBSERVED else self.engine, method)
 
     def scatter(self, method, per_rank_args):
         return self.submit_each(method, per_rank_args).result()

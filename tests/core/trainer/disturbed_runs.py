@@ -19,7 +19,7 @@ def lines(path: Path) -> list[dict]:
 def comparable(path: Path) -> list[dict]:
     """Metrics without what the clock says."""
     return [
-        {key: value for key, value in record.items() if not key.startswith(("time/", "throughput/"))}
+        {key: value for key, value in record.items() if not key.startswith(("time/", "throughput/", "memory/"))}
         for record in lines(path / "metrics.jsonl")
     ]
 

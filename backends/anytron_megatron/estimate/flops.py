@@ -1,0 +1,80 @@
+"""What a model computes for a token, from its tensors and its config: ``EngineInfo.flops``. Imports no Megatron."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.engines.flops import AttentionLayers, ModelFlops
+from anytron_megatron.checks.subject import Subject
+from anytron_megatron.estimate.sharding import VISION, kind_of
+from anytron_megatron.estimate.tensors import model_shapes
+from anytron_megatron.options import MegatronOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron_megatron.models.weight_names import Shapes
+
+_NO_PRODUCT = frozenset({"conv1d", "A_log", "dt_bias", "sinks", "e_score_correction_bias"})
+"""Tensors that multiply no hidden state as a matrix does."""
+
+
+def model_flops(run: RunConfig) -> tuple[ModelFlops, ModelFlops | None]:
+    """Describe the policy and the critic; of vision-language models, the language model.
+
+    Raises:
+        ConfigError: The tensors of a model are not known before it is built.
+    """
+    ahead = MegatronOptions.of(run).mtp_loss_coefficient > 0
+    subject = Subject.policy(run)
+    policy = replace(_of(subject, predicts_ahead=ahead), trained=run.model.lora is None)
+    if run.critic is None:
+        return policy, None
+    own = _of(Subject.critic(run) or subject, predicts_ahead=False, head=False)
+    return policy, own
+
+
+def _of(subject: Subject, *, predicts_ahead: bool, head: bool = True) -> ModelFlops:
+    shapes, config = model_shapes(subject, predicts_ahead=predicts_ahead), subject.text
+    return ModelFlops(weights_of_a_token(shapes, config, head=head), tuple(_attention(config)))
+
+
+def weights_of_a_token(shapes: Shapes, config: Mapping[str, Any], *, head: bool) -> float:
+    """Count the numbers of the matrices that a token is multiplied with.
+
+    Args:
+        shapes: All parameters of the model.
+        config: The Hugging Face config of the language model.
+        head: The output layer is among them; a critic has a head of one row, which is not counted.
+    """
+    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
+    chosen = config.get("num_experts_per_tok") or 1
+    total = 0.0
+    for name, shape in shapes.items():
+        kind = kind_of(name)
+        matrix = len(shape) > 1 and not name.endswith(".bias") and kind not in _NO_PRODUCT
+        if not matrix or VISION.search(name) or kind in ("embed_tokens", "lm_head"):
+            continue
+        total += math.prod(shape) * (chosen / experts if ".experts." in name else 1.0)
+    return total + (config["vocab_size"] * config["hidden_size"] if head else 0)
+
+
+def _attention(config: Mapping[str, Any]) -> Iterator[AttentionLayers]:
+    """Collect layers with attention by their window; latent attention has keys and values of different sizes."""
+    heads = config["num_attention_heads"]
+    if config.get("kv_lora_rank"):
+        size = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"]) / 2
+    else:
+        size = config.get("head_dim") or config["hidden_size"] / heads
+    kinds = list(config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"])
+    if not config.get("layer_types") and (every := config.get("full_attention_interval")):
+        kinds = ["full" if (number + 1) % every == 0 else "linear" for number in range(len(kinds))]
+    windowed = sum("sliding" in kind for kind in kinds)
+    whole = sum("sliding" not in kind and "linear" not in kind for kind in kinds)
+    if whole:
+        yield AttentionLayers(whole * heads * size)
+    if windowed:
+        yield AttentionLayers(windowed * heads * size, config.get("sliding_window"))
