@@ -75,7 +75,7 @@ def test_rollout_and_training_see_the_same_pictures(short_run):
     for line in metrics:
         assert line["rollout/log_prob_abs_diff"] < 1e-5
         assert line["grad_norm"] > 0
-    assert metrics[2]["loss/kl"] > metrics[0]["loss/kl"] >= 0
+    assert all(line["loss/kl"] > 0 for line in metrics)
 
 
 def test_the_run_leaves_its_pictures_and_a_model_that_sees(short_run):

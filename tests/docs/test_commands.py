@@ -116,9 +116,12 @@ def assert_fits(words: list[str]) -> None:
     """A call of ``anytron`` names a command that exists, its options, and keys of the configuration."""
     name = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), None)
     assert name is not None, words
-    known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    known = {option: parameter for parameter in COMMANDS[name].params for option in parameter.opts}
     rest = [word for word in words[len(name.split()) :] if word not in ("...", "&")]
-    assert {word for word in rest if word.startswith("-")} <= known
+    assert {word for word in rest if word.startswith("-")} <= known.keys()
+    takes_one = {option for option, parameter in known.items() if not getattr(parameter, "is_flag", True)}
+    values = {place + 1 for place, word in enumerate(rest) if word in takes_one}
+    rest = [word for place, word in enumerate(rest) if place not in values and not word.startswith("-")]
     if rest and (ROOT / rest[0]).is_file():
         load_config(ROOT / rest[0], rest[1:])
     elif rest and rest[0] == "run.yaml":

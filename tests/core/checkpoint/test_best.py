@@ -9,7 +9,7 @@ import pytest
 from anytron.checkpoint.best import BEST, Best
 from anytron.checkpoint.directory import CheckpointDirectory, locate
 from anytron.checkpoint.manifest import FileRecord
-from anytron.checkpoint.state import DriverState, SamplerState
+from anytron.checkpoint.state import DriverState, SourceState
 from anytron.errors import CheckpointError
 
 
@@ -28,8 +28,8 @@ def directory(tmp_path):
 def complete(directory, step):
     training = directory.begin(step)
     (training / "state").write_bytes(b"state")
-    sampler = SamplerState(epoch=0, position=step, prompts=99)
-    state = DriverState(step=step, sampler=sampler, weights_version=step, config={})
+    sampler = SourceState(epoch=0, position=step, prompts=99)
+    state = DriverState(step=step, sampler=(sampler,), weights_version=step, config={})
     directory.commit(state, {"state": FileRecord.of(training / "state")})
 
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from anytron.config.schema import RewardSection
+from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample
 from anytron.rewards.judge import Judge
@@ -239,10 +240,8 @@ def test_the_key_is_sent_and_nowhere_else(server, monkeypatch, tmp_path):
 
 def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
     def check(data=None, **options):
-        from anytron.data import Prompt
-
         section = RewardSection(function="judge", options={"url": "http://h/v1", "model": "m", **options})
-        RewardSum.from_config([section]).check([Prompt("p", text="x", data=data or {})])
+        RewardSum.from_config([section]).check([[TokenizedPrompt("p", "x", (1,), data or {})]])
 
     check()
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)

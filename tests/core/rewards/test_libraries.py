@@ -11,7 +11,7 @@ import time
 import pytest
 
 from anytron.config.schema import DataSection, RewardSection
-from anytron.data import Prompt
+from anytron.data.prompts import TokenizedPrompt
 from anytron.data.sources import load_prompts
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample
@@ -31,7 +31,7 @@ def score(tmp_path):
 
         def scored(function, samples, **options):
             rewards = RewardSum.from_config([RewardSection(function=function, options=options, timeout_s=600)])
-            rewards.check([Prompt("p", text="x", data=one.data) for one in samples])
+            rewards.check([[TokenizedPrompt("p", "x", (1,), one.data) for one in samples]])
             return stack.enter_context(rewards.start(tmp_path / "logs", 600))(samples)
 
         yield scored
@@ -98,7 +98,7 @@ def test_prompts_without_usable_tests_are_refused_before_the_run(tests, monkeypa
     monkeypatch.setattr(Code, "check_machine", lambda self: None)
     rewards = RewardSum.from_config([RewardSection(function="code")])
     with pytest.raises(DataError, match=r"(?s)no tests in its entry 'tests'.*prompt p7, for rewards\[0\] \(code\)"):
-        rewards.check([Prompt("p7", text="x", data={"tests": tests})])
+        rewards.check([[TokenizedPrompt("p7", "x", (1,), {"tests": tests})]])
 
 
 def test_a_sandbox_that_cannot_be_is_refused_before_the_run():
@@ -132,7 +132,7 @@ def test_a_verifier_that_evaluates_answers_can_do_no_harm(score, tmp_path):
 
 def test_prompts_of_reasoning_gym_and_their_verifier(score):
     options = {"task": "spell_backward", "count": 3, "min_word_len": 3, "max_word_len": 3, "instructions": "\n="}
-    prompts = load_prompts(DataSection(source="reasoning_gym", options=options))
+    prompts = list(load_prompts(DataSection(source="reasoning_gym", options=options)))
     assert [prompt.id for prompt in prompts] == [f"spell_backward-{index}" for index in range(3)]
     assert all(prompt.text.startswith("Spell") and prompt.text.endswith("\n=") for prompt in prompts)
     first = prompts[0]
@@ -155,7 +155,7 @@ def test_prompts_of_reasoning_gym_and_their_verifier(score):
 )
 def test_what_reasoning_gym_has_not_is_refused(options, says):
     with pytest.raises(ConfigError, match=f"(?s){says}"):
-        load_prompts(DataSection(source="reasoning_gym", options={"count": 1, **options}))
+        list(load_prompts(DataSection(source="reasoning_gym", options={"count": 1, **options})))
 
 
 def test_functions_of_a_run_score_at_the_same_time(tmp_path):
@@ -203,7 +203,7 @@ def test_a_class_of_the_user_is_as_good_as_ours(tmp_path):
         "                for one in samples]\n"
     )
     rewards = RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:Length", options={"per": 2})])
-    rewards.check([Prompt("p", text="x", data={"x": 1})])
+    rewards.check([[TokenizedPrompt("p", "x", (1,), {"x": 1})]])
     with rewards.start(tmp_path / "logs", 600) as score:
         found = score([sample("abcd"), sample("")])
     assert found.total[0] == 2.0

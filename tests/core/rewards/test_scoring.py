@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anytron.config.schema import RewardSection
-from anytron.data import Prompt
+from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample
 from anytron.rewards.answer import Answer, answer
@@ -34,9 +34,9 @@ def test_contains():
 
 def test_a_prompt_without_the_answer_is_named():
     rewards = RewardSum.from_config([RewardSection(function="exact_match")])
-    rewards.check([Prompt("p8", text="x", data={"answer": 1})])
+    rewards.check([[TokenizedPrompt("p8", "x", (1,), {"answer": 1})]])
     with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p9.*rewards\[0\] \(exact_match\).*'solution'"):
-        rewards.check([Prompt("p9", text="x", data={"solution": "1"})])
+        rewards.check([[TokenizedPrompt("p9", "x", (1,), {"solution": "1"})]])
 
 
 def test_rewards_are_added_with_their_weights_and_options(tmp_path):
@@ -92,7 +92,7 @@ def test_what_cannot_be_used_is_a_failure_of_its_sample_or_of_the_call(returned,
     assert found.values == values
     assert (failure.what, failure.sample, failure.ends) == (what, sample, False)
     assert why in failure.why
-    assert Answer.from_json(found.as_json()) == found
+    assert Answer.from_json(found.as_json(), len(SAMPLES)) == found
 
 
 def test_a_function_that_raises_is_shown_with_the_sample_it_looked_at():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -51,7 +52,7 @@ def with_sinks(tmp_path, told):
 
 
 def configuration(folder, sinks, timeout=300.0, **sections) -> RunConfig:
-    named = [{**one, "sink": one["sink"].replace("sinks.py", str(folder / "sinks.py"))} for one in sinks]
+    named = [{**one, "sink": re.sub("^sinks.py", str(folder / "sinks.py"), one["sink"])} for one in sinks]
     return RunConfig.model_validate(
         {
             "model": {"config": {"model_type": "qwen3"}, "tokenizer": "t"},

@@ -136,8 +136,8 @@ def differs(new_run, tmp_path, sections):
 def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp_path, monkeypatch, sabotage):
     whole = sets._prepare_set
 
-    def prepare(section, config, prepared):
-        made = whole(section, config, prepared)
+    def prepare(section, key, config, prepared):
+        made = whole(section, key, config, prepared)
         if sabotage == "data":
             object.__setattr__(made.prepared, "sampler", Leaky(prepared.sampler, len(made.prepared.sampler)))
         else:
@@ -153,7 +153,10 @@ def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp
         def __len__(self):
             return self.count
 
-        def seek(self, epoch, position):
+        tables = ()
+        remarks = ()
+
+        def seek(self, places):
             pass
 
         def draw(self, count):
@@ -283,7 +286,7 @@ def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_any
     for source, error in (("nothing", "There are no prompts"), ("broken", "The source of prompts failed")):
         code = "def nothing():\n    return []\n\ndef broken():\n    raise RuntimeError('why')\n"
         run = new_run(code, validation=section(data={"source": f"task.py:{source}"}))
-        with pytest.raises(DataError, match=f"(?s){error}.*validation set digits: data.source"):
+        with pytest.raises(DataError, match=f"(?s){error}.*validation set digits: "):
             run.train()
         assert run.executor.started == []
         assert not output(new_run).exists()
@@ -291,7 +294,7 @@ def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_any
 
 def test_a_prompt_that_leaves_no_room_for_a_longer_response_is_refused(new_run):
     run = new_run(validation=section(max_new_tokens=30))
-    with pytest.raises(DataError, match=r"(?s)too little room.*validation set digits: prompt sort-0"):
+    with pytest.raises(DataError, match=r"(?s)No prompt of a source is left.*validation set digits: "):
         run.train()
     assert run.executor.started == []
 

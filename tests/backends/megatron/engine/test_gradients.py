@@ -240,7 +240,7 @@ def test_gradients_change_nothing_in_the_engine(ranks, tiny_family, recorded, po
 
 
 def test_the_loss_has_every_term():
-    loss = hugging_face.LOSS
+    loss = hugging_face.LOSS.algorithm
     assert min(loss.kl_coefficient, loss.entropy_coefficient) > 0
     ratios = hugging_face._OLD.exp()
     assert (ratios < 1 - loss.clip_low).any()

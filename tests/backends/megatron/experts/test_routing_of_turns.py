@@ -61,7 +61,13 @@ def trajectories(directory, tmp_path):
     (tmp_path / "echo.py").write_text(ENVIRONMENT)
     section = EnvironmentSection(path=f"{tmp_path}/echo.py:Echo", max_turns=3)
     sampling = SamplingParams(max_new_tokens=8, end_token_ids=(3, 4, 5, 6), pad_token_id=0)
-    prepared = SimpleNamespace(tokenizer=Undecoded(), sampling=sampling, context_length=None, vocab_size=VOCABULARY)
+    prepared = SimpleNamespace(
+        tokenizer=Undecoded(),
+        sampling=sampling,
+        context_length=None,
+        vocab_size=VOCABULARY,
+        chat_template_kwargs={},
+    )
     prompts = [TokenizedPrompt(str(n), "", tuple(range(10 * n, 11 * n + 1)), {}) for n in range(1, 9)]
     with EnvironmentPool(section, tmp_path / "logs", 60) as environments:
         conversations = Conversations(pool, prepared, environments, section)
