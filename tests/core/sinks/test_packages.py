@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -50,8 +51,11 @@ class TestTensorBoard:
         assert {one.value for name in ("inf", "huge") for one in events.Scalars(name)} == {math.inf}
         assert told.warnings == []
 
-    def test_a_full_disk_is_told_of_once(self, with_sinks, tmp_path, told):
+    def test_a_full_disk_is_told_of_once(self, with_sinks, tmp_path, told, monkeypatch):
         """No file may grow beyond a size: what the kernel answers goes the way of a full disk's answer."""
+        ended = []  # TensorBoard's own thread meets the answer first, and dies of it
+        monkeypatch.setattr(threading, "excepthook", lambda raised: ended.append(raised.exc_type))
+        before = threading.enumerate()
         many = {f"{'n' * 200}{number}": 0.0 for number in range(1000)}  # a step has 300 kB
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         with with_sinks({"sink": "tensorboard"}, timeout=60.0) as sinks:
@@ -65,8 +69,11 @@ class TestTensorBoard:
                 sinks.close()
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        for thread in set(threading.enumerate()) - set(before):
+            thread.join(60)
         assert told.warnings[0].startswith("the sink tensorboard failed: OSError: [Errno 27]")
         assert "lacks" in told.warnings[-1]
+        assert ended == [OSError]
 
 
 class TestWandb:
