@@ -132,7 +132,7 @@ def test_an_unknown_key_is_refused_with_file_line_and_the_nearest_known_name(goo
         ("rewards[0].wieght=2", "did you mean rewards.0.weight?"),
         ("paralel.tensor_model_parallel_size=2", "did you mean parallel?"),
         ("parallel.tensor_parallel_size=2", "did you mean parallel.tensor_model_parallel_size?"),
-        ("tracking.xyz=2", "known keys: progress, plot"),
+        ("tracking.xyz=2", "known keys: progress, plot, sinks, close_timeout_s"),
     ],
 )
 def test_a_mistake_on_the_command_line_says_so(good, override, fix):
