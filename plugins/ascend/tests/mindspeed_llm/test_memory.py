@@ -10,7 +10,8 @@ from anytron.doctor.subject import look
 from anytron.testing.tiny_models import CONFIGS
 from anytron_ascend.mindspeed_llm.arguments import FAMILIES, WITH_EXPERTS
 
-PARTS = {"parameters", "gradients", "optimizer", "activations", "log-probs", "total"}
+RANK = "memory.training-rank."
+PARTS = {"parameters", "gradients", "optimizer", "activations", "log-probs"}
 
 
 class Device:
@@ -29,7 +30,7 @@ def estimated(monkeypatch, request, tiny_family):
     def examine(family, *overrides):
         asked = ["engine.name=mindspeed_llm", f"model.path={tiny_family(family)}", "model.config=null", *overrides]
         subject = look(request.config.rootpath / "examples/grpo_sort.yaml", asked)
-        return {entry.name.removeprefix("memory."): entry for entry in memory.examine(subject, Device())}
+        return {entry.name.removeprefix(RANK): entry for entry in memory.examine(subject, Device())}
 
     return examine
 
@@ -45,6 +46,7 @@ def test_the_parameters_are_those_of_transformers(family, estimated):
         assert f"{count:,} numbers of {dtype}" in found["parameters"].detail
         assert f"{count * element / 2**20:.2f} MiB" in found["parameters"].detail
         assert {name for name in PARTS if found[name].status == "ok"} == PARTS
+        assert found["memory.training"].status == "ok"
 
 
 def test_experts_are_divided_among_their_ranks(estimated):
