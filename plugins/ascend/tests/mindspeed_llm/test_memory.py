@@ -67,7 +67,7 @@ def test_recomputation_that_is_not_counted_is_said(estimated, option):
     name = option.partition("=")[0]
     recompute = () if name.endswith("function") else ("engine.recompute=full",)
     found = estimated("qwen3", *recompute, f"engine.options.{option}")
-    assert found.keys() == {"training"}
-    assert found["training"].status == "warn"
-    assert f"(engine.options.{name})" in found["training"].detail
-    assert "engine.recompute=none" in found["training"].fix
+    assert found.keys() == {"memory.training"}
+    assert found["memory.training"].status == "warn"
+    assert f"(engine.options.{name})" in found["memory.training"].detail
+    assert "engine.recompute=none" in found["memory.training"].fix
