@@ -58,4 +58,5 @@ def test_a_run_that_meets_a_nan_can_be_looked_into(tmp_path):
         assert found.returncode == 1, found.stderr
         assert f"from {origin}" in found.stderr
         assert "first in the passes: nan in the gradient of loss (by log_probs)'s input" in found.stdout
-        assert "micro-batch 0, sequence 0 of the mini-batch, token 0" in found.stdout
+        # The prompt has tokens 0 to 4, and no loss.
+        assert "micro-batch 0, sequence 0 of the mini-batch, token 5" in found.stdout
