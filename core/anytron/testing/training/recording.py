@@ -51,11 +51,13 @@ class Course:
 
     Attributes:
         metrics: Of each update.
-        moved: How far each weight has moved in all of them, float32, by its name in files.
+        start: Weights before the first, by their names in files.
+        moved: How far each has moved in all of them, float32.
         log_probs: float32 ``[T]`` after them.
     """
 
     metrics: list[dict[str, float]]
+    start: dict[str, Tensor]
     moved: dict[str, Tensor]
     log_probs: Tensor
 
@@ -126,11 +128,15 @@ def follow(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch, dire
         directory: Holds weights on their way.
     """
     plan = plan_of(trainer, config)
-    before = exported(trainer, directory)
+    start = exported(trainer, directory)
     metrics = [trainer.update(mini_batch, plan, LOSS) for mini_batch in mini_batches(plan, batch)]
-    after = exported(trainer, directory)
-    moved = {name: after[name].float() - tensor.float() for name, tensor in before.items()}
-    return Course(metrics, moved, trainer.score(batch, plan, "policy"))
+    moved = moves(start, exported(trainer, directory))
+    return Course(metrics, start, moved, trainer.score(batch, plan, "policy"))
+
+
+def moves(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return how far each weight has moved, float32."""
+    return {name: end[name].float() - tensor.float() for name, tensor in start.items()}
 
 
 def exported(trainer: TrainingWorkers, directory: Path) -> dict[str, Tensor]:
