@@ -15,6 +15,7 @@ from anytron.runtime import MemoryStats
 from anytron_cpu.runtime import CpuRuntime
 from benchmarks import harness
 from tests.house import ROOT
+from tests.warm_python import StartedCold
 
 SMALL = {
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],
@@ -95,8 +96,9 @@ def test_memory_is_of_a_command_and_its_descendants():
         harness.run_measured([sys.executable, "-c", "raise SystemExit(3)"], memory=True)
 
 
-def test_memory_does_not_depend_on_who_else_has_the_same_libraries(tmp_path):
-    """This process has torch, too."""
+def test_memory_does_not_depend_on_who_else_has_the_same_libraries(tmp_path, monkeypatch):
+    """This process has torch, too. A fork would share more with its server."""
+    monkeypatch.setattr(subprocess, "Popen", StartedCold)
     said = tmp_path / "status"
     program = f"import pathlib, time, torch; text = pathlib.Path('/proc/self/status').read_text(); time.sleep(1.0); \
 pathlib.Path({str(said)!r}).write_text(text)"
