@@ -43,9 +43,7 @@ def may_stay_unread(name: str) -> bool:
     return bool(_RECOMPUTED.search(name)) or name.endswith(_FP8_SCALE)
 
 
-def model_tensors(
-    config: Mapping[str, Any], layer: LayerTensors, tower: TowerTensors | None = None
-) -> Shapes | None:
+def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTensors | None = None) -> Shapes | None:
     """List the shapes of a model's tensors without its multi-token prediction modules.
 
     Args:
