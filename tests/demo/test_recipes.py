@@ -104,6 +104,8 @@ def directory(tmp_path, monkeypatch, request):
 def test_every_check_that_needs_no_weights_accepts_it(row, directory):
     here = ("platform.name=cpu", f"data.options.path={directory / 'prompts.jsonl'}", "resume=never")
     opened = open_run(RECIPES / f"{row.recipe}.yaml", [*row.settings, *here, f"trainer.output_dir={directory / 'run'}"])
-    errors = [one for one in opened.diagnostics if one.severity == "error"]
-    assert {one.key for one in errors} == {"model.path"}, errors
-    assert sorted(one.message.partition(" ")[2] for one in errors) == ["has no tokenizer", "has no weights"]
+    found = {(one.severity, one.key, one.message.partition(" (")[0]) for one in opened.diagnostics}
+    model = opened.config.model.path
+    missing = {("error", "model.path", f"{model} has no {what}") for what in ("weights", "tokenizer")}
+    slow = {one for one in found if one[:2] == ("warning", "parallel")}  # that many ranks on so few processors
+    assert found == missing | slow
