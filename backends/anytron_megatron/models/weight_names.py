@@ -129,8 +129,8 @@ def deepseek_v3_layer(config: Mapping[str, Any], number: int) -> Shapes:
 
 def qwen2_5_vision_tower(config: Mapping[str, Any]) -> Shapes:
     """List the tensors of the vision tower of Qwen2.5-VL, its merger included, given the ``vision_config``."""
-    hidden, inner, patch = config["hidden_size"], config["intermediate_size"], config["patch_size"]
-    volume = (config.get("in_chans", 3), config["temporal_patch_size"], patch, patch)
+    hidden, inner, patch = config["hidden_size"], config["intermediate_size"], int(config["patch_size"])
+    volume = (config.get("in_channels", 3), config["temporal_patch_size"], patch, patch)
     merged = config["spatial_merge_size"] ** 2 * hidden
     shapes: Shapes = {
         "patch_embed.proj.weight": (hidden, *volume),
