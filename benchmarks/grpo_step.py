@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anytron.plugins import open_session
-from harness import argument_parser, in_turn, progress, report, run_measured
+from harness import MODEL_OF_100M, argument_parser, in_turn, progress, report, run_measured
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"
@@ -63,24 +63,7 @@ class Size:
 
 SIZES = {
     "toy": Size((), steps=60, warm_up=10),
-    "100m": Size(
-        (
-            "model.config.vocab_size=151936",
-            "model.config.hidden_size=512",
-            "model.config.intermediate_size=1536",
-            "model.config.num_hidden_layers=8",
-            "model.config.num_attention_heads=8",
-            "model.config.num_key_value_heads=4",
-            "model.config.head_dim=64",
-            "model.config.tie_word_embeddings=true",
-            "data.options.digits=15",
-            "data.prompts_per_step=16",
-            "rollout.samples_per_prompt=4",
-            "rollout.max_new_tokens=16",
-        ),
-        steps=5,
-        warm_up=1,
-    ),
+    "100m": Size(MODEL_OF_100M, steps=5, warm_up=1),
 }
 
 

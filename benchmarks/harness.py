@@ -51,6 +51,21 @@ PACKAGES = (
     "trl",
 )
 """Whose versions matter to figures, as far as they are installed."""
+MODEL_OF_100M = (
+    "model.config.vocab_size=151936",
+    "model.config.hidden_size=512",
+    "model.config.intermediate_size=1536",
+    "model.config.num_hidden_layers=8",
+    "model.config.num_attention_heads=8",
+    "model.config.num_key_value_heads=4",
+    "model.config.head_dim=64",
+    "model.config.tie_word_embeddings=true",
+    "data.options.digits=15",
+    "data.prompts_per_step=16",
+    "rollout.samples_per_prompt=4",
+    "rollout.max_new_tokens=16",
+)
+"""Of examples/grpo_sort.yaml: the shape of a small Qwen3, with 103 million parameters, and steps that are as small."""
 LOAD = os.getloadavg()[0]
 """What else the machine did as the benchmark began."""
 

@@ -18,6 +18,8 @@ def install(folder: Path, version: str, *, torchvision: bool = False) -> None:
         (folder / "torchvision").mkdir()
         (folder / "torchvision" / "__init__.py").write_text("raise ImportError('the checks import no torchvision')")
     (models / "registry.py").write_text(
-        "_TEXT_GENERATION_MODELS = {'Qwen3ForCausalLM': ('qwen3', 'Q'), 'OtherForCausalLM': ('o', 'O')}\n"
+        "_TEXT_GENERATION_MODELS = {'Qwen3ForCausalLM': ('qwen3', 'Q'), 'Qwen3MoeForCausalLM': ('qwen3_moe', 'M'),"
+        " 'OtherForCausalLM': ('o', 'O')}\n"
+        "_MULTIMODAL_MODELS = {'Qwen2_5_VLForConditionalGeneration': ('qwen2_5_vl', 'V')}\n"
         "_EMBEDDING_MODELS = {'OnlyEmbeds': ('e', 'E')}\n"
     )

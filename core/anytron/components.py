@@ -86,7 +86,7 @@ class EngineInfo:
             :class:`anytron.engines.memory.EstimatesTraining`; of a rollout engine:
             :class:`anytron.engines.memory.EstimatesRollout`.
         process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
-            imports. It counts where the device is the processor. 0 = not measured.
+            imports. It counts where the device is the processor. 0 = not measured, or no process of its own.
         flops: Of a training engine: function that counts the floating-point operations of its models,
             ``module:function`` that imports no engine (:class:`anytron.engines.flops.CountsFlops`); empty = it gives no
             number.

@@ -1,9 +1,12 @@
 """What stands in one cell of the table is one line."""
 
+import math
+from itertools import permutations
+
 import pytest
 
 from anytron.errors import ConfigError, EngineError, ProcessLost, WorkerError
-from anytron.verification.report import in_one_line
+from anytron.verification.report import Status, failed, in_one_line, joined, measured, skipped, used
 
 TRACEBACK = """Traceback (most recent call last):
   File "kernels.py", line 3, in norm
@@ -50,3 +53,35 @@ def with_cause(error, cause):
 )
 def test_an_error_is_said_in_one_line_without_its_traceback(error, line):
     assert in_one_line(error) == line
+
+
+def test_nan_takes_more_of_its_tolerance_than_any_number():
+    assert used(1e-3, 1e-2) == pytest.approx(0.1)
+    assert used(0.5, None) == 0.5
+    assert used(None, None) == 0.0
+    assert used(math.nan, 1e-2) == math.inf
+    assert used(math.nan, None) == math.inf
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_of_two_models_the_worse_one_is_told_of_whichever_it_is(order):
+    def told(*results):
+        policy, critic = (results[index] for index in order)
+        both = joined([policy, critic])
+        assert both.detail == f"{policy.detail}; the critic: {critic.detail}"
+        return both.status, both.max_abs_diff
+
+    far, near = measured("logits", 5.0, 1.0, "far"), measured("logits", 0.5, 1.0, "near")
+    fine, nan = measured("logits", 0.9, 2.0, "fine"), measured("logits", math.nan, 1.0, "NaN")
+    assert told(far, near) == (Status.FAILED, 5.0)
+    assert told(near, fine) == (Status.PASSED, 0.5), "by the part of its tolerance"
+    assert told(failed("logits", "an error"), near) == (Status.FAILED, None)
+    for other in (far, near, skipped("logits", "no such model")):
+        status, difference = told(nan, other)
+        assert status is Status.FAILED
+        assert math.isnan(difference), other.detail
+
+
+def test_one_model_s_result_is_its_own():
+    alone = measured("logits", 0.5, 1.0, "near")
+    assert joined([alone]) is alone

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anytron_megatron.models.weight_names import deepseek_v3_layer, dense_layer, model_tensors, qwen3_moe_layer
+from anytron_megatron.models.weight_names import (
+    deepseek_v3_layer,
+    dense_layer,
+    model_tensors,
+    qwen2_5_vision_tower,
+    qwen3_moe_layer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron_megatron.models.weight_names import LayerTensors, Shapes
+    from anytron_megatron.models.weight_names import LayerTensors, Shapes, TowerTensors
 
 COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "replay", "MTP", "LoRA", "images", "cache")
 """What a family may have a proof for: sequence formats, ways to split a model, replay of the rollout's routing,
@@ -35,6 +41,7 @@ class Family:
         sparse_attention: It has DeepSeek sparse attention, which does not run here.
         runs_model_code: mcore-bridge imports Python files of the model directory to build it.
         layer: Gives the tensors of one layer in published files; None if only the training ranks can tell.
+        tower: Gives those of the vision tower; None if there is none, or ``layer`` is None.
         rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
         takes_images: Image positions and inputs are made as this family wants them
             (:mod:`anytron_megatron.training.vision`).
@@ -48,6 +55,7 @@ class Family:
     sparse_attention: bool = False
     runs_model_code: bool = False
     layer: LayerTensors | None = None
+    tower: TowerTensors | None = None
     rotates_whole_heads: bool = False
     takes_images: bool = False
     cacheless: str = ""
@@ -57,7 +65,7 @@ class Family:
 
         None if the family's are not known, or if the config leaves sizes to the defaults of its class.
         """
-        return None if self.layer is None else model_tensors(config, self.layer)
+        return None if self.layer is None else model_tensors(config, self.layer, self.tower)
 
 
 _FORMATS = ("thd", "bshd")
@@ -98,6 +106,8 @@ _ROWS = (
         "Qwen2.5-VL",
         (*_DENSE, "LoRA", "images"),
         refused=("cache",),
+        layer=partial(dense_layer, qkv_bias=True),
+        tower=qwen2_5_vision_tower,
         takes_images=True,
         cacheless=_NO_IMAGES,
     ),

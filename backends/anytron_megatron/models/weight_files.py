@@ -14,7 +14,7 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import parse_object, read_object
 from anytron.errors import ConfigError
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
+from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors, published_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -56,14 +56,14 @@ def _faults(directory: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, s
             continue
         if absent := sorted(wanted - found.keys()):
             faults.append((f"{name} lacks {listed(absent)}, which {INDEX} says it has", _DOWNLOAD))
-        shapes |= found
+        shapes |= {published_name(name): shape for name, shape in found.items()}
     yield from faults
     family = FAMILIES.get(config.get("model_type", ""))
     expected = None if family is None else family.tensors(config)
     # Without all headers every tensor of a damaged file would be called missing.
     if faults or expected is None or not files:
         return
-    modules = prediction_tensors(shapes, config["num_hidden_layers"])
+    modules = prediction_tensors(shapes, (config.get("text_config") or config)["num_hidden_layers"])
     own = "use the weights that belong to this config.json"
     if absent := sorted(expected.keys() - shapes.keys()):
         yield f"{len(absent)} of the model's {len(expected)} tensors are missing: {listed(absent)}", own

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     Shapes = dict[str, tuple[int, ...]]
     LayerTensors = Callable[[Mapping[str, Any], int], Shapes]
+    TowerTensors = Callable[[Mapping[str, Any]], Shapes]
 
 _LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 _RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -32,23 +33,37 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
     return frozenset(filter(belongs, names))
 
 
+def published_name(name: str) -> str:
+    """Name a tensor of a vision-language model as published files do; transformers has ``model.`` before each part."""
+    return name.removeprefix("model.") if name.startswith("model.visual.") else name.replace(".language_model.", ".", 1)
+
+
 def may_stay_unread(name: str) -> bool:
     """Whether a tensor may be ignored: tables of rotary embeddings, scales of fp8 weights."""
     return bool(_RECOMPUTED.search(name)) or name.endswith(_FP8_SCALE)
 
 
-def model_tensors(config: Mapping[str, Any], layer: LayerTensors) -> Shapes | None:
-    """List the shapes of a model's tensors without its multi-token prediction modules, given those of each layer.
+def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTensors | None = None) -> Shapes | None:
+    """List the shapes of a model's tensors without its multi-token prediction modules.
 
-    None if the config leaves sizes to the defaults of its class.
+    Args:
+        config: The model's Hugging Face config, whole.
+        layer: Gives the tensors of each layer of the language model.
+        tower: Gives those of the vision tower; None = there is none.
+
+    Returns:
+        None if the config leaves sizes to the defaults of its class.
     """
+    text = config.get("text_config") or config
     try:
-        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+        hidden, vocabulary = text["hidden_size"], text["vocab_size"]
         shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
         if not config["tie_word_embeddings"]:
             shapes["lm_head.weight"] = (vocabulary, hidden)
-        for number in range(config["num_hidden_layers"]):
-            shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer(config, number).items()}
+        for number in range(text["num_hidden_layers"]):
+            shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer(text, number).items()}
+        if tower is not None:
+            shapes |= {f"visual.{name}": shape for name, shape in tower(config["vision_config"]).items()}
     except (KeyError, TypeError):
         return None
     return shapes
@@ -110,6 +125,33 @@ def deepseek_v3_layer(config: Mapping[str, Any], number: int) -> Shapes:
     shapes |= _experts(config, experts)
     shapes["mlp.gate.e_score_correction_bias"] = (experts,)
     return shapes | _mlp("mlp.shared_experts", hidden, shared * config["moe_intermediate_size"])
+
+
+def qwen2_5_vision_tower(config: Mapping[str, Any]) -> Shapes:
+    """List the tensors of the vision tower of Qwen2.5-VL, its merger included, given the ``vision_config``."""
+    hidden, inner, patch = config["hidden_size"], config["intermediate_size"], int(config["patch_size"])
+    volume = (config.get("in_channels", 3), config["temporal_patch_size"], patch, patch)
+    merged = config["spatial_merge_size"] ** 2 * hidden
+    shapes: Shapes = {
+        "patch_embed.proj.weight": (hidden, *volume),
+        "merger.ln_q.weight": (hidden,),
+        **_linear("merger.mlp.0", merged, merged),
+        **_linear("merger.mlp.2", merged, config["out_hidden_size"]),
+    }
+    block = {
+        "norm1.weight": (hidden,),
+        "norm2.weight": (hidden,),
+        **_linear("attn.qkv", hidden, 3 * hidden),
+        **_linear("attn.proj", hidden, hidden),
+        **_mlp("mlp", hidden, inner, bias=True),
+    }
+    for number in range(config["depth"]):
+        shapes |= {f"blocks.{number}.{name}": shape for name, shape in block.items()}
+    return shapes
+
+
+def _linear(name: str, inputs: int, outputs: int) -> Shapes:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
 def _norms(config: Mapping[str, Any]) -> Shapes:

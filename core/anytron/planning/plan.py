@@ -142,6 +142,8 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
     training: TrainingEstimate = estimate(run if prompt_tokens is None else _of_real_size(run, prompt_tokens))
     rank = [*training.parts, *_process(trains, device)]
     replica = [] if of_replica is None else [*of_replica(run, training, device), *_process(generates, device)]
+    if generates.part_of:  # every training rank generates, and there is no other process
+        rank, replica = [*rank, *replica], []
     silent = (run.rollout.engine,) if of_replica is None else ()
     return Plan(tuple(_devices(run, tuple(rank), tuple(replica), device)), training.parameters, silent)
 
@@ -158,8 +160,8 @@ def _of_real_size(run: RunConfig, prompt_tokens: float) -> RunConfig:
 
 
 def _process(engine: EngineInfo, device: DeviceMemory) -> list[MemoryPart]:
-    """What a process has on the processor besides; ranks that generate by themselves are counted already."""
-    if device.accelerator or engine.part_of or not engine.process_bytes:
+    """What a process has on the processor besides."""
+    if device.accelerator or not engine.process_bytes:
         return []
     return [MemoryPart("process", engine.process_bytes, "Python and what it imports, as measured")]
 

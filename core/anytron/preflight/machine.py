@@ -36,7 +36,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
         Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
         without config or weights, files and modules that do not exist, memory that cannot be shared, an interpreter
         without this version of Anytron. Warnings: more ranks than processors, a KL estimator whose gradient is not that
-        of the divergence.
+        of the divergence, GSPO with another average than its paper's.
     """
     yield from _components(config)
     yield from _sizes(config)
@@ -87,6 +87,7 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             "advantage is 0 and nothing is learnt",
             "set it to 2 or more; 8 to 16 is usual",
         )
+    yield from _aggregation(config.algorithm)
     yield from _penalty(config.algorithm)
     if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
         yield Diagnostic(
@@ -107,6 +108,17 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
     for key, optimizer in optimizers.items():
         if optimizer.min_lr > optimizer.lr:
             yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+
+
+def _aggregation(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
+    if algorithm.loss in ("gspo", "gspo_token") and algorithm.aggregation != "sequence-mean":
+        yield Diagnostic(
+            "warning",
+            "algorithm.aggregation",
+            f"{algorithm.loss} is a mean over responses (https://arxiv.org/abs/2507.18071, equations 5 and 13); with "
+            f"{algorithm.aggregation} a response counts by its length",
+            "algorithm.aggregation=sequence-mean",
+        )
 
 
 def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:

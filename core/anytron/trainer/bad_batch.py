@@ -3,7 +3,7 @@
 ==================== ===================================================================================
 ``batch.safetensors`` the tensors of the :class:`~anytron.batch.RaggedBatch`; images as ``images.N.FIELD``
 ``batch.json``        where it comes from, and what the update reported
-``config.yaml``       the run's configuration; the loss follows from it
+``config.yaml``       the run's configuration, with the KL coefficient of the step; the loss follows from it
 ``model/``            the weights that were to be updated, if the run stopped (or ``adapter/``, ``critic/``)
 ==================== ===================================================================================
 """

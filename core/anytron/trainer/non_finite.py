@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.algorithms.contract import LossFunction
+    from anytron.algorithms.policy_loss import PolicyLoss
     from anytron.batch import RaggedBatch
+    from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
     from anytron.engines.training_engine import UpdatedModel
     from anytron.trainer.updates import UpdatePlan
@@ -42,12 +44,12 @@ class GuardedUpdates:
         self._in_a_row = {"policy": 0, "critic": 0}
         self._trained = {"policy": after > 0, "critic": after > 0}
 
-    def update(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
+    def update(self, mini_batch: RaggedBatch, loss: PolicyLoss, step: int, place: int) -> dict[str, float]:
         """Update the policy and return the metrics.
 
         Args:
             mini_batch: What it learns from.
-            loss: The policy's.
+            loss: The policy's, with the settings of the step: its KL coefficient may be another than the run's.
             step: Training step, from 1.
             place: Which update of the step it is, from 1.
 
@@ -55,17 +57,23 @@ class GuardedUpdates:
             EngineError: The update was skipped, and the run is to stop.
         """
         metrics = self._trainer.update(mini_batch, self._plan, loss)
-        self._look("policy", metrics, mini_batch, step, place)
+        self._look("policy", metrics, mini_batch, step, place, loss.algorithm)
         return metrics
 
     def update_critic(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
         """Update the critic, otherwise as :meth:`update`."""
         metrics = self._trainer.update_critic(mini_batch, self._plan, loss)
-        self._look("critic", metrics, mini_batch, step, place)
+        self._look("critic", metrics, mini_batch, step, place, self._config.algorithm)
         return metrics
 
     def _look(
-        self, model: UpdatedModel, metrics: dict[str, float], mini_batch: RaggedBatch, step: int, place: int
+        self,
+        model: UpdatedModel,
+        metrics: dict[str, float],
+        mini_batch: RaggedBatch,
+        step: int,
+        place: int,
+        algorithm: AlgorithmSection,
     ) -> None:
         prefix = "critic/" if model == "critic" else ""
         if not metrics[f"{prefix}update/skipped"]:
@@ -83,7 +91,7 @@ class GuardedUpdates:
             metrics=metrics,
         )
         directory = self._directory / BAD_BATCHES / bad.name
-        write_bad_batch(directory, bad, mini_batch, self._config)
+        write_bad_batch(directory, bad, mini_batch, self._config.model_copy(update={"algorithm": algorithm}))
         settings = self._config.trainer
         stops = settings.on_non_finite == "stop"
         if not stops and self._in_a_row[model] <= settings.max_skipped_updates:

@@ -15,12 +15,12 @@ import torch
 from anytron.batch import TokenOutputs
 from anytron.data.pretrained import read_hf_config
 from anytron.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
-from anytron.errors import EngineError, ResourceError
+from anytron.errors import ResourceError
 from anytron.trainer.initial_model import model_directory
 from anytron.verification.comparisons import largest
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.gradients import computed_gradients
-from anytron.verification.hugging_face import load_model, published, quiet
+from anytron.verification.hugging_face import computed_by_transformers, load_model, published
 from anytron.verification.observation import VALUE_LOSS, first_mini_batch, off_value, plan_of
 from anytron.verification.report import Status, in_one_line, measured, skipped
 from anytron.verification.tolerances import tolerance
@@ -91,15 +91,8 @@ def expected_critic(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot compute it.
     """
-    try:
-        with quiet():
-            return _computed(directory, dtype, batch)
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
-        raise EngineError(
-            "Hugging Face's model cannot compute the critic here.",
-            where=str(directory),
-            why=f"{type(error).__name__}: {error}",
-        ) from error
+    with computed_by_transformers(directory):
+        return _computed(directory, dtype, batch)
 
 
 def _computed(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> ExpectedCritic:

@@ -69,15 +69,8 @@ def expected_gradients(
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot compute it.
     """
-    try:
-        with quiet():
-            return _computed(load_model(directory, weights, dtype), batch)
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
-        raise EngineError(
-            "Hugging Face's model cannot compute gradients here.",
-            where=str(directory),
-            why=f"{type(error).__name__}: {error}",
-        ) from error
+    with computed_by_transformers(directory):
+        return _computed(load_model(directory, weights, dtype), batch)
 
 
 def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Tensor:
@@ -140,6 +133,24 @@ def load_model(directory: Path, weights: Path | None, dtype: torch.dtype, layers
     origin = directory if weights is None else None
     model = type(empty).from_pretrained(origin, config=config, dtype=dtype, local_files_only=True, **given)
     return model.float().eval()
+
+
+@contextlib.contextmanager
+def computed_by_transformers(directory: Path) -> Iterator[None]:
+    """Let transformers compute a model, quietly; what it raises becomes an error that names the model.
+
+    Raises:
+        EngineError: transformers cannot compute it.
+    """
+    try:
+        with quiet():
+            yield
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        raise EngineError(
+            "Hugging Face's model cannot be computed here.",
+            where=str(directory),
+            why=f"{type(error).__name__}: {error}",
+        ) from error
 
 
 @contextlib.contextmanager

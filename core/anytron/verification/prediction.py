@@ -16,11 +16,11 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.options import chosen_engines
 from anytron.data.pretrained import read_hf_config
-from anytron.errors import EngineError, ResourceError
+from anytron.errors import ResourceError
 from anytron.trainer.initial_model import model_directory
 from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.gradients import computed_gradients, frozen_weights, own_batch
-from anytron.verification.hugging_face import LOSS, load_model, published, quiet
+from anytron.verification.hugging_face import LOSS, computed_by_transformers, load_model, published
 from anytron.verification.observation import gradient_temperature, plan_of
 from anytron.verification.report import failed, in_one_line, skipped
 from anytron.verification.tolerances import FACTORS
@@ -120,15 +120,8 @@ def expected_modules(
         ResourceError: The host has not enough memory.
         EngineError: transformers cannot compute it.
     """
-    try:
-        with quiet():
-            return _computed(directory, dtype, batch, detached=detached)
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
-        raise EngineError(
-            "The multi-token prediction modules cannot be computed with Hugging Face's layers here.",
-            where=str(directory),
-            why=f"{type(error).__name__}: {error}",
-        ) from error
+    with computed_by_transformers(directory):
+        return _computed(directory, dtype, batch, detached=detached)
 
 
 def _computed(directory: Path, dtype: torch.dtype, batch: RaggedBatch, *, detached: bool) -> ExpectedModules:

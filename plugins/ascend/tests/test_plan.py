@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from anytron.config.diagnostics import refuse
+from anytron.plugins import open_session
+from anytron.preflight.capabilities import platform_diagnostics
+from anytron.preflight.limits import limit_diagnostics
+from tests.recipes import recipes
+
 EXAMPLES = Path(__file__).parents[3] / "examples" / "npu"
 PARAMETERS = {"grpo_qwen3_8b": 8_190_735_360, "grpo_qwen3_30b_a3b": 30_532_122_624}
 """Of the published models."""
@@ -32,3 +38,11 @@ def test_an_example_fits(example):
     assert plan["fits"]
     (device,) = plan["devices"]
     assert {process["who"] for process in device["processes"]} == {"training rank", "rollout replica"}
+
+
+@pytest.mark.parametrize("recipe", recipes("NPUs"), ids=str)
+def test_a_recipe_for_npus_is_accepted(recipe):
+    run = recipe.run()
+    session = open_session(run.platform.name, run.platform.options, run.engine.name)
+    _, found = session.hooks.remarks(run)
+    refuse([*found, *limit_diagnostics(run, session.platform), *platform_diagnostics(run, session.platform)])

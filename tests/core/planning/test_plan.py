@@ -11,7 +11,7 @@ from anytron.engines.memory import DeviceMemory
 from anytron.errors import ConfigError
 from anytron.planning.plan import make_plan
 from anytron.planning.remedies import candidates, remedies
-from benchmarks.harness import run_measured
+from benchmarks.harness import MODEL_OF_100M, run_measured
 from tests.house import ROOT
 
 GIB = 1 << 30
@@ -31,25 +31,7 @@ QWEN3_8B = (
 )
 LARGE = DeviceMemory(80 * GIB, accelerator=True)
 
-MEASURED = {
-    "sort": ((), 6.0),
-    "100m": (
-        (
-            "model.config.vocab_size=151936",
-            "model.config.hidden_size=512",
-            "model.config.intermediate_size=1536",
-            "model.config.num_hidden_layers=8",
-            "model.config.num_attention_heads=8",
-            "model.config.head_dim=64",
-            "model.config.tie_word_embeddings=true",
-            "data.options.digits=15",
-            "data.prompts_per_step=16",
-            "rollout.samples_per_prompt=4",
-            "rollout.max_new_tokens=16",
-        ),
-        18.0,
-    ),
-}
+MEASURED = {"sort": ((), 6.0), "100m": (MODEL_OF_100M, 18.0)}
 """Runs, and the mean length of their prompts."""
 
 
@@ -64,6 +46,23 @@ def test_an_accelerator_has_one_rank_and_with_colocated_rollout_a_replica():
     assert (training.crowd, rollout.crowd) == ("1 training rank", "1 rollout replica")
     assert both.needed > max(training.needed, rollout.needed) / 2
     assert all(part.name != "process" for device in (both, training, rollout) for part in device.shares[0].parts)
+
+
+@pytest.mark.parametrize("device", [LARGE, DeviceMemory(None, accelerator=False)], ids=["accelerator", "processor"])
+def test_every_rank_that_generates_by_itself_has_a_cache(device):
+    sizes = ("parallel.data_parallel_size=2", "parallel.tensor_model_parallel_size=2", "rollout.engine=megatron")
+    (found,) = plan_of(*sizes, device=device).devices
+    ranks, *others = found.shares
+    assert [share.who for share in others] == ([] if device.accelerator else ["driver"])
+    assert ranks.count == (1 if device.accelerator else 4)
+    # 512 sequences in halves, 4 tokens, keys and values of 2 layers x 2 heads x 16 in float32, in halves again
+    (cache,) = [part.size for part in ranks.parts if part.name == "rollout-cache"]
+    assert cache == 256 * 4 * (2 * 2 * 2 * 16) * 4 // 2
+    always = sum(part.size for share in found.shares for part in share.parts * share.count if part.when == "always")
+    generating = sum(part.size for share in found.shares for part in share.parts * share.count) - always
+    assert found.needed <= always + generating
+    without = plan_of(*sizes[:2], "rollout.engine=transformers", device=device).devices[0].shares[0]
+    assert sum(part.size for part in ranks.parts) == sum(part.size for part in without.parts) + cache
 
 
 def test_training_and_generation_take_turns_where_weights_sleep():

@@ -114,6 +114,15 @@ def test_a_mistake_is_refused_with_its_key(check, sections, key, says):
     assert says in f"{caught.value.why} {caught.value.fix}"
 
 
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token"])
+def test_gspo_with_another_average_than_its_paper_s_is_warned_of(check, loss):
+    assert check(algorithm={"loss": loss, "aggregation": "sequence-mean"}) == []
+    for aggregation in ("token-mean", "token-sum", "length-constant"):
+        (warning,) = check(algorithm={"loss": loss, "aggregation": aggregation})
+        assert "algorithm.aggregation=sequence-mean" in warning
+    assert check(algorithm={"loss": "ppo_clip", "aggregation": "token-mean"}) == []
+
+
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [

@@ -34,9 +34,9 @@ def moody(tokens, algorithm):
 @pytest.fixture
 def moody(new_run, tmp_path):
     def make(bad, **sections):
+        algorithm = {"loss": "loss.py:moody", "mini_batches": 2, **sections.pop("algorithm", {})}
         (tmp_path / "config").mkdir(exist_ok=True)
         (tmp_path / "config" / "loss.py").write_text(LOSS.replace("BAD", repr(bad)))
-        algorithm = {"loss": "loss.py:moody", "mini_batches": 2}
         return new_run(algorithm=algorithm, **sections)
 
     return make
@@ -82,6 +82,21 @@ def test_a_run_goes_on_without_the_update_and_counts_it(moody, tmp_path):
     names = ["step-000001-update-2", "step-000003-update-1", "step-000003-update-2"]
     assert sorted(path.name for path in saved.iterdir()) == names
     assert not (saved / names[0] / "model").exists()
+
+
+def test_the_saved_coefficient_is_that_of_the_step(moody):
+    """What a replay computes with: its loss follows from the configuration that lies beside the mini-batch."""
+    adaptive = {"kl_coefficient": 0.1, "kl_target": 1e-5, "kl_horizon": 640.0, "kl_estimator": "k2"}
+    run = moody({2, 5}, algorithm=adaptive, trainer={"on_non_finite": "skip", "total_steps": 3, "save_hf": False})
+    run.train()
+    saved = Path(run.config.trainer.output_dir) / "bad_batches"
+    used = {
+        step: load_config(saved / f"step-00000{step}-update-{update}" / "config.yaml").algorithm.kl_coefficient
+        for step, update in ((1, 2), (3, 1))
+    }
+    assert used == {step: run.progress.steps[step - 1]["kl/coefficient"] for step in used}
+    assert used[1] == 0.1
+    assert used[3] != 0.1
 
 
 def test_too_many_skipped_updates_in_a_row_end_the_run(moody):

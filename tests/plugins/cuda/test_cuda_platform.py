@@ -15,6 +15,8 @@ from anytron.errors import ConfigError
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
 from anytron.platform import Availability, decisions_of
+from anytron.preflight.limits import limit_diagnostics
+from tests.recipes import recipes
 
 
 @pytest.fixture
@@ -169,6 +171,14 @@ def test_a_contradiction_of_the_users_environment_is_found(configured, monkeypat
     monkeypatch.setenv("NCCL_ALGO", "NVLS")
     (found,) = configured(engine={"deterministic": True})
     assert (found.severity, found.key) == ("error", "engine.deterministic")
+
+
+@pytest.mark.parametrize("recipe", recipes("GPUs"), ids=str)
+def test_a_recipe_for_gpus_is_accepted(recipe, platform, gpus):
+    gpus(*[(9, 0)] * 8)
+    run = recipe.run()
+    platform.configure_options(platform.options_model.model_validate(run.platform.options))
+    assert [*platform.configure(run), *limit_diagnostics(run, platform)] == []
 
 
 def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_files import INDEX, SINGLE, weight_diagnostics
 
-JUDGED = ("llama", "qwen2", "qwen2_5", "qwen3", "qwen3_tied", "qwen3_moe", "deepseek_v3")
+JUDGED = ("llama", "qwen2", "qwen2_5", "qwen3", "qwen3_tied", "qwen3_moe", "deepseek_v3", "qwen2_5_vl")
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -76,7 +76,30 @@ def test_a_config_that_leaves_sizes_to_defaults_and_an_unlisted_family_are_not_j
     assert expected_tensors({**config, "model_type": "qwen3_next"}) is None
     del config["num_key_value_heads"]
     assert expected_tensors(config) is None
-    assert reasons(tiny_family("qwen2_5_vl")) == []
+    assert reasons(tiny_family("qwen3_vl")) == []
+
+
+def test_of_a_vision_language_model_both_ways_to_name_tensors_are_read(tiny_family, tmp_path):
+    """Published files and those of transformers 5 have ``visual.`` and ``model.``; its modules are called otherwise."""
+    directory = shutil.copytree(tiny_family("qwen2_5_vl"), tmp_path / "model")
+
+    def as_modules(weights):
+        for name in list(weights):
+            inside = (
+                name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else f"model.{name}"
+            )
+            if name != "lm_head.weight":
+                weights[inside] = weights.pop(name)
+
+    change(directory, as_modules)
+    assert any(name.startswith("model.language_model.layers.") for name in load_file(directory / SINGLE))
+    assert reasons(directory) == []
+    change(directory, lambda weights: weights.pop("model.visual.merger.mlp.2.bias"))
+    (reason,) = reasons(directory)
+    assert "1 of the model's" in reason
+    assert "visual.merger.mlp.2.bias" in reason
+    config = config_of(directory)
+    assert expected_tensors({**config, "vision_config": {**config["vision_config"], "patch_size": [4, 4]}}) is None
 
 
 def test_a_file_that_was_cut_short_is_found_by_its_size(copy):
