@@ -60,7 +60,9 @@ _AARCH64 = (
     "92 kill 129 tkill 130 tgkill 131 fcntl 25 ioctl 29 rt_sigqueueinfo 138 rt_tgsigqueueinfo 240 "
     "pidfd_send_signal 424 prlimit64 261 setpriority 140 execve 221 execveat 281 openat2 437 unlinkat 35 renameat "
     "38 renameat2 276 mkdirat 34 linkat 37 symlinkat 36 truncate 45 fchmod 52 fchmodat 53 fchmodat2 452 fchown 55 "
-    "fchownat 54 mknodat 33 utimensat 88 setxattr 5 clone 220 clone3 435 openat 56 seccomp 277"
+    "fchownat 54 mknodat 33 utimensat 88 setxattr 5 lsetxattr 6 fsetxattr 7 setxattrat 463 removexattr 14 "
+    "lremovexattr 15 fremovexattr 16 removexattrat 466 setsid 157 setpgid 154 clone 220 clone3 435 openat 56 "
+    "seccomp 277"
 )
 
 
