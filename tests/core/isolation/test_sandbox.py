@@ -184,8 +184,16 @@ def test_it_changes_no_file_of_its_user(run):
         file.write_text("mine", encoding="utf-8")
         Path(folder).chmod(0o777)
         file.chmod(0o666)
-        for change in ("open(file, 'a').write('x')", "os.unlink(file)", "os.truncate(file, 0)", "os.mkdir(file + 'x')",
-                       "os.rename(file, file + 'x')", "os.chmod(file, 0)", "os.setxattr(file, 'user.x', b'x')"):  # fmt: skip
+        changes = (
+            "open(file, 'a').write('x')",
+            "os.unlink(file)",
+            "os.truncate(file, 0)",
+            "os.mkdir(file + 'x')",
+            "os.rename(file, file + 'x')",
+            "os.chmod(file, 0)",
+            "os.setxattr(file, 'user.x', b'x')",
+        )
+        for change in changes:
             assert run(f"import os; file = {str(file)!r}; {change}")["status"] == 1, change
         assert [one.name for one in Path(folder).iterdir()] == ["file"]
         assert file.read_text(encoding="utf-8") == "mine"
