@@ -164,7 +164,8 @@ def _train(
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
-    done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
+    done, version, seconds = start.step, start.weights_version, 0.0
+    metrics = run.last_metrics() or start.kl
 
     traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
     sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
@@ -174,7 +175,7 @@ def _train(
             clock = Clock(progress.part)
             traces.begin(step)
             with clock.measure("checkpoint"):
-                checkpoints.boundary(step - 1, version)
+                checkpoints.boundary(step - 1, version, metrics)
 
             with clock.measure("rollout"), checkpoints.interruptible():
                 ahead.settle()  # what is under way, if anything is: rollout.max_staleness
@@ -233,7 +234,7 @@ def _train(
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
         progress.finish()
-        checkpoints.finish(done, version)
+        checkpoints.finish(done, version, metrics)
         with checkpoints.abandonable():
             if validation.due(done, last=True):
                 _send_weights(done, config, trainer, transfer, ahead)
