@@ -7,6 +7,7 @@ and that one with the caller.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
@@ -215,13 +216,11 @@ def _as_child(report: int) -> None:
 
 def _arrange(descriptors: dict[int, int], report: int) -> None:
     """Leave no open file but these: 0 and 1, nothing at 2, the program at 3, the report, which ends with ``exec``."""
-    away = {os.dup2(descriptor, 100 + place): place for descriptor, place in descriptors.items()}
-    os.dup2(report, 104)
-    nothing = os.open("/dev/null", os.O_WRONLY)
-    os.dup2(nothing, 102)
-    for descriptor, place in [*away.items(), (102, 2)]:
-        os.dup2(descriptor, place, inheritable=True)
-    os.dup2(104, 4, inheritable=False)
+    places = {**descriptors, os.open("/dev/null", os.O_WRONLY): 2, report: 4}
+    # Numbers that nobody has: those who called may have any number of files open.
+    away = {fcntl.fcntl(descriptor, fcntl.F_DUPFD, 5): place for descriptor, place in places.items()}
+    for descriptor, place in away.items():
+        os.dup2(descriptor, place, inheritable=place != 4)
     os.closerange(5, 1 << 20)
 
 

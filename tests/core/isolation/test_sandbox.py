@@ -65,8 +65,8 @@ def run(request, package):
 
     python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
 
-    def begun(program, given="", umask=0o022, **limits):
-        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given])
+    def begun(program, given="", umask=0o022, files=0, **limits):
+        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given, files])
         return subprocess.Popen(
             [python, "-B", str(package / "programs.py"), asked],
             env={"PYTHONPATH": str(package), "SECRET": "hush"},
@@ -128,6 +128,11 @@ def test_without_the_filter_the_same_programs_would_get_through():
     """Programs that fail for another reason would show nothing."""
     for what in ("a fork", "a program", "a socket", "a local socket", "memory without a name"):
         assert subprocess.run([sys.executable, "-c", REFUSED[what]], check=False).returncode == 0, what
+
+
+def test_a_caller_may_have_any_number_of_open_files(run):
+    for files in (1, 80, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 200):
+        assert run("print(input())", "given", files=files)["output"] == "given\n", files
 
 
 def test_it_sees_no_secret_and_no_open_file(run):
@@ -302,7 +307,7 @@ def test_what_is_refused_has_a_number_on_every_processor():
 def test_a_kernel_that_allows_no_namespaces_is_said_and_nothing_runs(package, tmp_path):
     """As in a container: here the limit of namespaces is 0, in one of users of its own."""
     marker = Path(tempfile.mkdtemp()) / "ran"
-    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", ""])
+    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", "", 0])
     limit = "echo 0 > /proc/sys/user/max_user_namespaces; echo 0 > /proc/sys/user/max_net_namespaces"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limit}; exec "$@"', "sh",
