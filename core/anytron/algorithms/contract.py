@@ -106,7 +106,8 @@ class TokenLosses:
     Attributes:
         per_token: float32 ``[T]``, with gradient; looked at in responses only. ``algorithm.aggregation`` says how they
             become one loss.
-        metrics: ``[T]`` by name, to be averaged over the response tokens of the mini-batch.
+        metrics: ``[T]`` by name, to be averaged over the response tokens of the mini-batch; of one whose name ends in
+            ``_max`` the largest is taken.
     """
 
     per_token: Tensor

@@ -65,6 +65,12 @@ def penalizes_rewards(algorithm: AlgorithmSection) -> bool:
     return algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward"
 
 
+def to_remember(algorithm: AlgorithmSection, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Choose what :func:`adapted` will want of a step's metrics, for a checkpoint; nothing without ``kl_target``."""
+    wanted = () if algorithm.kl_target is None else ("kl/coefficient", "policy/kl")
+    return {name: metrics[name] for name in wanted if math.isfinite(metrics.get(name, math.nan))}
+
+
 def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: int) -> AlgorithmSection:
     """Give the settings of a step, with its KL coefficient.
 

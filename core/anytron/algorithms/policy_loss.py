@@ -12,6 +12,7 @@ from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, 
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
 from anytron.algorithms.registered import LOSS_KEY, LOSSES, policy_loss_function, unusable
+from anytron.metric import is_maximum
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch, TokenOutputs
@@ -56,7 +57,7 @@ class PolicyLoss:
         found = self._per_token(tokens)
         # Outside of responses a user's function may give infinity, and that times a weight of 0 is NaN.
         losses = torch.where(batch.response_mask, found.per_token, 0.0)
-        metrics = {name: torch.sum(shares * values) for name, values in found.metrics.items()}
+        metrics = {name: _part(name, values, shares) for name, values in found.metrics.items()}
         corrected = weights
         if algorithm.importance_correction not in ("none", "auto"):
             correction = correct(tokens, shares, algorithm)
@@ -102,6 +103,13 @@ class PolicyLoss:
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
             raise unusable(LOSS_KEY, name, "losses without a gradient, not made of tokens.log_probs")
         return found
+
+
+def _part(name: str, values: Tensor, shares: Tensor) -> Tensor:
+    """Average a metric over tokens that count, whatever it is elsewhere; or take the largest if it is called so."""
+    if not is_maximum(name):
+        return torch.sum(torch.where(shares > 0, shares * values, 0.0))
+    return torch.where(shares > 0, values, -torch.inf).amax()
 
 
 def policy_tokens(outputs: TokenOutputs, batch: RaggedBatch) -> PolicyTokens:

@@ -126,7 +126,8 @@ def _estimate(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: A
             raise unusable(ADVANTAGE_KEY, algorithm.advantage, shapes)
         if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
             raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are not finite")
-    return found
+    # NumPy's are float64, which would make the loss so, and some devices have none.
+    return Advantages(found.per_token.float(), None if found.returns is None else found.returns.float())
 
 
 def _load(reference: str, key: str, registered: Mapping[str, Callable[..., Any]], count: int, takes: str) -> Any:

@@ -49,6 +49,13 @@ class Start:
         """Optimizer updates behind the weights that were last sampled from."""
         return 0 if self.state is None else self.state.weights_version
 
+    @property
+    def kl(self) -> dict[str, float]:
+        """What a KL coefficient that adapts goes on from; nothing if the configuration has other settings for it."""
+        if self.state is None or any(change.key.startswith("algorithm.kl_") for change in self.changes):
+            return {}
+        return self.state.kl
+
     def open(self, config: RunConfig, claimed: ClaimedDirectory) -> RunDirectory:
         """Open the run's directory at this place: later records are removed; of a new run, all that was there."""
         if self.in_place:

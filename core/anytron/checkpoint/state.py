@@ -43,6 +43,8 @@ class DriverState(BaseModel):
     """Optimizer updates behind the weights that the last responses were sampled from."""
     config: dict[str, Any]
     """The run's configuration."""
+    kl: dict[str, float] = Field(default_factory=dict)
+    """``kl/coefficient`` and ``policy/kl`` of the step, if the coefficient adapts; empty in older checkpoints."""
 
     @field_validator("sampler", mode="before")
     @classmethod

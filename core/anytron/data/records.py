@@ -39,7 +39,7 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
         value, tools = _without_nulls(value), _without_nulls(tools)
     pictures = _pictures(images, Path(options.image_folder or row.folder), row.where)
     made: dict[str, Any] = {"images": pictures, "data": values, "tools": _tools(tools, row.where)}
-    name = str(values.get("id", prefix + row.name))
+    name = prefix + row.name if values.get("id") is None else str(values["id"])
     if isinstance(value, str):
         if not options.chat:
             return Prompt(name, text=value, **made)

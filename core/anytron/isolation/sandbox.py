@@ -7,6 +7,7 @@ and that one with the caller.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
@@ -24,12 +25,12 @@ GIB, MIB = 1 << 30, 1 << 20
 
 Level = Literal["full", "reduced"]
 """``full``: namespaces of its own, of users (unless this is root), processes, network, mounts and more; it sees the
-interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold nothing to
-protect; the program reads what its user reads, and writes there. Time, memory, output, network, processes and signals
-are limited on both."""
+interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold no secret; the
+program reads what its user reads, and changes no file: by ``/proc/PID/mem`` it would rule its user's other processes.
+Time, memory, output, network, processes and signals are limited on both."""
 
 THREADS = 256
-"""Tasks of the program's user; counted for each sandbox alone where users have namespaces."""
+"""Tasks of the program's user, on the level ``full``; counted for each sandbox alone where users have namespaces."""
 FILES = 64
 """Open files of the program."""
 _PROGRAM = "exec(compile(open(3, 'rb').read(), 'program.py', 'exec'))"
@@ -65,7 +66,7 @@ class Sandbox:
         level: How it is kept in.
         timeout_s: Seconds that it may take, and seconds of processor time.
         memory_gib: Addresses that it may use, in GiB.
-        output_mib: MiB that it may write, to its output or to a file.
+        output_mib: MiB that it may write, to its output; on the level ``full`` also to all files together.
         site_packages: Whether it may import what is installed beside this interpreter.
     """
 
@@ -88,9 +89,10 @@ class Sandbox:
         said, report = os.pipe()
         source, stdin, stdout = (_memory(text) for text in (program, given, ""))
         try:
+            caller = os.getpid()
             child = os.fork()
             if child == 0:
-                self._enter(source, stdin, stdout, report)
+                self._enter(source, stdin, stdout, report, caller)
             os.close(report)
             report = -1
             late = not _ended_within(child, self.timeout_s)
@@ -111,15 +113,13 @@ class Sandbox:
     def _output(self) -> int:
         return int(self.output_mib * MIB)
 
-    def _enter(self, source: int, stdin: int, stdout: int, report: int) -> NoReturn:
+    def _enter(self, source: int, stdin: int, stdout: int, report: int, caller: int) -> NoReturn:
         """Become the process that waits for the sandbox; or, in the sandbox, the program."""
         step = "it could not be started"
         try:
             python = sys.executable if self.site_packages else os.path.realpath(sys.executable)
-            caller = os.getppid()
-            namespaces.control(_ENDED_WITH_US, signal.SIGKILL)
-            if os.getppid() != caller:
-                os._exit(_DIED)
+            _end_with(caller)
+            os.umask(0o022)  # who becomes nobody must still see what is built here
             if self.level == "full":
                 step = "namespaces of its own"
                 namespaces.enter()
@@ -136,8 +136,10 @@ class Sandbox:
             report = 4
             self._limit()
             namespaces.drop_root()
+            if self.level == "reduced":
+                _end_with(caller)  # the kernel forgets it when root becomes somebody else
             step = "a filter of system calls"
-            refuse_calls(NEVER, processes=False, signals=self.level == "full", writing=True)
+            refuse_calls(NEVER, processes=False, signals=self.level == "full", writing=self.level == "full")
             step = "the interpreter"
             _execute(python, self.site_packages)
         except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not return
@@ -185,10 +187,21 @@ def _ended_within(child: int, seconds: float) -> bool:
         os.close(process)
 
 
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends."""
+    namespaces.control(_ENDED_WITH_US, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(_DIED)
+
+
 def _as_first_process(report: int) -> None:
     """Go on as a child, the first process of its namespace. Its parent waits, and ends as it does."""
+    lifeline, end = os.pipe()  # from here nobody sees the parent's number
     _as_child(report)
+    os.close(end)
     namespaces.control(_ENDED_WITH_US, signal.SIGKILL)
+    if select.select([lifeline], [], [], 0.0)[0]:  # it had ended before
+        os._exit(_DIED)
 
 
 def _as_child(report: int) -> None:
@@ -203,13 +216,11 @@ def _as_child(report: int) -> None:
 
 def _arrange(descriptors: dict[int, int], report: int) -> None:
     """Leave no open file but these: 0 and 1, nothing at 2, the program at 3, the report, which ends with ``exec``."""
-    away = {os.dup2(descriptor, 100 + place): place for descriptor, place in descriptors.items()}
-    os.dup2(report, 104)
-    nothing = os.open("/dev/null", os.O_WRONLY)
-    os.dup2(nothing, 102)
-    for descriptor, place in [*away.items(), (102, 2)]:
-        os.dup2(descriptor, place, inheritable=True)
-    os.dup2(104, 4, inheritable=False)
+    places = {**descriptors, os.open("/dev/null", os.O_WRONLY): 2, report: 4}
+    # Numbers that nobody has: those who called may have any number of files open.
+    away = {fcntl.fcntl(descriptor, fcntl.F_DUPFD, 5): place for descriptor, place in places.items()}
+    for descriptor, place in away.items():
+        os.dup2(descriptor, place, inheritable=place != 4)
     os.closerange(5, 1 << 20)
 
 

@@ -24,15 +24,18 @@ NEVER = _names(
 )
 """No network (``socket`` stands for all families; ``io_uring`` would get round it), no look into other processes, no
 namespaces, and no memory that no limit counts."""
-_SIGNALS = _names("kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal prlimit64 setpriority")
-"""What reaches other processes of the same user, where they are to be seen; ``tgkill`` is one's own ``abort`` too."""
+_SIGNALS = _names(
+    "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal prlimit64 setpriority setsid setpgid"
+)
+"""What reaches other processes of the same user, where they are to be seen (``tgkill`` is one's own ``abort`` too); and
+what leaves the process group that is killed as a whole."""
 _OWNERS = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
 """``F_SETOWN``, ``F_SETSIG``, ``F_SETOWN_EX``; ``FIOSETOWN``, ``SIOCSPGRP``: the kernel sends the signal then."""
 EXECUTE = _names("execve execveat")
 _CHANGES = _names(
     "creat openat2 unlink unlinkat rename renameat renameat2 mkdir mkdirat rmdir link linkat symlink symlinkat "
-    "truncate chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat mknod mknodat utime utimes utimensat "
-    "setxattr"
+    "truncate chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat mknod mknodat utime utimes futimesat "
+    "utimensat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
 )
 """What changes files; beside these, ``open`` and ``openat`` where they would write."""
 
@@ -45,8 +48,9 @@ _X86_64 = (
     "pidfd_send_signal 424 prlimit64 302 setpriority 141 execve 59 execveat 322 creat 85 openat2 437 unlink 87 "
     "unlinkat 263 rename 82 renameat 264 renameat2 316 mkdir 83 mkdirat 258 rmdir 84 link 86 linkat 265 symlink "
     "88 symlinkat 266 truncate 76 chmod 90 fchmod 91 fchmodat 268 fchmodat2 452 chown 92 fchown 93 lchown 94 "
-    "fchownat 260 mknod 133 mknodat 259 utime 132 utimes 235 utimensat 280 setxattr 188 fork 57 vfork 58 clone 56 "
-    "clone3 435 open 2 openat 257 seccomp 317"
+    "fchownat 260 mknod 133 mknodat 259 utime 132 utimes 235 futimesat 261 utimensat 280 setxattr 188 lsetxattr 189 "
+    "fsetxattr 190 setxattrat 463 removexattr 197 lremovexattr 198 fremovexattr 199 removexattrat 466 setsid 112 "
+    "setpgid 109 fork 57 vfork 58 clone 56 clone3 435 open 2 openat 257 seccomp 317"
 )
 _AARCH64 = (
     "socket 198 io_uring_setup 425 ptrace 117 process_vm_readv 270 process_vm_writev 271 pidfd_open 434 "
@@ -56,7 +60,9 @@ _AARCH64 = (
     "92 kill 129 tkill 130 tgkill 131 fcntl 25 ioctl 29 rt_sigqueueinfo 138 rt_tgsigqueueinfo 240 "
     "pidfd_send_signal 424 prlimit64 261 setpriority 140 execve 221 execveat 281 openat2 437 unlinkat 35 renameat "
     "38 renameat2 276 mkdirat 34 linkat 37 symlinkat 36 truncate 45 fchmod 52 fchmodat 53 fchmodat2 452 fchown 55 "
-    "fchownat 54 mknodat 33 utimensat 88 setxattr 5 clone 220 clone3 435 openat 56 seccomp 277"
+    "fchownat 54 mknodat 33 utimensat 88 setxattr 5 lsetxattr 6 fsetxattr 7 setxattrat 463 removexattr 14 "
+    "lremovexattr 15 fremovexattr 16 removexattrat 466 setsid 157 setpgid 154 clone 220 clone3 435 openat 56 "
+    "seccomp 277"
 )
 
 
@@ -93,7 +99,7 @@ def refuse_calls(names: frozenset[str], *, processes: bool, signals: bool, writi
     Args:
         names: ``NEVER`` or ``EXECUTE``, or both.
         processes: Whether new processes may be started; threads always may.
-        signals: Whether other processes may be signalled, and limited.
+        signals: Whether other processes may be signalled, and limited, and the process group left.
         writing: Whether files may be opened for writing, and changed by name.
 
     Raises:

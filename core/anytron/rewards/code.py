@@ -41,13 +41,13 @@ class Code(Section):
     memory_gib: float = Field(1.0, gt=0.0)
     """Memory that the program may use, in GiB of addresses."""
     output_mib: float = Field(4.0, gt=0.0, le=1024.0)
-    """MiB that it may write, to its output or to files."""
+    """MiB that it may write, to its output, or with ``full`` to files in its ``/tmp``."""
     site_packages: bool = False
     """Let it import what is installed beside this interpreter, NumPy for example, and not the standard library
     alone."""
     sandbox: Level = "full"
     """``full`` shows it no files but Python's, no other process and no network. ``reduced`` is for machines whose
-    kernel forbids that and which hold nothing to protect: it reads what its user reads, and writes there."""
+    kernel forbids that and which hold no secret: it reads what its user reads, and writes nowhere."""
 
     @cached_property
     def _sandbox(self) -> Sandbox:
@@ -71,7 +71,7 @@ class Code(Section):
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
         fix = "see docs/how-to/write-a-reward.md, The sandbox"
         if self.sandbox == "full":
-            fix += "; on a machine that holds nothing to protect, options.sandbox: reduced will do"
+            fix += "; on a machine that holds no secret, options.sandbox: reduced will do"
         raise ConfigError(f"There can be no sandbox ({self.sandbox}) for programs here.", why=lines[-1], fix=fix)
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:

@@ -77,5 +77,13 @@ class MetricSink(abc.ABC):
                 which are ``_``, and for what is beyond 250 characters. Values are floats, and may be NaN or infinite.
         """
 
+    def write_validation(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: B027 - optional to override
+        """Take the numbers of a validation, as ``validation.jsonl`` has them; otherwise as :meth:`write`.
+
+        Args:
+            step: Steps behind the policy that was examined, 0 or more; its own metrics have been written.
+            metrics: By their names, ``step`` included.
+        """
+
     def close(self) -> None:  # noqa: B027 - optional to override
         """Bring everything where it belongs; called once, after the last step, or when the run ends otherwise."""

@@ -52,11 +52,11 @@ class MetricSinks:
         ]
         self._told: set[tuple[str, str]] = set()
 
-    def write(self, metrics: Mapping[str, float]) -> None:
-        """Give the metrics of a step to every sink. Returns at once."""
+    def write(self, metrics: Mapping[str, float], *, validation: bool = False) -> None:
+        """Give the metrics of a step, or of a validation, to every sink. Returns at once."""
         numbers = MappingProxyType({_printable(name): _as_float(value) for name, value in metrics.items()})
         for thread in self._threads:
-            thread.put(int(metrics["step"]), numbers)
+            thread.put(int(metrics["step"]), numbers, validation=validation)
         self._tell()
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class MetricSinks:
         ended = {thread.name: thread.join(deadline - time.monotonic()) for thread in self._threads}
         self._tell()
         for thread in self._threads:
-            unwritten = 0 if ended[thread.name] else thread.waiting
+            unwritten = thread.waiting
             if not ended[thread.name]:
                 self._warn(
                     f"the sink {thread.name} has not closed within {self._timeout_s:g} s (tracking.close_timeout_s) "

@@ -71,6 +71,8 @@ class MlflowSink(MetricSink):
         for begin in range(0, len(found), BATCH):
             self._client.log_batch(self._id, metrics=found[begin : begin + BATCH])
 
+    write_validation = write
+
     def close(self) -> None:
         """Mark the run as finished."""
         self._client.set_terminated(self._id)

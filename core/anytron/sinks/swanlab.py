@@ -62,6 +62,8 @@ class SwanLabSink(MetricSink):
         """Log the finite numbers of a step: it has no others."""
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
+    write_validation = write
+
     def close(self) -> None:
         """Wait until everything has been sent."""
         self._run.finish()

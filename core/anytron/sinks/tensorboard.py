@@ -33,6 +33,8 @@ class TensorBoardSink(MetricSink):
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    write_validation = write
+
     def close(self) -> None:
         """End the event file."""
         self._writer.close()

@@ -39,7 +39,7 @@ class SinkThread:
         self.failure: str | None = None
         self.failed = self.dropped = 0
         self._open_sink, self._queued = open_sink, queued
-        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._waiting: deque[tuple[bool, int, Mapping[str, float]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"anytron-sink-{name}", daemon=True)
@@ -50,15 +50,15 @@ class SinkThread:
         """Steps that it has not taken."""
         return len(self._waiting)
 
-    def put(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Let the sink write a step when it gets to it. Returns at once."""
+    def put(self, step: int, metrics: Mapping[str, float], *, validation: bool = False) -> None:
+        """Let the sink write a step, or a validation, when it gets to it. Returns at once."""
         with self._changed:
             if not self._thread.is_alive():
                 self.failed += 1
             elif len(self._waiting) >= self._queued:
                 self.dropped += 1
             else:
-                self._waiting.append((step, metrics))
+                self._waiting.append((validation, step, metrics))
                 self._changed.notify()
 
     def begin_close(self) -> None:
@@ -83,9 +83,10 @@ class SinkThread:
             return
         self.place = sink.place
         while (taken := self._next()) is not None:
+            validation, step, metrics = taken
             try:
-                sink.write(*taken)
-            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203 - likewise; the next step may pass
+                (sink.write_validation if validation else sink.write)(step, metrics)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - likewise; the next step may pass
                 self.failed += 1
                 self._note(error)
         try:
@@ -93,7 +94,7 @@ class SinkThread:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - likewise
             self._note(error)
 
-    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+    def _next(self) -> tuple[bool, int, Mapping[str, float]] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None

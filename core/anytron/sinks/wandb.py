@@ -70,6 +70,8 @@ class WandbSink(MetricSink):
         del step
         self._run.log(dict(metrics))
 
+    write_validation = write
+
     def close(self) -> None:
         """Wait until everything has been sent."""
         self._run.finish()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
+from anytron.algorithms.kl import to_remember
 from anytron.checkpoint.directory import CheckpointDirectory
 from anytron.checkpoint.state import DriverState, SourceState
 from anytron.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
@@ -17,7 +18,7 @@ from anytron.trainer.signals import StopRequested, StopSignals
 from anytron.validation.standing import is_better
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from anytron.checkpoint.best import Best
     from anytron.checkpoint.resume import Start
@@ -86,18 +87,19 @@ class Checkpointing:
         if self._enabled:
             self._directory.sweep(self._tell)
 
-    def boundary(self, step: int, weights_version: int) -> None:
+    def boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
         """Save if it is time to.
 
         Args:
             step: Steps that are done; their metrics are written.
             weights_version: Optimizer updates behind the weights that the last responses came from.
+            metrics: Those of the last step.
 
         Raises:
             StopRequested: A signal has asked the run to end.
             EngineError: A checkpoint could not be written.
         """
-        self._note_boundary(step, weights_version)
+        self._note_boundary(step, weights_version, metrics)
         self._signals.check()
         if self._due(step):
             self._save(asynchronous=self._settings.asynchronous)
@@ -141,9 +143,9 @@ class Checkpointing:
         with self._signals.interrupt():
             yield
 
-    def finish(self, step: int, weights_version: int) -> None:
+    def finish(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
         """Save the state after the last step, and wait until it is on disk. Raises as :meth:`boundary` does."""
-        self._note_boundary(step, weights_version)
+        self._note_boundary(step, weights_version, metrics)
         self._save_boundary()
         self._signals.check()
 
@@ -174,7 +176,7 @@ class Checkpointing:
             ) from error
         return False
 
-    def _note_boundary(self, step: int, weights_version: int) -> None:
+    def _note_boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
         if not self._enabled or step == 0:
             return
         sampler = tuple(
@@ -182,7 +184,8 @@ class Checkpointing:
             for (epoch, position), table in zip(self._ahead.places, self._ahead.sampler.tables, strict=True)
         )
         config = self._config.model_dump(mode="json")
-        self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config)
+        kl = to_remember(self._config.algorithm, metrics)
+        self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config, kl=kl)
 
     def _due(self, step: int) -> bool:
         if self._boundary is None or step == self.last:

@@ -163,18 +163,19 @@ def _train(
     ahead = StepsAhead(config, prepared, rollout, turns)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
-    validation = Validation(config, examined, rollout, turns, run, checkpoints, progress, first=start.step)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
-    done, version, metrics, seconds = start.step, start.weights_version, run.last_metrics(), 0.0
+    done, version, seconds = start.step, start.weights_version, 0.0
+    metrics = run.last_metrics() or start.kl
 
     traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
     sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
+    validation = Validation(config, examined, rollout, turns, run, checkpoints, progress, sinks, first=start.step)
     with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
             traces.begin(step)
             with clock.measure("checkpoint"):
-                checkpoints.boundary(step - 1, version)
+                checkpoints.boundary(step - 1, version, metrics)
 
             with clock.measure("rollout"), checkpoints.interruptible():
                 ahead.settle()  # what is under way, if anything is: rollout.max_staleness
@@ -233,7 +234,7 @@ def _train(
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
 
         progress.finish()
-        checkpoints.finish(done, version)
+        checkpoints.finish(done, version, metrics)
         with checkpoints.abandonable():
             if validation.due(done, last=True):
                 _send_weights(done, config, trainer, transfer, ahead)

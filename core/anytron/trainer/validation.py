@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from anytron.rewards.scoring import RewardScores
     from anytron.rollout.conversations import Conversations, SingleTurns
     from anytron.rollout.pool import RolloutPool
+    from anytron.sinks.delivery import MetricSinks
     from anytron.tracking.clock import Clock
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
@@ -54,6 +55,7 @@ class Validation:
         run: The run's directory.
         checkpoints: Keep what is best.
         progress: Is told of every validation.
+        sinks: Are given its numbers.
         first: Steps behind the policy with which the run begins.
 
     Attributes:
@@ -71,11 +73,12 @@ class Validation:
         run: RunDirectory,
         checkpoints: Checkpointing,
         progress: Progress,
+        sinks: MetricSinks,
         first: int,
     ) -> None:
         self._config, self._section, self._sets = config, config.validation, sets
         self._pool, self._turns = pool, turns
-        self._run, self._checkpoints, self._progress = run, checkpoints, progress
+        self._run, self._checkpoints, self._progress, self._sinks = run, checkpoints, progress, sinks
         self._found = {int(metrics["step"]): metrics for metrics in run.validations()}
         self._untrained = None if run.last_metrics() else first
 
@@ -130,6 +133,7 @@ class Validation:
             self._run.write_samples(step, samples, rewards, name)
         metrics["validation/time_s"] = time.perf_counter() - began
         self._run.write_validation(metrics)
+        self._sinks.write(metrics, validation=True)
         self._found[step] = metrics
         self._progress.note(f"validation after step {step}: {_summary(metrics)}")
         self._keep_best(step)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
 
+ROUNDING = 1e-6
+"""Part of a threshold by which float32 may miss it: weights of rewards that add up to 1, like 0.35, 0.45 and 0.2."""
+
 
 def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], rewards: RewardScores) -> dict[str, float]:
     """Compute the metrics of a set.
@@ -33,9 +36,10 @@ def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], reward
     """
     groups = rewards.total.view(-1, section.samples_per_prompt)
     kept = ~groups.isnan()
+    passed = groups >= section.pass_threshold - ROUNDING * max(1.0, abs(section.pass_threshold))
     means = groups.double().nanmean(dim=1)
     metrics = _estimate(section.mean_metric, means[~means.isnan()])
-    counted = list(zip(kept.sum(1).tolist(), (groups >= section.pass_threshold).sum(1).tolist(), strict=True))
+    counted = list(zip(kept.sum(1).tolist(), passed.sum(1).tolist(), strict=True))
     for k in section.pass_at:
         found = [pass_at_k(count, passed, k) for count, passed in counted if count >= k]
         metrics |= _estimate(section.pass_metric(k), torch.tensor(found, dtype=torch.float64))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.algorithms.kl import adapted
+from anytron.algorithms.kl import adapted, to_remember
 from anytron.config.algorithm import AlgorithmSection
 
 ALGORITHM = AlgorithmSection(kl_coefficient=0.1, kl_target=0.05, kl_horizon=1000.0)
@@ -38,3 +38,10 @@ def test_a_step_without_an_update_changes_nothing():
 @given(st.floats(1e-3, 10), st.floats(0, 1e3), st.integers(1, 10**6))
 def test_it_stays_positive_and_moves_by_a_fifth_at_most(coefficient, divergence, samples):
     assert 0.8 * coefficient * 0.999 <= after(coefficient, divergence, samples) <= 1.2 * coefficient * 1.001
+
+
+def test_a_checkpoint_holds_what_the_next_step_needs():
+    metrics = {"kl/coefficient": 0.3, "policy/kl": 0.2, "step": 4}
+    assert adapted(ALGORITHM, to_remember(ALGORITHM, metrics), 100) == adapted(ALGORITHM, metrics, 100)
+    assert to_remember(ALGORITHM, {"kl/coefficient": 0.3, "policy/kl": float("nan")}) == {"kl/coefficient": 0.3}
+    assert to_remember(AlgorithmSection(kl_coefficient=0.1), metrics) == {}

@@ -28,6 +28,8 @@ def short(batch, rewards, algorithm, group_size): return Advantages(rewards)
 def broken(batch, rewards, algorithm, group_size): return Advantages(torch.full((5,), torch.nan))
 def bare(batch, rewards, algorithm, group_size): return rewards
 def narrow(batch): return batch
+def wide(batch, rewards, algorithm, group_size):
+    return Advantages(torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.int64))
 
 def listed(batch, rewards, algorithm, group_size): return Advantages([0.0] * 5)
 
@@ -39,6 +41,9 @@ def bare_loss(tokens, algorithm): return tokens.log_probs
 def number(tokens, algorithm): return TokenLosses(0.0)
 def detached(tokens, algorithm): return TokenLosses(tokens.log_probs.detach())
 def metric(tokens, algorithm): return TokenLosses(tokens.log_probs, {"mine": tokens.log_probs.mean()})
+def largest(tokens, algorithm):
+    outside = torch.where(tokens.response_mask, torch.arange(5.0), torch.inf)
+    return TokenLosses(tokens.log_probs, {"mine": outside, "mine_max": outside, "mine/low_max": -1 - outside})
 def outside(tokens, algorithm):
     return TokenLosses((tokens.log_probs / tokens.response_mask))
 def two_more(tokens, algorithm, margin): return TokenLosses(tokens.log_probs)
@@ -69,6 +74,23 @@ def test_an_estimator_of_the_user_is_used(named):
 def test_what_an_estimator_returns_is_checked(named, name, says):
     with pytest.raises(DataError, match=rf"(?s)algorithm\.advantage.*{says}"):
         with_advantages(BATCH, REWARDS, 2, AlgorithmSection(advantage=named(name)))
+
+
+def test_advantages_become_float32(named):
+    """As NumPy makes them they would make the loss float64, which some devices do not have."""
+    batch = with_advantages(BATCH, REWARDS, 2, AlgorithmSection(advantage=named("wide")))
+    assert (batch.advantages.dtype, batch.returns.dtype) == (torch.float32, torch.float32)
+
+
+def test_a_metric_of_a_loss_is_averaged_over_responses_or_the_largest(named):
+    metrics = PolicyLoss(AlgorithmSection(loss=named("largest")))(OUTPUTS, TRAINED).metrics
+    assert metrics["mine"].item() == pytest.approx(7 / 3)
+    assert metrics["mine_max"].item() == 4.0
+    assert metrics["mine/low_max"].item() == -2.0
+    filler = replace(TRAINED, loss_weights=torch.zeros(5), token_shares=torch.zeros(5))
+    metrics = PolicyLoss(AlgorithmSection(loss=named("largest")))(OUTPUTS, filler).metrics
+    assert metrics["mine"].item() == 0.0
+    assert metrics["mine_max"].item() == -torch.inf, "the largest of all micro-batches is another's"
 
 
 def test_an_estimator_beside_a_critic_gives_returns(named):

@@ -220,3 +220,12 @@ def test_a_folder_of_pictures_that_is_none(album, tmp_path_factory):
         load("images", album, prompt="?")
     columns = {"prompt": "question", "images": "file_name"}
     assert load("jsonl", album / "metadata.jsonl", columns=columns)[0].images == (album / "0.png",)
+
+
+@KINDS
+def test_a_prompt_without_an_id_is_named_for_its_row(tmp_path, source, name):
+    """A column of ids may have holes."""
+    path = write(tmp_path / name, [{"prompt": "a", "id": "one"}, {"prompt": "b", "id": None}])
+    first, second = load(source, path)
+    assert first.id == "one"
+    assert second.id.endswith(" 2")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -61,25 +63,31 @@ def run(request, package):
     if level == "reduced":  # becomes nobody, to whom the interpreter may be closed
         unprivileged = "yes"
 
-    def started(program, given="", **limits):
-        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given])
-        python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
-        command = [python, "-B", str(package / "programs.py"), asked]
-        done = subprocess.run(
-            command,
+    python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
+
+    def begun(program, given="", umask=0o022, files=0, **limits):
+        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given, files])
+        return subprocess.Popen(
+            [python, "-B", str(package / "programs.py"), asked],
             env={"PYTHONPATH": str(package), "SECRET": "hush"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
             cwd="/",
+            umask=umask,
+            start_new_session=True,
             **user,
         )
-        assert done.returncode == 0, done.stderr
-        ending = json.loads(done.stdout)
+
+    def started(*program, **limits):
+        with begun(*program, **limits) as caller:
+            output, errors = caller.communicate()
+        assert caller.returncode == 0, errors
+        ending = json.loads(output)
         assert "unavailable" not in ending, ending
         return ending
 
-    started.level = level
+    started.level, started.begun = level, begun
     return started
 
 
@@ -120,6 +128,11 @@ def test_without_the_filter_the_same_programs_would_get_through():
     """Programs that fail for another reason would show nothing."""
     for what in ("a fork", "a program", "a socket", "a local socket", "memory without a name"):
         assert subprocess.run([sys.executable, "-c", REFUSED[what]], check=False).returncode == 0, what
+
+
+def test_a_caller_may_have_any_number_of_open_files(run):
+    for files in (1, 80, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 200):
+        assert run("print(input())", "given", files=files)["output"] == "given\n", files
 
 
 def test_it_sees_no_secret_and_no_open_file(run):
@@ -165,11 +178,84 @@ for process in (0, 1, -1, os.getppid(), VICTIM):
         victim.wait()
 
 
-def test_loops_and_sleep_end_and_nothing_is_left(run):
+def test_it_writes_into_no_other_process(run):
+    """What a user may trace, its memory is a file that the user may write."""
+    assert run("import os; open(f'/proc/{os.getppid()}/mem', 'r+b')")["status"] == 1
+
+
+def test_it_changes_no_file_of_its_user(run):
+    with tempfile.TemporaryDirectory(prefix="anytron-sandbox-") as folder:
+        file = Path(folder, "file")
+        file.write_text("mine", encoding="utf-8")
+        Path(folder).chmod(0o777)
+        file.chmod(0o666)
+        changes = (
+            "open(file, 'a').write('x')",
+            "os.unlink(file)",
+            "os.truncate(file, 0)",
+            "os.mkdir(file + 'x')",
+            "os.rename(file, file + 'x')",
+            "os.chmod(file, 0)",
+            "os.setxattr(file, 'user.x', b'x')",
+        )
+        for change in changes:
+            assert run(f"import os; file = {str(file)!r}; {change}")["status"] == 1, change
+        assert [one.name for one in Path(folder).iterdir()] == ["file"]
+        assert file.read_text(encoding="utf-8") == "mine"
+
+
+def test_it_is_built_for_nobody_whatever_root_hides(run):
+    """With this umask, folders that root makes are closed to all others."""
+    assert run("pass", umask=0o077)["status"] == 0
+
+
+def below(process):
+    """A process and all that it has started, as far as parents are alive."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it may have ended
+            parents[int(file.parent.name)] = int(file.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    found = {process}
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def name(process):
+    """The short name of a process; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{process}/cmdline").read_bytes():
+            return Path(f"/proc/{process}/comm").read_text(encoding="utf-8").strip()
+    return ""
+
+
+def test_nothing_is_left_when_its_caller_is_killed(run):
+    """As a reward's process is, with its group, when it takes too long: whatever a program does to outlive it."""
+    program = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # not to be killed with its parent
+try:
+    os.setsid()
+except OSError:
+    pass
+ctypes.CDLL(None).prctl(15, b'survivor', 0, 0, 0)
+time.sleep(1000)
+"""
+    with run.begun(program) as caller:
+        deadline = time.monotonic() + 120
+        while "survivor" not in map(name, family := below(caller.pid)):
+            assert time.monotonic() < deadline, family
+            time.sleep(0.2)
+        os.killpg(caller.pid, signal.SIGKILL)
+    while left := {one for one in family if name(one)}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_loops_and_sleep_end(run):
     for program in ("while True: pass", "import time; time.sleep(1000)"):
-        marked = f"# {os.urandom(8).hex()}\nprint(1, flush=True)\n{program}"
         began = time.monotonic()
-        ending = run(marked, timeout_s=3.0)
+        ending = run(program, timeout_s=3.0)
         assert ending["late"] or ending["status"] == -9  # of processor time it has no more than that
         assert time.monotonic() - began < 60
 
@@ -212,7 +298,7 @@ def test_what_is_refused_has_a_number_on_every_processor():
     names = seccomp.NEVER | seccomp.EXECUTE | seccomp._SIGNALS | seccomp._CHANGES | {"clone", "clone3", "openat"}
     assert names <= seccomp._MACHINES["x86_64"].calls.keys()
     # Which this processor never had:
-    old = seccomp._names("creat unlink rename mkdir rmdir link symlink chmod chown lchown mknod utime utimes")
+    old = seccomp._names("creat unlink rename mkdir rmdir link symlink chmod chown lchown mknod utime utimes futimesat")
     assert names - seccomp._MACHINES["aarch64"].calls.keys() == old
     for machine in seccomp._MACHINES.values():
         assert len(set(machine.calls.values())) == len(machine.calls)
@@ -221,7 +307,7 @@ def test_what_is_refused_has_a_number_on_every_processor():
 def test_a_kernel_that_allows_no_namespaces_is_said_and_nothing_runs(package, tmp_path):
     """As in a container: here the limit of namespaces is 0, in one of users of its own."""
     marker = Path(tempfile.mkdtemp()) / "ran"
-    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", ""])
+    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", "", 0])
     limit = "echo 0 > /proc/sys/user/max_user_namespaces; echo 0 > /proc/sys/user/max_net_namespaces"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limit}; exec "$@"', "sh",

@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from anytron.config.schema import DataSection, RewardSection
+from anytron.config.schema import DataSection, RewardSection, RunConfig
 from anytron.data.prompts import TokenizedPrompt
 from anytron.data.sources import load_prompts
 from anytron.errors import ConfigError, DataError
+from anytron.preflight.rewards import reward_diagnostics
 from anytron.rewards import Sample
 from anytron.rewards.scoring import RewardSum
 
@@ -99,6 +100,28 @@ def test_prompts_without_usable_tests_are_refused_before_the_run(tests, monkeypa
     rewards = RewardSum.from_config([RewardSection(function="code")])
     with pytest.raises(DataError, match=r"(?s)no tests in its entry 'tests'.*prompt p7, for rewards\[0\] \(code\)"):
         rewards.check([[TokenizedPrompt("p7", "x", (1,), {"tests": tests})]])
+
+
+def test_rewards_of_validation_are_looked_at_as_those_of_training():
+    config = RunConfig.model_validate(
+        {
+            "model": {"config": {"model_type": "qwen3"}, "tokenizer": "t"},
+            "data": {"source": "jsonl"},
+            "rewards": [{"function": "exact_match"}],
+            "validation": {
+                "sets": [
+                    {
+                        "name": "programs",
+                        "data": {"source": "jsonl"},
+                        "rewards": [{"function": "code", "options": {"sandbox": "reduced", "memory_gb": 1}}],
+                    }
+                ]
+            },
+        }
+    )
+    found = {(one.severity, one.key) for one in reward_diagnostics(config)}
+    place = "validation.sets.0.rewards.0.options"
+    assert found == {("warning", f"{place}.sandbox"), ("error", f"{place}.memory_gb")}
 
 
 def test_a_sandbox_that_cannot_be_is_refused_before_the_run():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -43,6 +44,23 @@ def test_a_sink_gets_every_step_in_order_and_is_closed(with_sinks, tmp_path, tol
     assert opened == "open run None {'api_key': '(hidden)'}"
     assert rest == [*(f"{step} {{'step': {step}.0, 'reward/mean': {step / 2}}}" for step in (1, 2, 3)), "close"]
     assert (told.notes, told.warnings) == ([], [])
+
+
+def test_a_validation_is_for_sinks_that_want_it(with_sinks, tmp_path, told):
+    text = RECORDER + (
+        "class Examiner(Recorder):\n"
+        "    def write_validation(self, step, metrics): self.file.write(f'examined {step}\\n')\n"
+    )
+    for name, expected in (
+        ("Examiner", ["1 {'step': 1.0}", "examined 1", "close"]),
+        ("Recorder", ["1 {'step': 1.0}", "close"]),
+    ):
+        with with_sinks(f"sinks.py:{name}", text=text) as sinks:
+            sinks.write({"step": 1})
+            sinks.write({"step": 1, "validation/a/mean@1": 0.5}, validation=True)
+        assert (tmp_path / "run" / "tracking" / name / "seen.txt").read_text().splitlines()[1:] == expected
+        shutil.rmtree(tmp_path / "run")
+    assert told.warnings == []
 
 
 def test_a_run_that_continues_keeps_the_sinks_directory(with_sinks, tmp_path):

@@ -51,6 +51,17 @@ class TestTensorBoard:
         assert {one.value for name in ("inf", "huge") for one in events.Scalars(name)} == {math.inf}
         assert told.warnings == []
 
+    def test_validations_stand_beside_steps(self, with_sinks, tmp_path, told):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        with with_sinks({"sink": "tensorboard"}) as sinks:
+            for step in (0, 2):
+                sinks.write({"step": step, "validation/a/mean@1": step / 8}, validation=True)
+        events = EventAccumulator(str(tmp_path / "run" / "tracking" / "tensorboard"))
+        events.Reload()
+        assert [(one.step, one.value) for one in events.Scalars("validation/a/mean@1")] == [(0, 0.0), (2, 0.25)]
+        assert told.warnings == []
+
     def test_a_full_disk_is_told_of_once(self, with_sinks, tmp_path, told, monkeypatch):
         """No file may grow beyond a size: what the kernel answers goes the way of a full disk's answer."""
         ended = []  # TensorBoard's own thread meets the answer first, and dies of it

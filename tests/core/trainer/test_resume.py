@@ -147,6 +147,20 @@ def test_a_new_run_starts_from_a_checkpoint_with_another_task(new_run, tmp_path)
         new_run(trainer={"total_steps": 2, "output_dir": str(tmp_path / "d")}, resume=path).train()
 
 
+def test_a_new_run_goes_on_with_the_kl_coefficient_that_has_adapted(new_run, tmp_path):
+    algorithm = {"kl_coefficient": 0.1, "kl_target": 1e-6, "kl_horizon": 10.0}
+    new_run(algorithm=algorithm).train()
+    path = str(output(new_run))
+    found = {}
+    for name, changed in {"same": {}, "other": {"kl_horizon": 20.0}}.items():
+        trainer = {"total_steps": 3, "output_dir": str(tmp_path / name)}
+        new_run(trainer=trainer, algorithm={**algorithm, **changed}, resume=path).train()
+        found[name] = lines(tmp_path / name / "metrics.jsonl")[0]["kl/coefficient"]
+    new_run(trainer={"total_steps": 3, "output_dir": path}, algorithm=algorithm, resume="auto").train()
+    assert found == {"same": lines(output(new_run) / "metrics.jsonl")[2]["kl/coefficient"], "other": 0.1}
+    assert found["same"] != 0.1
+
+
 def test_the_past_of_a_run_is_not_continued_over_its_later_checkpoints(new_run):
     new_run(checkpoint=EVERY_STEP).train()
     assert steps(output(new_run)) == [1, 2]

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests.core.trainer.disturbed_runs import lines
+from tests.core.trainer.validations import section
 
 SINKS = """
 import time
@@ -55,6 +56,27 @@ def test_a_run_goes_on_whatever_its_sinks_do(new_run):
     assert "the sink Broken lacks 3 steps" in log
     assert "the sink Hanging has not closed within 1 s" in log
     assert "Kept" not in log
+
+
+def test_validations_reach_sinks_after_the_step_that_they_examine(new_run):
+    text = SINKS + (
+        "class Examiner(Kept):\n"
+        "    def write_validation(self, step, metrics):\n"
+        "        self.file.write(f\"examined {step} {metrics['validation/digits/mean@4']}\\n\")\n"
+    )
+    run = new_run(
+        text,
+        tracking={"sinks": [{"sink": "task.py:Examiner"}]},
+        trainer={"total_steps": 2, "save_hf": False},
+        validation=section(every_steps=1),
+    )
+    output = run.train().output_dir
+    trained = [f"{one['step']} {one['reward/mean']}" for one in lines(output / "metrics.jsonl")]
+    examined = [
+        f"examined {one['step']} {one['validation/digits/mean@4']}" for one in lines(output / "validation.jsonl")
+    ]
+    seen = (output / "tracking" / "Examiner" / "steps.txt").read_text().splitlines()
+    assert seen == [examined[0], trained[0], examined[1], trained[1], examined[2]]
 
 
 def test_chosen_steps_are_recorded_and_no_others(new_run):

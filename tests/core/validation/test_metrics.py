@@ -43,6 +43,9 @@ def test_a_response_passes_at_the_threshold_also_where_float32_rounds():
     assert metrics([[0.7], [0.69]], pass_threshold=0.7)["pass@1"] == 0.5
     assert metrics([[0.1 + 0.2], [-1.0]], pass_threshold=0.3)["pass@1"] == 0.5
     assert metrics([[-0.5], [-1.0]], pass_threshold=-0.5)["pass@1"] == 0.5
+    weighted = torch.stack([weight * torch.ones(1) for weight in (0.35, 0.45, 0.2)]).sum(0).item()
+    assert weighted < 1.0, "all three functions give 1, and float32 does not add up to it"
+    assert metrics([[weighted], [0.9999]])["pass@1"] == 0.5
 
 
 def test_dropped_responses_neither_pass_nor_fail():
