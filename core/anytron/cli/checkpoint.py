@@ -73,7 +73,7 @@ def export(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Keys of the run to change, for example platform.name=cpu; paths are absolute.",
+            help="Keys of the run to change, for example platform.name=cpu; paths are relative to here.",
             show_default=False,
         ),
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -19,7 +20,6 @@ from anytron.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from anytron.checkpoint.directory import Checkpoint
 
@@ -33,7 +33,8 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
     Args:
         path: A checkpoint; or a directory of checkpoints or of a run, whose newest one is taken.
         out: The directory to write.
-        overrides: Changes of the run's configuration, for example where its model lies now.
+        overrides: Changes of the run's configuration, for example where its model lies now; relative paths are relative
+            to the current directory.
 
     Raises:
         AnytronError: The checkpoint is damaged or would run code, ``out`` exists, or the run cannot be set up here.
@@ -51,7 +52,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         own = [*alone(config), *POLICY_ALONE, override("trainer.output_dir", scratch.path)]
         if config.model.lora is not None:
             own.append("model.lora.path=null")  # what the run's adapters began as
-        run = open_run(yaml, [*own, *overrides])
+        run = open_run(yaml, [*own, *overrides], relative_to=Path.cwd())
         for line in run.lines:
             notes.print(line, markup=False)
         refuse(run.diagnostics)

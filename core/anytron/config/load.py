@@ -58,13 +58,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return read_config(path, overrides)[0]
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Places]:
+def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | None = None) -> tuple[RunConfig, Places]:
     """Read a configuration, and where each of its keys was set.
 
     Args:
         path: YAML file. ``${section.key}`` refers to another key (OmegaConf's interpolation).
         overrides: ``section.key=value``; the value is YAML, ``section.list[0].key`` reaches into
             lists, and a later override wins.
+        relative_to: The directory of relative paths, in overrides too; default: the file's.
 
     Returns:
         The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
@@ -77,12 +78,12 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, P
             came from.
     """
     try:
-        return _read_config(path, overrides)
+        return _read_config(path, overrides, relative_to or path.parent)
     except RecursionError:
         raise _too_deep(str(path)) from None
 
 
-def _read_config(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, Places]:
+def _read_config(path: Path, overrides: Sequence[str], relative_to: Path) -> tuple[RunConfig, Places]:
     text = _read(path)
     tree = _parse(path, text)
     by_key = _lines(path, text)
@@ -111,7 +112,7 @@ def _read_config(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, Place
         place_of = partial(_place_of_option, values=values)
         mistakes = [*in_words(error, RunConfig, place_of=place_of), *mistakes]
     refuse(places.locate(mistakes))
-    return anchor(config, path.parent), places
+    return anchor(config, relative_to), places
 
 
 def _too_deep(where: str) -> ConfigError:

@@ -50,15 +50,17 @@ class OpenRun:
         return [*self.remarks, *(f"warning: {one}" for one in self.diagnostics if one.severity == "warning")]
 
 
-def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
+def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = None) -> OpenRun:
     """Read the configuration, choose the platform, let the plugins adapt the configuration, and check all of it.
+
+    Arguments are those of :func:`~anytron.config.load.read_config`.
 
     Raises:
         ConfigError: The configuration is not valid in itself.
         PlatformError: No platform can be used, or not the one asked for.
         PluginError: A plugin is broken, or what it needs is not installed.
     """
-    config, places = read_config(path, overrides)
+    config, places = read_config(path, overrides, relative_to)
     session = open_session(config.platform.name, config.platform.options, config.engine.name)
     unmet = check_requirements(session.hooks, config.engine.name)
     edits, found = session.hooks.remarks(config)

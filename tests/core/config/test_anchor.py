@@ -4,7 +4,7 @@ import os
 
 import yaml
 
-from anytron.config.load import load_config
+from anytron.config.load import load_config, read_config
 
 TASK = """\
 model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes, lora: {path: adapters/a}}
@@ -65,3 +65,13 @@ def test_what_a_run_writes_is_read_back_from_another_directory(tmp_path):
     copy.write_text(yaml.safe_dump(config.model_dump(mode="json")))
 
     assert load_config(copy) == config
+
+
+def test_they_can_be_relative_to_another_directory(tmp_path):
+    """A checkpoint's configuration is written into a directory that nobody has heard of."""
+    (tmp_path / "hidden").mkdir()
+    file = tmp_path / "hidden" / "run.yaml"
+    file.write_text("model: {path: base}\ndata: {source: 'tasks.py:prompts'}\nrewards: [{function: 'tasks.py:f'}]\n")
+    config, _ = read_config(file, ["model.tokenizer=tasks.py:tokenizer"], relative_to=tmp_path)
+    assert config.model.path == str(tmp_path / "base")
+    assert config.model.tokenizer == f"{tmp_path / 'tasks.py'}:tokenizer"
