@@ -30,8 +30,8 @@ class RaggedBatch:
         response_mask: bool ``[T]``, True = the model wrote the token. What an environment wrote in the middle of a
             response is not trained: such tokens are read, as a prompt's are.
         temperature: Sampling temperature; log-probs are those of logits divided by it.
-        groups: int64 ``[B]``, the number of the prompt that each sequence answers; those of a prompt stand side by side,
-            and some prompts may have more than others. None where every sequence is alone.
+        groups: int64 ``[B]``, the number of the prompt that each sequence answers; those of a prompt stand side by
+            side, and some prompts may have more than others. None where every sequence is alone.
         rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
         old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
             batch is used for a single update, where they are the current ones.

@@ -301,7 +301,7 @@ class RunConfig(Section):
         if algorithm.dynamic_sampling and ours and not algorithm.compares_a_group:
             raise ValueError(
                 "algorithm.dynamic_sampling leaves out groups whose rewards are all equal, and with "
-                f"algorithm.advantage={algorithm.advantage} these teach something: leave it out, or compare groups (grpo)"
+                f"algorithm.advantage={algorithm.advantage} these teach something: take grpo, or leave it out"
             )
         if algorithm.overlong_buffer is None:
             return self

@@ -7,9 +7,9 @@ by the weights from before that step::
     1:  generate 1 | train 1              | train 2              | train 3
                    | generate 2 (weights 0) | generate 3 (weights 1)
 
-A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. What is ahead
-is begun when the last one is over, so that prompts are drawn in the order of the steps; with ``continue_over_updates``
-some steps ahead are begun before.
+A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. What is
+ahead is begun when the last one is over, so that prompts are drawn in the order of the steps; only with
+``continue_over_updates`` some steps ahead are begun before.
 
 New weights come between two steps, when all that was begun with older ones is finished. With
 ``rollout.continue_over_updates`` they come at once, and responses under way go on with them.

@@ -21,8 +21,8 @@ METRICS = (
     Metric(
         "reward/mean",
         "",
-        "mean reward of the step's samples, all reward functions weighted and added; as all of `reward` and `response`, "
-        "of all samples that were drawn, also if they are not trained on",
+        "mean reward of the step's samples, all reward functions weighted and added; like all of `reward` and "
+        "`response` it is of all samples that were drawn, trained on or not",
     ),
     Metric("reward/std", "", "its standard deviation over samples"),
     Metric(
@@ -46,7 +46,7 @@ METRICS = (
     Metric(
         "sampling/groups_missing",
         "groups",
-        "how many the step has less than `data.prompts_per_step`, as `algorithm.dynamic_sampling_rounds` were not enough",
+        "how many less than `data.prompts_per_step` the step has: `algorithm.dynamic_sampling_rounds` were not enough",
         _DYNAMIC,
     ),
     Metric("response/length_mean", "tokens", "mean length of responses, without what an environment wrote"),

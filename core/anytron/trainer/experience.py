@@ -185,8 +185,8 @@ def _step(found: Sequence[Experience], config: RunConfig) -> Experience:
 
 def _nothing_to_learn(step: Experience, rounds: int, algorithm: AlgorithmSection) -> DataError:
     """Say why no sample of a step is trained on."""
-    total = step.rewards.total
-    why = f"of {len(total)} responses to {int(step.groups[-1]) + 1} prompts in {rounds} round{'s' if rounds > 1 else ''}, "
+    total, prompts = step.rewards.total, int(step.groups[-1]) + 1
+    why = f"of {len(total)} responses to {prompts} prompts in {rounds} round{'s' if rounds > 1 else ''}, "
     why += f"{int(total.isnan().sum())} were dropped, as a reward or environment failed"
     advice = []
     if algorithm.overlong_masking:

@@ -52,7 +52,7 @@ class Suspicions:
 
     def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
         self._config, self._run, self._progress = config, run, progress
-        self._verify = f"Find out where it comes from: anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
+        self._command = f"anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
         self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
         self._sightings: dict[str, _Sightings] = {}
         self._steps = 0
@@ -65,16 +65,16 @@ class Suspicions:
             metrics: Those of the update, the critic's and the policy's, or of one of them.
         """
         if metrics.get("critic/grad_norm") == 0.0 and critic_has_to_learn(metrics):
-            self._found["critic/grad_norm was 0"] = (
+            self._find(
+                "critic/grad_norm was 0",
                 "critic/grad_norm is 0, although values differ from returns: the critic learns nothing; "
                 "some kernel or hook gives no gradient",
-                self._verify,
             )
         if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch, metrics, self._config):
-            self._found["grad_norm was 0"] = (
+            self._find(
+                "grad_norm was 0",
                 "grad_norm is 0, although there are tokens to learn from: the policy learns nothing; "
                 "some kernel or hook gives no gradient",
-                self._verify,
             )
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
@@ -86,17 +86,18 @@ class Suspicions:
         step, difference = int(metrics["step"]), metrics.get(AGREEMENT, 0.0)
         fresh = metrics.get("rollout/age_max", 0.0) == 0.0
         if fresh and difference > DISAGREEMENT and self._config.trainer.rollout_log_prob_tolerance is None:
-            self._found[f"{AGREEMENT} was above {DISAGREEMENT}"] = (
+            self._find(
+                f"{AGREEMENT} was above {DISAGREEMENT}",
                 f"{AGREEMENT} is {difference:.3g}: above {DISAGREEMENT} generation and training disagree about the "
                 "model, and the policy learns from responses that are not its own",
-                self._verify,
             )
         if missing := int(metrics.get("sampling/groups_missing", 0)):
-            self._found["sampling/groups_missing was above 0"] = (
-                f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, because "
+            self._find(
+                "sampling/groups_missing was above 0",
+                f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, as "
                 f"{metrics['sampling/no_signal_fraction']:.0%} of those that were drawn in "
                 f"{metrics['sampling/rounds']:.0f} rounds have no signal",
-                "Take prompts that are neither always nor never solved, or raise algorithm.dynamic_sampling_rounds.",
+                "Take prompts that are neither always nor never solved, or raise algorithm.dynamic_sampling_rounds",
             )
         self._steps += 1
         found, self._found = self._found, {}
@@ -116,6 +117,10 @@ class Suspicions:
         for kind, seen in self._sightings.items():
             if seen.steps > seen.told:
                 self._warn(f"{kind} in {seen.steps} of {self._steps} steps. {seen.advice}")
+
+    def _find(self, kind: str, text: str, advice: str | None = None) -> None:
+        """Note what is to be said of a kind of number, and what to do about it; by default, to examine the engines."""
+        self._found[kind] = (text, advice or f"Find out where it comes from: {self._command}")
 
     def _warn(self, text: str) -> None:
         self._progress.warn(text)
