@@ -50,7 +50,9 @@ def samples():
 
 @pytest.fixture
 def batch(samples):
-    return with_advantages(assemble(samples[:2], 1.0, torch.tensor([0, 0])), torch.tensor([1.0, 0.25]), AlgorithmSection())
+    return with_advantages(
+        assemble(samples[:2], 1.0, torch.tensor([0, 0])), torch.tensor([1.0, 0.25]), AlgorithmSection()
+    )
 
 
 def mini_batch(batch, aggregation):
