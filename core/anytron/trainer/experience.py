@@ -185,24 +185,22 @@ def _step(found: Sequence[Experience], config: RunConfig) -> Experience:
 
 def _nothing_to_learn(step: Experience, rounds: int, algorithm: AlgorithmSection) -> DataError:
     """Say why no sample of a step is trained on."""
-    total, prompts = step.rewards.total, int(step.groups[-1]) + 1
-    why = f"of {len(total)} responses to {prompts} prompts in {rounds} round{'s' if rounds > 1 else ''}, "
-    why += f"{int(total.isnan().sum())} were dropped, as a reward or environment failed"
-    advice = []
-    if algorithm.overlong_masking:
-        truncated = sum(not sample.finished for sample in step.samples)
-        why += f", {truncated} were truncated and are masked"
-        advice.append("raise rollout.max_new_tokens, or set algorithm.overlong_masking=false")
-    if algorithm.dynamic_sampling:
-        kept = total[~total.isnan()]
-        why += f"; the rewards of the others, from {kept.min():g} to {kept.max():g}, are equal within each group"
-        advice.append(
-            "if they are the highest there are, the task is learnt; otherwise take easier prompts, or raise "
-            "rollout.samples_per_prompt or algorithm.dynamic_sampling_rounds"
+    rewards = step.rewards.total[~step.rewards.total.isnan()]
+    dropped, truncated = len(step.samples) - len(rewards), sum(not sample.finished for sample in step.samples)
+    if not algorithm.dynamic_sampling:
+        return DataError(
+            "Nothing can be learnt from the step.",
+            where="algorithm.overlong_masking",
+            why=f"of {len(step.samples)} responses {truncated} were truncated and {dropped} dropped",
+            fix="raise rollout.max_new_tokens, or set algorithm.overlong_masking=false",
         )
+    masked = truncated if algorithm.overlong_masking else 0
     return DataError(
-        "Nothing can be learnt from the step.",
-        where="algorithm.dynamic_sampling" if algorithm.dynamic_sampling else "algorithm.overlong_masking",
-        why=why,
-        fix="; ".join(advice),
+        "No group of the step has signal.",
+        where="algorithm.dynamic_sampling",
+        why=f"{int(step.groups[-1]) + 1} prompts got {len(step.samples)} responses in {rounds} rounds: {dropped} were "
+        f"dropped, {masked} were truncated and masked, and within each group the others have the same reward, "
+        f"{rewards.min():g} to {rewards.max():g}",
+        fix="if these are the highest rewards, the task is learnt; otherwise take easier prompts, or raise "
+        "rollout.samples_per_prompt or algorithm.dynamic_sampling_rounds",
     )

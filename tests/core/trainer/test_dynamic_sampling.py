@@ -230,10 +230,10 @@ def test_where_no_group_has_signal_the_run_ends_with_its_reason_and_its_last_sta
         rollout={"samples_per_prompt": SAMPLES},
         trainer={"total_steps": 5, "log_samples": ALL},
     )
-    with pytest.raises(DataError, match="Nothing can be learnt from the step") as raised:
+    with pytest.raises(DataError, match="No group of the step has signal") as raised:
         run.train()
-    assert "of 32 responses to 8 prompts in 1 round, 0 were dropped" in raised.value.why
-    assert "the rewards of the others, from 1 to 1, are equal within each group" in raised.value.why
+    assert "8 prompts got 32 responses in 1 rounds: 0 were dropped, 0 were truncated and masked" in raised.value.why
+    assert raised.value.why.endswith("the others have the same reward, 1 to 1")
     assert "the task is learnt" in raised.value.fix
     assert steps(output(new_run)) == [2]
     assert len([one for one in lines(output(new_run) / "samples.jsonl") if one["step"] == 3]) == 32

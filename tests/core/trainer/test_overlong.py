@@ -61,7 +61,7 @@ def test_if_all_is_cut_there_is_nothing_to_learn(new_run):
     with pytest.raises(DataError, match="Nothing can be learnt from the step") as raised:
         run.train()
     assert raised.value.where == "algorithm.overlong_masking"
-    assert "64 were truncated and are masked" in raised.value.why
+    assert raised.value.why == "of 64 responses 64 were truncated and 0 dropped"
     assert "raise rollout.max_new_tokens" in raised.value.fix
     assert len(lines(output(new_run) / "samples.jsonl")) == 4
 
