@@ -6,7 +6,7 @@ import pytest
 
 from tests.demo.test_grpo_sort import ROOT, anytron
 
-EXAMPLES = ["rloo_sort", "dr_grpo_sort", "gspo_sort", "cispo_sort"]
+EXAMPLES = ["rloo_sort", "dapo_sort", "dr_grpo_sort", "gspo_sort", "cispo_sort"]
 
 
 def train(name, output, *overrides):
