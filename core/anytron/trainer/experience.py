@@ -12,7 +12,7 @@ Which ones those are follows from the data, the seeds and the weights alone: a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from anytron.rewards.scoring import RewardScores, joined
 from anytron.trainer.trajectories import assemble, make_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
@@ -56,7 +56,7 @@ class Experience:
     rewards: RewardScores
     penalties: Tensor
     used: Tensor
-    metrics: dict[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def used_groups(self) -> int:
@@ -127,8 +127,7 @@ class ExperienceMaker:
         self._run.write_samples(step, whole.samples, whole.rewards)
         if not whole.used_groups:
             raise _nothing_to_learn(whole, len(found), algorithm)
-        whole.metrics.update(memory)
-        return whole
+        return replace(whole, metrics={**whole.metrics, **memory})
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
@@ -151,7 +150,7 @@ def _round(samples: Sequence[Sample], groups: Tensor, rewards: RewardScores, con
         lengths = torch.tensor([sample.own_tokens for sample in samples])
         shape = overlong_penalties(lengths, config.rollout.max_new_tokens, algorithm.overlong_buffer)
         penalties = algorithm.overlong_penalty * shape
-    return Experience(samples, groups, rewards, penalties, used, {})
+    return Experience(samples, groups, rewards, penalties, used)
 
 
 def _step(found: Sequence[Experience], config: RunConfig) -> Experience:

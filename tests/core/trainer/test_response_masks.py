@@ -92,7 +92,7 @@ def test_tokens_in_holes_have_no_part_in_loss_and_metrics(batch, aggregation, fi
 def test_metrics_count_the_models_own_tokens(samples):
     rewards = RewardScores(torch.tensor([1.0, 0.25, torch.nan]), {"environment": torch.zeros(3)}, {})
     used = torch.tensor([True, True, False])
-    experience = Experience(samples, torch.zeros(3, dtype=torch.int64), rewards, torch.zeros(3), used, {})
+    experience = Experience(samples, torch.zeros(3, dtype=torch.int64), rewards, torch.zeros(3), used)
     metrics = step_metrics(1, experience, experience.batch(1.0), [{"update/skipped": 0.0}], Clock(lambda part: None))
     assert metrics["reward/mean"] == 0.625
     assert metrics["reward/group_std_zero_fraction"] == 0
