@@ -81,14 +81,8 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
     Raises:
         DataError: The estimator returns something unusable.
     """
-    found = _estimate(batch, rewards, algorithm)
-    return replace(batch, advantages=found.per_token, returns=found.returns)
-
-
-def _estimate(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
-    batch = replace(batch, token_rewards=token_rewards)
-    found = load_advantage(algorithm)(batch, rewards, algorithm)
+    found = load_advantage(algorithm)(replace(batch, token_rewards=token_rewards), rewards, algorithm)
     if not isinstance(found, Advantages):
         raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"a {type(found).__name__}, not an Advantages")
     wanted = {"advantages": found.per_token, "returns": found.returns}
@@ -102,7 +96,7 @@ def _estimate(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) 
             raise unusable(ADVANTAGE_KEY, algorithm.advantage, shapes)
         if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
             raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are not finite")
-    return found
+    return replace(batch, advantages=found.per_token, returns=found.returns)
 
 
 def _load(reference: str, key: str, registered: Mapping[str, Callable[..., Any]], count: int, takes: str) -> Any:

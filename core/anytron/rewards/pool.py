@@ -180,7 +180,9 @@ class RewardPool:
 def shares(samples: Sequence[Sample], count: int) -> list[Call]:
     """Divide samples into at most ``count`` calls of about the same size; those of one prompt stay together."""
     groups = _groups(samples)
-    count = max(1, min(count, len(groups)))
+    count = min(count, len(groups))
+    if not count:
+        return []
     bounds = [len(groups) * part // count for part in range(count + 1)]
     return [tuple(index for group in groups[start:end] for index in group) for start, end in pairwise(bounds)]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.advantages.gae import explained_variance
-from anytron.algorithms.advantages.groups import by_group
+from anytron.algorithms.advantages.groups import by_group, differ
 from anytron.errors import EngineError
 from anytron.metric import is_maximum, joined
 
@@ -55,8 +55,7 @@ def step_metrics(
         "reward/std": kept.std(unbiased=False).item(),
     }
     if rows.shape[1] > 1:
-        alike = rows.nan_to_num(-torch.inf).amax(1) == rows.nan_to_num(torch.inf).amin(1)
-        metrics["reward/group_std_zero_fraction"] = alike.float().mean().item()
+        metrics["reward/group_std_zero_fraction"] = (~differ(rows)).float().mean().item()
     if len(rewards.parts) > 1:
         metrics |= {f"reward/{name}/mean": part[~part.isnan()].mean().item() for name, part in rewards.parts.items()}
     metrics |= {f"reward/{name}/failed": len(failures) for name, failures in rewards.failures.items()}

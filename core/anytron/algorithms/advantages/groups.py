@@ -46,19 +46,29 @@ def compare(values: Tensor, groups: Tensor, formula: Callable[[Tensor], Tensor])
     return formula(rows)[~rows.isnan()]
 
 
-def have_signal(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Say which groups teach something: those in which not all rewards are equal (DAPO, arXiv:2503.14476, eq. 11).
+def differ(rewards: Tensor) -> Tensor:
+    """Say which groups have signal: those in which not all rewards are equal (DAPO, arXiv:2503.14476, eq. 11).
 
-    In the others nothing is better or worse than the rest. Equal is exact: rounding gives equal rewards a deviation
-    that is not quite 0.
+    In the others nothing is better or worse than the rest. Equal is exact: because of rounding, equal rewards can have
+    a deviation that is not quite 0.
+
+    Args:
+        rewards: float ``[P, G]``; NaN where there is none.
+
+    Returns:
+        bool ``[P]``.
+    """
+    return rewards.nan_to_num(-torch.inf).amax(dim=1) > rewards.nan_to_num(torch.inf).amin(dim=1)
+
+
+def have_signal(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Say which samples belong to a group with signal (:func:`differ`).
 
     Args:
         rewards: float ``[N]``; NaN for a sample that nothing is learnt from.
         groups: As in :func:`by_group`.
 
     Returns:
-        bool ``[N]``, for each sample whether its group does, the sample itself left out or not.
+        bool ``[N]``, the same for all samples of a group.
     """
-    rows = by_group(rewards, groups)
-    differ = rows.nan_to_num(-torch.inf).amax(dim=1) > rows.nan_to_num(torch.inf).amin(dim=1)
-    return differ.repeat_interleave(torch.tensor(group_sizes(groups)))
+    return differ(by_group(rewards, groups)).repeat_interleave(torch.tensor(group_sizes(groups)))

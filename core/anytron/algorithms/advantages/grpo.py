@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.algorithms.advantages.groups import compare
+from anytron.algorithms.advantages.groups import compare, differ
 from anytron.algorithms.advantages.per_token import broadcast_to_tokens
 from anytron.algorithms.contract import Advantages, required
 
@@ -38,10 +38,8 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     compared = ~rewards.isnan()
     count = compared.sum(dim=1, keepdim=True)
     centred = rewards - rewards.nansum(dim=1, keepdim=True) / count.clamp(min=1)
-    highest = rewards.nan_to_num(-torch.inf).amax(dim=1, keepdim=True)
-    lowest = rewards.nan_to_num(torch.inf).amin(dim=1, keepdim=True)
     # The mean of equal numbers can differ from them in the last bit.
-    centred = torch.where(compared & (highest > lowest), centred, torch.zeros_like(centred))
+    centred = torch.where(compared & differ(rewards)[:, None], centred, torch.zeros_like(centred))
     if not normalize_std:
         return centred
     deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
