@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from anytron.data.images import ImagePatches
 
 
+_PER_SEQUENCE = ("lengths", "groups")
+
+
 @dataclass(frozen=True)
 class RaggedBatch:
     """``B`` sequences (prompt and response), concatenated.
@@ -27,6 +30,8 @@ class RaggedBatch:
         response_mask: bool ``[T]``, True = the model wrote the token. What an environment wrote in the middle of a
             response is not trained: such tokens are read, as a prompt's are.
         temperature: Sampling temperature; log-probs are those of logits divided by it.
+        groups: int64 ``[B]``, the number of the prompt that each sequence answers; those of a prompt stand side by
+            side, and some prompts may have more than others. None where every sequence is alone.
         rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
         old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
             batch is used for a single update, where they are the current ones.
@@ -52,6 +57,7 @@ class RaggedBatch:
     tokens: Tensor
     response_mask: Tensor
     temperature: float = 1.0
+    groups: Tensor | None = None
     rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
@@ -88,7 +94,8 @@ class RaggedBatch:
         index = token_index(self.lengths, sequences)
         per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
         images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
-        return replace(self, lengths=self.lengths[sequences], images=images, **per_token)
+        groups = None if self.groups is None else self.groups[sequences]
+        return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
 
     def scored(self, outputs: TokenOutputs) -> RaggedBatch:
         """Add what the policy says of the tokens before this step's updates, and its routing if that was recorded."""
@@ -96,13 +103,15 @@ class RaggedBatch:
         return replace(self, old_log_probs=outputs.log_probs, routing=routing)
 
     def to(self, device: torch.device) -> RaggedBatch:
-        """Copy the per-token values to ``device``; lengths and images stay on the host."""
+        """Copy the per-token values to ``device``; lengths, groups and images stay on the host."""
         per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
         return replace(self, **per_token)
 
     def _per_token(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor) and name != "lengths"}
+        return {
+            name: value for name, value in values.items() if isinstance(value, Tensor) and name not in _PER_SEQUENCE
+        }
 
 
 def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:

@@ -37,18 +37,15 @@ class Advantages:
 class AdvantageFunction(Protocol):
     """An estimator: a function that ``algorithm.advantage`` names."""
 
-    def __call__(
-        self, batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int, /
-    ) -> Advantages:
+    def __call__(self, batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, /) -> Advantages:
         """Estimate the advantages of a step's samples.
 
         Args:
-            batch: B sequences, those of one prompt side by side; with ``token_rewards``, and with ``values`` if there
-                is a critic.
-            rewards: float32 ``[B]``, finite: a function of the user's is given no prompt of which a sample was
-                dropped (``rewards[].on_error``). With ``algorithm.kl_placement=reward`` less the response's penalties.
+            batch: B sequences, with ``groups`` and ``token_rewards``, and with ``values`` if there is a critic. Prompts
+                have different numbers of samples where some are not learnt from (``rewards[].on_error``,
+                ``algorithm.overlong_masking``); one may have a single one.
+            rewards: float32 ``[B]``, finite. With ``algorithm.kl_placement=reward`` less the response's penalties.
             algorithm: Settings.
-            group_size: Samples of one prompt.
         """
 
 

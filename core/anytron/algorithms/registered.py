@@ -52,10 +52,10 @@ def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:
     """Find the estimator.
 
     Raises:
-        ConfigError: There is none of that name, or it does not take ``(batch, rewards, algorithm, group_size)``.
+        ConfigError: There is none of that name, or it does not take ``(batch, rewards, algorithm)``.
     """
-    takes = "(batch, rewards, algorithm, group_size)"
-    function: AdvantageFunction = _load(algorithm.advantage, ADVANTAGE_KEY, ADVANTAGES, 4, takes)
+    takes = "(batch, rewards, algorithm)"
+    function: AdvantageFunction = _load(algorithm.advantage, ADVANTAGE_KEY, ADVANTAGES, 3, takes)
     return function
 
 
@@ -69,50 +69,20 @@ def policy_loss_function(algorithm: AlgorithmSection) -> PolicyLossFunction:
     return function
 
 
-def with_advantages(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> RaggedBatch:
+def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> RaggedBatch:
     """Estimate advantages and give them to the batch's response tokens; with a critic, returns as well.
 
     Args:
-        batch: B sequences, groups side by side; with ``values`` if there is a critic, and with the log-probs of the old
+        batch: B sequences with ``groups``; with ``values`` if there is a critic, and with the log-probs of the old
             policy and the reference if rewards are penalised.
-        rewards: float32 ``[B]``; NaN for a sample that is dropped. It leaves the response mask and its group; a
-            function of the user's, which knows groups of one size only, is spared the whole group.
-        group_size: Samples of one prompt.
+        rewards: float32 ``[B]``, finite.
         algorithm: Names the estimator.
 
     Raises:
         DataError: The estimator returns something unusable.
     """
-    ours = algorithm.advantage in ADVANTAGES
-    dropped = rewards.isnan()
-    if not ours:
-        dropped = dropped.view(-1, group_size).any(dim=1).repeat_interleave(group_size)
-    kept = ~torch.repeat_interleave(dropped, batch.lengths)
-    batch = replace(batch, response_mask=batch.response_mask & kept)
-    if ours or not bool(dropped.any()):
-        found = _estimate(batch, rewards, group_size, algorithm)
-        return replace(batch, advantages=found.per_token, returns=found.returns)
-    rest = torch.nonzero(~dropped).flatten()
-    if not rest.numel():
-        raise DataError(
-            "Every prompt of the step has a sample that was dropped.",
-            where=f"{ADVANTAGE_KEY}: {algorithm.advantage}",
-            why="a function of your own is given complete groups only, and there is none",
-            fix="correct the rewards, or set rewards[].on_error=zero",
-        )
-    found = _estimate(batch.select(rest), rewards[rest], group_size, algorithm)
-
-    def whole(values: Tensor) -> Tensor:
-        return torch.zeros(batch.num_tokens, dtype=values.dtype).masked_scatter(kept, values)
-
-    returns = None if found.returns is None else whole(found.returns)
-    return replace(batch, advantages=whole(found.per_token), returns=returns)
-
-
-def _estimate(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: AlgorithmSection) -> Advantages:
     rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
-    batch = replace(batch, token_rewards=token_rewards)
-    found = load_advantage(algorithm)(batch, rewards, algorithm, group_size)
+    found = load_advantage(algorithm)(replace(batch, token_rewards=token_rewards), rewards, algorithm)
     if not isinstance(found, Advantages):
         raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"a {type(found).__name__}, not an Advantages")
     wanted = {"advantages": found.per_token, "returns": found.returns}
@@ -127,7 +97,8 @@ def _estimate(batch: RaggedBatch, rewards: Tensor, group_size: int, algorithm: A
         if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
             raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"{name} that are not finite")
     # NumPy's are float64, which would make the loss so, and some devices have none.
-    return Advantages(found.per_token.float(), None if found.returns is None else found.returns.float())
+    returns = None if found.returns is None else found.returns.float()
+    return replace(batch, advantages=found.per_token.float(), returns=returns)
 
 
 def _load(reference: str, key: str, registered: Mapping[str, Callable[..., Any]], count: int, takes: str) -> Any:

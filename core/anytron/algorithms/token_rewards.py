@@ -26,7 +26,7 @@ def rewards_and_token_rewards(
     tokens', if it has any.
 
     Args:
-        rewards: float32 ``[B]``; NaN for a sample that is dropped.
+        rewards: float32 ``[B]``.
         batch: The samples; with ``old_log_probs`` and ``reference_log_probs`` if rewards are penalised.
         algorithm: Settings.
 

@@ -71,6 +71,20 @@ class AlgorithmSection(Section):
     over sequences their sums, divided by ``length_constant`` (Dr. GRPO)."""
     length_constant: int | None = Field(None, ge=1)
     """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``."""
+    dynamic_sampling: bool = False
+    """Train on groups of responses whose rewards differ, and draw new prompts in the place of the others, which teach
+    nothing (DAPO, https://arxiv.org/abs/2503.14476). Rewards are those of ``rewards``, before penalties."""
+    dynamic_sampling_rounds: int = Field(10, ge=1)
+    """Rounds of drawing in a step, the first one included; each draws as many prompts as are missing. If some are
+    missing after the last one, the step has fewer groups, and a warning says so; if all are, the run ends."""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """Take from the reward, in so many last tokens before ``rollout.max_new_tokens``, from nothing at their beginning
+    to ``overlong_penalty`` at the limit (soft overlong punishment of DAPO). Not in validation. null = nothing."""
+    overlong_penalty: float = Field(1.0, gt=0.0)
+    """What a response loses that reaches the limit (default of the paper)."""
+    overlong_masking: bool = False
+    """Leave responses that ended at a limit of length or of turns out of the update and out of their groups, as if
+    they had not been drawn."""
     epochs: int = Field(1, ge=1)
     """Passes over each step's samples."""
     mini_batches: int = Field(1, ge=1)
@@ -80,3 +94,8 @@ class AlgorithmSection(Section):
     def compares_a_group(self) -> bool:
         """Whether advantages are differences within a group, so that one of one response teaches nothing."""
         return self.advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether one response to a prompt teaches nothing."""
+        return self.compares_a_group or self.dynamic_sampling

@@ -295,6 +295,29 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _sampling_of_groups(self) -> RunConfig:
+        algorithm, limit = self.algorithm, self.rollout.max_new_tokens
+        ours = ":" not in algorithm.advantage
+        if algorithm.dynamic_sampling and ours and not algorithm.compares_a_group:
+            raise ValueError(
+                "algorithm.dynamic_sampling leaves out groups whose rewards are all equal, and with "
+                f"algorithm.advantage={algorithm.advantage} these teach something: take grpo, or leave it out"
+            )
+        if algorithm.overlong_buffer is None:
+            return self
+        if self.environment is not None:
+            raise ValueError(
+                "algorithm.overlong_buffer lies before the longest possible response, and with an environment "
+                "rollout.max_new_tokens is the limit of a turn: leave it out"
+            )
+        if algorithm.overlong_buffer > limit:
+            raise ValueError(
+                f"algorithm.overlong_buffer={algorithm.overlong_buffer} is more than rollout.max_new_tokens={limit}: "
+                "it lies before that limit"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reward_of_an_environment(self) -> RunConfig:
         examined = [] if self.validation is None else self.validation.sets
         rewards = [*self.rewards, *(reward for one in examined for reward in one.rewards)]

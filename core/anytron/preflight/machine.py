@@ -79,12 +79,12 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
             "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
         )
-    if config.algorithm.compares_a_group and config.rollout.samples_per_prompt == 1:
+    if config.algorithm.needs_groups and config.rollout.samples_per_prompt == 1:
         yield Diagnostic(
             "error",
             "rollout.samples_per_prompt",
-            f"{config.algorithm.advantage} compares the responses to one prompt with each other: with one, every "
-            "advantage is 0 and nothing is learnt",
+            f"{config.algorithm.advantage if config.algorithm.compares_a_group else 'algorithm.dynamic_sampling'} "
+            "compares the responses to one prompt with each other: with one, nothing is learnt",
             "set it to 2 or more; 8 to 16 is usual",
         )
     yield from _aggregation(config.algorithm)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CHAPTERS = (
     ("Reward", ("reward/mean", "reward/std", "reward/")),
     ("Validation", ("validation/",)),
+    ("Dynamic sampling", ("sampling/no_signal_fraction", "sampling/")),
     ("Responses", ("response/length_mean", "response/truncated_fraction", "response/", "environment/")),
     ("Policy", ("policy/entropy", "loss/kl", "policy/", "loss/")),
     ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),

@@ -67,8 +67,12 @@ class RewardPool:
         """When :meth:`score` can go on in any case, on the clock of :func:`time.monotonic`."""
         return min(self._processes[number].deadline for number in self._busy)
 
-    def score(self, samples: Sequence[Sample]) -> Generator[None, None, Scored]:
+    def score(self, samples: Sequence[Sample], *, more: bool = False) -> Generator[None, None, Scored]:
         """Call the function with all samples; where that fails, one by one, to find those that it fails for.
+
+        Args:
+            samples: Of a step.
+            more: The step has others, among which some have a number.
 
         Yields:
             None whenever it has to wait (:attr:`connections`, :attr:`deadline`).
@@ -103,9 +107,9 @@ class RewardPool:
                 continue
             self._enter(*came, values, failures)
             tried += 1
-            if tried >= HOPELESS and all(value is None for value in values):
+            if tried >= HOPELESS and not more and all(value is None for value in values):
                 break
-        if all(value is None for value in values):
+        if not more and all(value is None for value in values):
             index = min(failures)
             raise self._error(failures[index], (index,), samples, "for every sample of the step")
         return values, failures
@@ -177,6 +181,8 @@ def shares(samples: Sequence[Sample], count: int) -> list[Call]:
     """Divide samples into at most ``count`` calls of about the same size; those of one prompt stay together."""
     groups = _groups(samples)
     count = min(count, len(groups))
+    if not count:
+        return []
     bounds = [len(groups) * part // count for part in range(count + 1)]
     return [tuple(index for group in groups[start:end] for index in group) for start, end in pairwise(bounds)]
 

@@ -125,23 +125,27 @@ class RewardWorkers:
     def __init__(self, pools: Sequence[RewardPool]) -> None:
         self._pools = pools
 
-    def __call__(self, samples: Sequence[Sample]) -> RewardScores:
+    def __call__(self, samples: Sequence[Sample], *, more: bool = False) -> RewardScores:
         """Score samples by every function; those whose environment failed are shown to none, and dropped.
 
+        Args:
+            samples: At least one.
+            more: The step has others, among which no function has failed for all.
+
         Raises:
-            DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample.
+            DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step.
         """
         whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
         plain = [_plain(samples[index]) for index in whole]
         parts: dict[str, Tensor] = {}
         failures: dict[str, Mapping[int, Failure]] = {}
-        for pool, (values, found) in zip(self._pools, _together(self._pools, plain), strict=True):
+        for pool, (values, found) in zip(self._pools, _together(self._pools, plain, more=more), strict=True):
             failures[pool.name] = {whole[index]: failure for index, failure in found.items()}
             missing = float("nan") if pool.section.on_error == "drop" else 0.0
             parts[pool.name] = torch.full((len(samples),), float("nan"))
             parts[pool.name][whole] = torch.tensor([missing if value is None else value for value in values])
         total = torch.stack([pool.section.weight * parts[pool.name] for pool in self._pools]).sum(dim=0)
-        if total.isnan().all():
+        if total.isnan().all() and not more:
             name, first = next((name, found) for name, found in failures.items() if found)
             raise DataError(
                 "Every sample of the step was dropped.",
@@ -160,9 +164,21 @@ class RewardWorkers:
             pool.close()
 
 
-def _together(pools: Sequence[RewardPool], samples: Sequence[Sample]) -> list[Scored]:
+def joined(found: Sequence[RewardScores]) -> RewardScores:
+    """Join the scores of a step's rounds, in their order."""
+    failures: dict[str, dict[int, Failure]] = {name: {} for name in found[0].failures}
+    before = 0
+    for one in found:
+        for name, failed in one.failures.items():
+            failures[name] |= {before + index: failure for index, failure in failed.items()}
+        before += len(one.total)
+    parts = {name: torch.cat([one.parts[name] for one in found]) for name in found[0].parts}
+    return RewardScores(torch.cat([one.total for one in found]), parts, failures)
+
+
+def _together(pools: Sequence[RewardPool], samples: Sequence[Sample], *, more: bool) -> list[Scored]:
     """Let all functions score the samples at the same time."""
-    scoring = [pool.score(samples) for pool in pools]
+    scoring = [pool.score(samples, more=more) for pool in pools]
     found: dict[int, Scored] = {}
     try:
         while len(found) < len(pools):

@@ -7,6 +7,10 @@ by the weights from before that step::
     1:  generate 1 | train 1              | train 2              | train 3
                    | generate 2 (weights 0) | generate 3 (weights 1)
 
+A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. What is
+ahead is begun when the last one is over, so that prompts are drawn in the order of the steps; only with
+``continue_over_updates`` some steps ahead are begun before.
+
 New weights come between two steps, when all that was begun with older ones is finished. With
 ``rollout.continue_over_updates`` they come at once, and responses under way go on with them.
 
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Begun:
-    """A step whose responses are being made.
+    """A step, or a round of one, whose responses are being made.
 
     Attributes:
         places: Where the sampler was before its prompts were drawn.
@@ -70,6 +74,7 @@ class StepsAhead:
     ) -> None:
         self._config, self._prepared, self._pool, self._turns = config, prepared, pool, turns
         self._begun: deque[Begun] = deque()
+        self._taken: list[list[Trajectory]] = []
         self._version = 0
         self.age: Mapping[str, float] = {}
 
@@ -96,32 +101,50 @@ class StepsAhead:
         self._version = self._pool.load_weights(give)
         return self._version
 
-    def take(self, step: int) -> tuple[list[TokenizedPrompt], list[list[Trajectory]]]:
-        """Give the responses of a step, and begin those of the steps that may come from the same weights.
+    def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Trajectory]]]:
+        """Give the responses of a round of a step. Those of the first are begun already, if they could be.
 
         Args:
             step: Counted from 1.
+            number: The round, counted from 1.
+            count: Prompts; in the first round, as many as a step has.
         """
-        last = self._last_from(step)
-        self._begin_up_to(last if self._config.rollout.continue_over_updates else step, step)
-        trajectories = self._turns.finish(self._begun[0].responses)
-        self._begin_up_to(last, step)
+        if number == 1:
+            self._begin_up_to(self._last_from(step) if self._config.rollout.continue_over_updates else step, step)
+            begun, self._taken = self._begun.popleft(), []
+        else:
+            begun = self._begin(step, number, count)
+        trajectories = self._turns.finish(begun.responses, more=number > 1)
+        self._taken += trajectories
+        return begun.prompts, trajectories
+
+    def move_on(self, step: int) -> dict[str, float]:
+        """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
+
+        Args:
+            step: All of its responses are there.
+
+        Returns:
+            The memory of replicas that sleep, as metrics.
+        """
+        self._begin_up_to(self._last_from(step), step + 1)
         if self._config.rollout.max_staleness:
             self._pool.withdraw_weights()
-            self.age = _age(trajectories, self._version)
-        return self._begun.popleft().prompts, trajectories
+            self.age = _age(self._taken, self._version)
+        self._taken = []
+        return self._pool.sleep() if self._config.rollout.sleep else {}
 
     def _begin_up_to(self, last: int, first: int) -> None:
         """Begin the steps up to the last one that are not begun yet; those begun already start with the first one."""
         for step in range(first + len(self._begun), last + 1):
-            self._begin(step)
+            self._begun.append(self._begin(step, 1, self._config.data.prompts_per_step))
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int, number: int, count: int) -> Begun:
         places = self.sampler.places
-        prompts = self._prepared.draw(self._config.data.prompts_per_step)
-        seed = derive_seed(self._config.trainer.seed, "rollout", step)
-        count = self._config.rollout.samples_per_prompt
-        self._begun.append(Begun(places, prompts, self._turns.begin(prompts, count, seed)))
+        prompts = self._prepared.draw(count)
+        name = "rollout" if number == 1 else f"rollout round {number}"
+        seed = derive_seed(self._config.trainer.seed, name, step)
+        return Begun(places, prompts, self._turns.begin(prompts, self._config.rollout.samples_per_prompt, seed))
 
     def _last_from(self, step: int) -> int:
         """The last step whose responses may come from the weights that a step begins with."""

@@ -61,8 +61,9 @@ class SingleTurns:
         inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
         return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
 
-    def finish(self, begun: Generation) -> list[list[Trajectory]]:
-        """Wait for responses; give those to each prompt, in order."""
+    def finish(self, begun: Generation, *, more: bool = False) -> list[list[Trajectory]]:
+        """Wait for responses; give those to each prompt, in order. They may be ``more`` of a step's."""
+        del more
         return [[Trajectory.of(response) for response in group] for group in self._pool.finish(begun)]
 
     def settle(self) -> None:
@@ -108,8 +109,12 @@ class Conversations:
         starts = range(0, len(conversations), samples_per_prompt)
         return [conversations[start : start + samples_per_prompt] for start in starts]
 
-    def finish(self, begun: Sequence[Sequence[Conversation]]) -> list[list[Trajectory]]:
+    def finish(self, begun: Sequence[Sequence[Conversation]], *, more: bool = False) -> list[list[Trajectory]]:
         """Go on until conversations are over; give those about each prompt, in order.
+
+        Args:
+            begun: What :meth:`begin` gave.
+            more: The step has others, among which not all have failed.
 
         Raises:
             DataError: The environment fails for every response, or for all of the first ones.
@@ -119,7 +124,8 @@ class Conversations:
             self._go_on()
         for conversation in conversations:
             del self._begun[conversation.number]
-        _check_hope([one for one in conversations if one.failure is not None], len(conversations))
+        if not more:
+            _check_hope([one for one in conversations if one.failure is not None], len(conversations))
         return [[conversation.trajectory() for conversation in group] for group in begun]
 
     def settle(self) -> None:

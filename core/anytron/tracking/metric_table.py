@@ -14,9 +14,16 @@ _END = "end of its confidence interval: 95 %, bootstrap over prompts; see [valid
 _CLIPS = "`algorithm.loss` is `ppo_clip`, `gspo` or `gspo_token`"
 _PENALTY = "`algorithm.kl_coefficient` is above 0"
 
+_DYNAMIC = "`algorithm.dynamic_sampling`"
+
 METRICS = (
     Metric("step", "steps", "the training step, counted from 1"),
-    Metric("reward/mean", "", "mean reward of the step's samples, all reward functions weighted and added"),
+    Metric(
+        "reward/mean",
+        "",
+        "mean reward of the step's samples, all reward functions weighted and added; like all of `reward` and "
+        "`response` it is of all samples that were drawn, trained on or not",
+    ),
     Metric("reward/std", "", "its standard deviation over samples"),
     Metric(
         "reward/group_std_zero_fraction",
@@ -26,6 +33,22 @@ METRICS = (
     ),
     Metric("reward/NAME/mean", "", "mean of one reward function, without its weight", "several reward functions"),
     Metric("reward/NAME/failed", "samples", "samples that a reward function failed for"),
+    Metric(
+        "reward/overlong_penalty",
+        "",
+        "mean of what is added to rewards for length, 0 or less; not in `reward/mean`",
+        "`algorithm.overlong_buffer` is given",
+    ),
+    Metric("sampling/rounds", "rounds", "how often prompts were drawn for the step", _DYNAMIC),
+    Metric("sampling/groups_drawn", "groups", "prompts that were drawn and answered, in all rounds", _DYNAMIC),
+    Metric("sampling/groups_dropped", "groups", "those without signal, which are not trained on", _DYNAMIC),
+    Metric("sampling/no_signal_fraction", "fraction", "their share", _DYNAMIC),
+    Metric(
+        "sampling/groups_missing",
+        "groups",
+        "how many less than `data.prompts_per_step` the step has: `algorithm.dynamic_sampling_rounds` were not enough",
+        _DYNAMIC,
+    ),
     Metric("response/length_mean", "tokens", "mean length of responses, without what an environment wrote"),
     Metric("response/length_max", "tokens", "the longest response of the step"),
     Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end of their own"),

@@ -58,7 +58,7 @@ def micro_batches(
     """Plan one pass over some sequences.
 
     Args:
-        lengths: Tokens of each sequence, each at least 1; at least as many sequences as ``dp_size``.
+        lengths: Tokens of each sequence, each at least 1; at least one sequence.
         max_tokens: Tokens of a micro-batch at most; a longer sequence gets a micro-batch of its own.
         dp_size: Data-parallel replicas.
         padded: Each micro-batch is padded to its longest sequence, and the padding counts as tokens.
@@ -70,7 +70,6 @@ def micro_batches(
         one less, because balance comes first. Where there are fewer sequences than micro-batches some are empty: the
         engine must be given something of no weight there, because ranks wait for each other in every micro-batch.
     """
-    assert len(lengths) >= dp_size, f"preflight lets no mini-batch have {len(lengths)} sequences for {dp_size} replicas"
     # A sequence over the limit fills one micro-batch, however long it is.
     count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * dp_size * multiple)) * multiple
     while not _fits(parts := karmarkar_karp(lengths, count * dp_size), lengths, max_tokens, padded):

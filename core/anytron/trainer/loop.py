@@ -13,7 +13,7 @@ from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
-from anytron.errors import DataError, ProcessLost
+from anytron.errors import ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare
 from anytron.preflight.validation import prepare_validation
@@ -25,6 +25,7 @@ from anytron.temporary import WEIGHTS, PrivateDirectory
 from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
 from anytron.trainer.checkpointing import Checkpointing
+from anytron.trainer.experience import ExperienceMaker
 from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
@@ -33,7 +34,6 @@ from anytron.trainer.suspicions import Suspicions
 from anytron.trainer.throughput import Throughput
 from anytron.trainer.traces import Traces
 from anytron.trainer.trained_models import save_trained_models
-from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.validation import Validation
 from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
@@ -161,6 +161,7 @@ def _train(
     throughput.remark(progress.note)
     run.write_patches({"trainer": facts, "rollout": rollout.describe()})
     ahead = StepsAhead(config, prepared, rollout, turns)
+    maker = ExperienceMaker(config, ahead, score_rewards, prepared.tokenizer, run)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
@@ -186,27 +187,16 @@ def _train(
                 validation.after(step - 1, clock)
                 if validation.early_stop is not None:
                     break
-                with clock.measure("rollout"):
-                    prompts, trajectories = ahead.take(step)
-                    memory |= rollout.sleep() if config.rollout.sleep else {}
-                samples = make_samples(prompts, trajectories, prepared.tokenizer)
-
-                with clock.measure("reward"):
-                    try:
-                        rewards = score_rewards(samples)
-                    except DataError:
-                        run.write_samples(step, samples, rewards=None)
-                        raise
-                run.write_samples(step, samples, rewards)
+                experience = maker.make(step, clock)
 
             with clock.measure("score"):
-                batch = assemble(samples, config.rollout.temperature)
+                batch = experience.batch(config.rollout.temperature)
                 if critic is not None:
                     batch = trainer.with_values(batch, updates)
                 algorithm = adapted(config.corrected_algorithm, metrics, batch.num_sequences)
                 if step > warm_up or updates.penalizes_rewards:
                     batch = trainer.with_scores(batch, updates, reference=algorithm.kl_coefficient > 0.0)
-                batch = with_advantages(batch, rewards.total, config.rollout.samples_per_prompt, algorithm)
+                batch = with_advantages(batch, experience.used_rewards, algorithm)
 
             with clock.measure("update"):
                 loss, outcomes = PolicyLoss(algorithm), []
@@ -219,10 +209,11 @@ def _train(
                     outcomes.append(outcome)
 
             memory |= {} if config.engine.offload else trainer.peak_memory()
-            metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
+            metrics = step_metrics(step, experience, batch, outcomes, clock)
             speed = metrics["throughput/tokens_per_s"]
             metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
-            metrics |= {**kl_metrics(batch, algorithm), **memory, **ahead.age, **transfer.metrics}
+            metrics |= {**experience.metrics, **kl_metrics(batch, algorithm)}
+            metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             sinks.write(metrics)
             traces.end(step)

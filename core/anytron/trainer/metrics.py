@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.advantages.gae import explained_variance
+from anytron.algorithms.advantages.groups import by_group, differ
 from anytron.errors import EngineError
 from anytron.metric import is_maximum, joined
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from anytron.batch import RaggedBatch
     from anytron.rewards.sample import Sample
-    from anytron.rewards.scoring import RewardScores
     from anytron.tracking.clock import Clock
+    from anytron.trainer.experience import Experience
 
 AGREEMENT = "rollout/log_prob_abs_diff"
 """How far rollout and training log-probs of a token are apart, on average, in nats."""
@@ -24,9 +25,7 @@ AGREEMENT = "rollout/log_prob_abs_diff"
 
 def step_metrics(
     step: int,
-    samples: Sequence[Sample],
-    rewards: RewardScores,
-    group_size: int,
+    experience: Experience,
     batch: RaggedBatch,
     outcomes: Sequence[Mapping[str, float]],
     clock: Clock,
@@ -35,17 +34,17 @@ def step_metrics(
 
     Args:
         step: Counted from 1.
-        samples: The step's samples, groups side by side.
-        rewards: Their rewards; samples that were dropped are in none of the rewards' metrics.
-        group_size: Samples of one prompt.
-        batch: The samples as they were trained on.
+        experience: All samples that were drawn for the step: rewards and lengths are the policy's, whatever it is
+            trained on. Samples that a reward failed for are in none of the rewards' metrics.
+        batch: Those that were trained on.
         outcomes: Results of the step's updates; the metrics are the averages, or the largest, of those that were not
             skipped.
         clock: The step's times, in seconds.
     """
+    samples, rewards = experience.samples, experience.rewards
     kept = rewards.total[~rewards.total.isnan()]
-    groups = rewards.total.view(-1, group_size)
-    groups = groups[~groups.isnan().all(dim=1)]
+    rows = by_group(rewards.total, experience.groups)
+    rows = rows[~rows.isnan().all(dim=1)]
     lengths = torch.tensor([sample.own_tokens for sample in samples], dtype=torch.float32)
     truncated = sum(not sample.finished for sample in samples) / len(samples)
     tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
@@ -55,9 +54,8 @@ def step_metrics(
         "reward/mean": kept.mean().item(),
         "reward/std": kept.std(unbiased=False).item(),
     }
-    if group_size > 1:
-        alike = groups.nan_to_num(-torch.inf).amax(1) == groups.nan_to_num(torch.inf).amin(1)
-        metrics["reward/group_std_zero_fraction"] = alike.float().mean().item()
+    if rows.shape[1] > 1:
+        metrics["reward/group_std_zero_fraction"] = (~differ(rows)).float().mean().item()
     if len(rewards.parts) > 1:
         metrics |= {f"reward/{name}/mean": part[~part.isnan()].mean().item() for name, part in rewards.parts.items()}
     metrics |= {f"reward/{name}/failed": len(failures) for name, failures in rewards.failures.items()}

@@ -1,7 +1,7 @@
 """Warn of numbers that say that a run learns nothing, or the wrong thing, although nothing fails.
 
-Two are looked at: how far rollout and training disagree about tokens, and the norm of each model's gradient. That an
-update gives NaN is another matter (:mod:`anytron.trainer.non_finite`).
+Looked at are how far rollout and training disagree about tokens, the norm of each model's gradient, and how many groups
+of a step have signal. That an update gives NaN is another matter (:mod:`anytron.trainer.non_finite`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _ROUNDING = 1e-4
 
 @dataclass
 class _Sightings:
-    """One kind of suspicious number: how many steps had it, and how many of them were told of at which step."""
+    """One kind of suspicious number: what to do, how many steps had it, how many of them were told of at which step."""
 
+    advice: str
     steps: int = 0
     told: int = 0
     told_at: int = 0
@@ -52,7 +53,7 @@ class Suspicions:
     def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
         self._config, self._run, self._progress = config, run, progress
         self._command = f"anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
-        self._found: dict[str, str] = {}
+        self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
         self._sightings: dict[str, _Sightings] = {}
         self._steps = 0
 
@@ -64,14 +65,16 @@ class Suspicions:
             metrics: Those of the update, the critic's and the policy's, or of one of them.
         """
         if metrics.get("critic/grad_norm") == 0.0 and critic_has_to_learn(metrics):
-            self._found["critic/grad_norm was 0"] = (
+            self._find(
+                "critic/grad_norm was 0",
                 "critic/grad_norm is 0, although values differ from returns: the critic learns nothing; "
-                "some kernel or hook gives no gradient"
+                "some kernel or hook gives no gradient",
             )
         if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch, metrics, self._config):
-            self._found["grad_norm was 0"] = (
+            self._find(
+                "grad_norm was 0",
                 "grad_norm is 0, although there are tokens to learn from: the policy learns nothing; "
-                "some kernel or hook gives no gradient"
+                "some kernel or hook gives no gradient",
             )
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
@@ -83,19 +86,28 @@ class Suspicions:
         step, difference = int(metrics["step"]), metrics.get(AGREEMENT, 0.0)
         fresh = metrics.get("rollout/age_max", 0.0) == 0.0
         if fresh and difference > DISAGREEMENT and self._config.trainer.rollout_log_prob_tolerance is None:
-            self._found[f"{AGREEMENT} was above {DISAGREEMENT}"] = (
+            self._find(
+                f"{AGREEMENT} was above {DISAGREEMENT}",
                 f"{AGREEMENT} is {difference:.3g}: above {DISAGREEMENT} generation and training disagree about the "
-                "model, and the policy learns from responses that are not its own"
+                "model, and the policy learns from responses that are not its own",
+            )
+        if missing := int(metrics.get("sampling/groups_missing", 0)):
+            self._find(
+                "sampling/groups_missing was above 0",
+                f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, as "
+                f"{metrics['sampling/no_signal_fraction']:.0%} of those that were drawn in "
+                f"{metrics['sampling/rounds']:.0f} rounds have no signal",
+                "Take prompts that are neither always nor never solved, or raise algorithm.dynamic_sampling_rounds",
             )
         self._steps += 1
         found, self._found = self._found, {}
-        for kind, text in found.items():
-            seen = self._sightings.setdefault(kind, _Sightings())
+        for kind, (text, advice) in found.items():
+            seen = self._sightings.setdefault(kind, _Sightings(advice))
             seen.steps += 1
             if seen.told and step < seen.told_at + STEPS_BETWEEN:
                 continue
             counted = f" ({seen.steps} steps so far)" if seen.told else ""
-            self._warn(f"step {step}: {text}{counted}. Find out where it comes from: {self._command}")
+            self._warn(f"step {step}: {text}{counted}. {advice}")
             seen.told, seen.told_at = seen.steps, step
 
     def __enter__(self) -> Self:
@@ -104,7 +116,11 @@ class Suspicions:
     def __exit__(self, *exception: object) -> None:
         for kind, seen in self._sightings.items():
             if seen.steps > seen.told:
-                self._warn(f"{kind} in {seen.steps} of {self._steps} steps. Find out why: {self._command}")
+                self._warn(f"{kind} in {seen.steps} of {self._steps} steps. {seen.advice}")
+
+    def _find(self, kind: str, text: str, advice: str | None = None) -> None:
+        """Note what is to be said of a kind of number, and what to do about it; by default, to examine the engines."""
+        self._found[kind] = (text, advice or f"Find out where it comes from: {self._command}")
 
     def _warn(self, text: str) -> None:
         self._progress.warn(text)

@@ -26,11 +26,11 @@ def make_samples(
 
     Args:
         prompts: P prompts.
-        responses: G responses for each; later steps find the groups by that number.
+        responses: One or more for each.
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
-        ``P * G`` samples, those of one prompt side by side; they share its images.
+        The samples, those of one prompt side by side; they share its images.
     """
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
     texts = tokenizer.batch_decode([list(response.tokens) for _, response in pairs], skip_special_tokens=True)
@@ -54,12 +54,13 @@ def make_samples(
     ]
 
 
-def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
+def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | None = None) -> RaggedBatch:
     """Concatenate samples into a batch; a response may be empty.
 
     Args:
         samples: B samples.
         temperature: What they were sampled at.
+        groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`).
     """
     lengths = torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples])
     tokens = chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)
@@ -73,6 +74,7 @@ def assemble(samples: Sequence[Sample], temperature: float) -> RaggedBatch:
         tokens=torch.tensor(list(tokens), dtype=torch.int64),
         response_mask=torch.tensor(list(mask), dtype=torch.bool),
         temperature=temperature,
+        groups=groups,
         rollout_log_probs=torch.tensor(list(log_probs), dtype=torch.float32),
         routing=_joined_routing(samples),
         images=images if any(patches is not None for patches in images) else None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.algorithms.advantages.groups import group_sizes
 from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
 from anytron.algorithms.kl import penalizes_rewards
 from anytron.trainer.batching import micro_batches
@@ -39,7 +40,6 @@ class UpdatePlan:
     Attributes:
         epochs: Passes over the samples.
         count: Mini-batches, hence updates, in each pass.
-        group_size: Consecutive sequences that stay together (samples of one prompt).
         aggregation: How the losses of tokens become one.
         max_tokens: Tokens of a micro-batch at most.
         padded: Micro-batches are padded to their longest sequence, and padding counts.
@@ -51,7 +51,6 @@ class UpdatePlan:
 
     epochs: int
     count: int
-    group_size: int
     aggregation: Aggregation
     max_tokens: int
     padded: bool = False
@@ -66,7 +65,6 @@ class UpdatePlan:
         return cls(
             epochs=config.algorithm.epochs,
             count=config.algorithm.mini_batches,
-            group_size=config.rollout.samples_per_prompt,
             aggregation=config.algorithm.aggregation,
             max_tokens=config.engine.max_tokens_per_micro_batch,
             padded=config.engine.sequence_format == "bshd",
@@ -85,15 +83,20 @@ class UpdatePlan:
         """Give the mini-batches of all passes, with the weights of their tokens.
 
         Groups go into mini-batches in a random order, another one in each pass; a single mini-batch keeps their order.
-        One that has nothing to learn from, because all of its samples are dropped, is left out.
+        One that has nothing to learn from is left out: there are fewer groups than mini-batches, or its responses are
+        all empty.
         """
-        groups = batch.num_sequences // self.group_size
+        sequences = torch.arange(batch.num_sequences)
+        groups = sequences.split(group_sizes(sequences if batch.groups is None else batch.groups))
         generator = torch.Generator().manual_seed(seed)
         for _ in range(self.epochs):
-            order = torch.randperm(groups, generator=generator) if self.count > 1 else torch.arange(groups)
+            order = torch.randperm(len(groups), generator=generator) if self.count > 1 else torch.arange(len(groups))
             for chosen in torch.tensor_split(order, self.count):
-                sequences = (chosen[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
-                mini_batch = batch if self.count == 1 else batch.select(sequences)
+                if not chosen.numel():
+                    continue
+                mini_batch = batch
+                if self.count > 1:
+                    mini_batch = batch.select(torch.cat([groups[group] for group in chosen.tolist()]))
                 if batch.response_mask.any() and not mini_batch.response_mask.any():
                     continue
                 mask = mini_batch.response_mask

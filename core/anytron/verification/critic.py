@@ -136,7 +136,7 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
         return skipped(check, in_one_line(error))
     finally:
         shutil.rmtree(exported)
-    values = trainer.with_values(expected.batch, plan_of(trainer, config, group_size=1)).values
+    values = trainer.with_values(expected.batch, plan_of(trainer, config)).values
     assert values is not None, "the ranks compute them"
     right = expected.values
     detail = f"{len(right)} tokens, values from {float(right.min()):.3g} to {float(right.max()):.3g}"
@@ -155,7 +155,7 @@ def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorker
         expected = expected_critic(Path(config.critic.path), getattr(torch, config.model.dtype), batch)
     except ResourceError as error:
         return skipped(check, in_one_line(error))
-    plan, directory = plan_of(trainer, config, group_size=1), Path(config.trainer.output_dir)
+    plan, directory = plan_of(trainer, config), Path(config.trainer.output_dir)
     found, _ = computed_gradients(trainer, plan, expected.batch, directory, VALUE_LOSS, model="critic")
     reasons = {"unknown to Hugging Face's model": len(found.keys() - expected.gradients.keys())}
     return compare_gradients(

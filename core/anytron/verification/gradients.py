@@ -46,7 +46,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     from safetensors.torch import load_file
 
     directory, lora = Path(config.trainer.output_dir), config.model.lora
-    plan = plan_of(trainer, config, group_size=1)
+    plan = plan_of(trainer, config)
     batch = replace(first_mini_batch(config, trainer, batch), temperature=gradient_temperature(config))
     weights: Path | None = None
     adapters: dict[str, Tensor] = {}
@@ -100,7 +100,7 @@ def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, bat
 
 def own_gradients(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> dict[str, Tensor]:
     """Let the engine compute gradients, of :func:`own_batch`; float32, by the weights' names in files."""
-    plan = plan_of(trainer, config, group_size=1)
+    plan = plan_of(trainer, config)
     batch = own_batch(config, trainer, plan, batch)
     return computed_gradients(trainer, plan, batch, Path(config.trainer.output_dir))[0]
 

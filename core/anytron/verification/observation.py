@@ -11,7 +11,6 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.errors import EngineError
 from anytron.trainer.updates import UpdatePlan
-from anytron.verification.trajectories import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,10 +73,10 @@ def gradient_temperature(config: RunConfig) -> float:
     return OTHER_TEMPERATURE if own == 1.0 else own
 
 
-def plan_of(trainer: TrainingWorkers, config: RunConfig, group_size: int = SAMPLES) -> UpdatePlan:
+def plan_of(trainer: TrainingWorkers, config: RunConfig) -> UpdatePlan:
     """Plan one update on all of a batch, in the run's micro-batches."""
     plan = UpdatePlan.from_config(config, trainer.topology[0])
-    return replace(plan, epochs=1, count=1, group_size=group_size)
+    return replace(plan, epochs=1, count=1)
 
 
 def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Forward:
@@ -135,7 +134,7 @@ def off_value(batch: RaggedBatch, values: Tensor) -> RaggedBatch:
 
 def first_mini_batch(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> RaggedBatch:
     """Take the first sequences as a mini-batch, at least one for each data-parallel replica."""
-    plan = plan_of(trainer, config, group_size=1)
+    plan = plan_of(trainer, config)
     return next(plan.mini_batches(first_sequences(batch, trainer.dp_size), config.trainer.seed))
 
 

@@ -59,7 +59,7 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         EngineError: The engine cannot compute them.
     """
     directory = Path(config.trainer.output_dir)
-    plan = plan_of(trainer, config, group_size=1)
+    plan = plan_of(trainer, config)
     batch = own_batch(config, trainer, plan, batch)
     results = []
     for model, section in _optimizers(config):

@@ -55,7 +55,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
         batch: Sampled responses with advantages; the first of them are computed.
     """
     dtype, coefficient = config.model.dtype, _coefficient(config)
-    plan, directory = plan_of(trainer, config, group_size=1), Path(config.trainer.output_dir)
+    plan, directory = plan_of(trainer, config), Path(config.trainer.output_dir)
     batch = own_batch(config, trainer, plan, replace(batch, temperature=gradient_temperature(config)))
     try:
         modules = expected_modules(

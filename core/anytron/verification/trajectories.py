@@ -54,7 +54,7 @@ def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: Rollo
     turns = SingleTurns(rollout, sampling)
     responses = turns.finish(turns.begin(prompts, SAMPLES, derive_seed(config.trainer.seed, "verify", 1)))
     samples = make_samples(prompts, responses, prepared.tokenizer)
-    batch = assemble(samples, config.rollout.temperature)
+    batch = assemble(samples, config.rollout.temperature, torch.arange(len(samples)) // SAMPLES)
     signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])
     advantages = broadcast_to_tokens(signs, batch.lengths, batch.response_mask)
     sequences = [

@@ -74,8 +74,9 @@ REWARDS = [1.0, 0.5, -1.0, 2.0, 0.25, 0.0]
 
 
 def estimated(advantage, rewards=REWARDS, **settings):
-    batch = RaggedBatch(LENGTHS, torch.arange(19), MASK, **settings.pop("fields", {}))
-    return with_advantages(batch, torch.tensor(rewards), 2, AlgorithmSection(advantage=advantage, **settings))
+    groups = torch.tensor([0, 0, 1, 1, 2, 2])
+    batch = RaggedBatch(LENGTHS, torch.arange(19), MASK, groups=groups, **settings.pop("fields", {}))
+    return with_advantages(batch, torch.tensor(rewards), AlgorithmSection(advantage=advantage, **settings))
 
 
 def rows(values):

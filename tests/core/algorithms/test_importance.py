@@ -20,7 +20,7 @@ from tests.core.algorithms.test_formulas import drawn_batch
 def measured(batch, log_probs, entropy, max_tokens, copies, **settings):
     """The metrics as a driver has them, from the parts of micro-batches and replicas, some of them fillers."""
     loss = PolicyLoss(AlgorithmSection(**{"importance_correction": "measured", **settings}))
-    plan = UpdatePlan(1, 1, 1, "token-mean", max_tokens)
+    plan = UpdatePlan(1, 1, "token-mean", max_tokens)
     (mini_batch,) = plan.mini_batches(batch, seed=0)
     parts = [
         loss(TokenOutputs(log_probs[part.batch.tokens], entropy[part.batch.tokens]), part.batch).metrics

@@ -100,7 +100,7 @@ def test_parts_add_up_however_the_batch_is_split(pairs, max_tokens, copies, aggr
     whole = loss(TokenOutputs(log_probs, entropy), batch)
     (expected,) = torch.autograd.grad(whole.loss, log_probs)
 
-    plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation=aggregation, max_tokens=max_tokens)
+    plan = UpdatePlan(epochs=1, count=1, aggregation=aggregation, max_tokens=max_tokens)
     # The model's outputs travel with the batch through the same division.
     index = torch.arange(batch.num_tokens)
     shares = plan.micro_batches(replace(batch, tokens=index), copies)
@@ -187,7 +187,7 @@ def test_parts_of_the_value_loss_add_up():
     batch, _, _ = make_batch([3, 1, 2, 4], [5, 9, 0, 1], "sequence-mean")
     batch, values = with_values(batch)
     whole = ValueLoss()(TokenOutputs(values=values), batch)
-    plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation="sequence-mean", max_tokens=7)
+    plan = UpdatePlan(epochs=1, count=1, aggregation="sequence-mean", max_tokens=7)
     shares = plan.micro_batches(replace(batch, tokens=torch.arange(batch.num_tokens)), 2)
     parts = [
         ValueLoss()(TokenOutputs(values=values[part.batch.tokens]), part.batch) for share in shares for part in share

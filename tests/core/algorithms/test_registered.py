@@ -22,16 +22,16 @@ FUNCTIONS = """
 import torch
 from anytron.algorithms.contract import Advantages, TokenLosses
 
-def plain(batch, rewards, algorithm, group_size):
+def plain(batch, rewards, algorithm):
     return Advantages(torch.repeat_interleave(rewards, batch.lengths) * batch.response_mask)
-def short(batch, rewards, algorithm, group_size): return Advantages(rewards)
-def broken(batch, rewards, algorithm, group_size): return Advantages(torch.full((5,), torch.nan))
-def bare(batch, rewards, algorithm, group_size): return rewards
+def short(batch, rewards, algorithm): return Advantages(rewards)
+def broken(batch, rewards, algorithm): return Advantages(torch.full((5,), torch.nan))
+def bare(batch, rewards, algorithm): return rewards
 def narrow(batch): return batch
 def wide(batch, rewards, algorithm, group_size):
     return Advantages(torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.int64))
 
-def listed(batch, rewards, algorithm, group_size): return Advantages([0.0] * 5)
+def listed(batch, rewards, algorithm): return Advantages([0.0] * 5)
 
 def reinforce(tokens, algorithm):
     losses = -algorithm.options.get("factor", 1.0) * tokens.advantages * tokens.log_probs
@@ -57,7 +57,7 @@ def named(tmp_path):
 
 
 def test_an_estimator_of_the_user_is_used(named):
-    batch = with_advantages(BATCH, REWARDS, 2, AlgorithmSection(advantage=named("plain")))
+    batch = with_advantages(BATCH, REWARDS, AlgorithmSection(advantage=named("plain")))
     assert batch.advantages.tolist() == [0, 1, 1, 0, 0]
     assert batch.returns is None
 
@@ -73,7 +73,7 @@ def test_an_estimator_of_the_user_is_used(named):
 )
 def test_what_an_estimator_returns_is_checked(named, name, says):
     with pytest.raises(DataError, match=rf"(?s)algorithm\.advantage.*{says}"):
-        with_advantages(BATCH, REWARDS, 2, AlgorithmSection(advantage=named(name)))
+        with_advantages(BATCH, REWARDS, AlgorithmSection(advantage=named(name)))
 
 
 def test_advantages_become_float32(named):
@@ -95,7 +95,7 @@ def test_a_metric_of_a_loss_is_averaged_over_responses_or_the_largest(named):
 
 def test_an_estimator_beside_a_critic_gives_returns(named):
     with pytest.raises(DataError, match="no returns"):
-        with_advantages(replace(BATCH, values=torch.zeros(5)), REWARDS, 2, AlgorithmSection(advantage=named("plain")))
+        with_advantages(replace(BATCH, values=torch.zeros(5)), REWARDS, AlgorithmSection(advantage=named("plain")))
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from anytron.config.schema import RewardSection
+from anytron.environments.outcome import Outcome
 from anytron.errors import DataError
+from anytron.isolation.failure import Failure
 from anytron.rewards import Sample, pool
 from anytron.rewards.pool import shares
-from anytron.rewards.scoring import RewardSum
+from anytron.rewards.scoring import RewardSum, joined
 
 FAULTY = Path(__file__).with_name("faulty.py")
 
@@ -112,6 +115,25 @@ def test_two_functions_that_drop_everything_between_them_end_the_run(tmp_path):
         pytest.raises(DataError, match=r"(?s)Every sample of the step was dropped\..*odd, even"),
     ):
         score([sample("a"), sample("b")])
+
+
+@pytest.mark.parametrize(("on_error", "value"), [("drop", math.nan), ("zero", 0.0)])
+def test_where_a_step_has_others_a_function_may_fail_for_all(start, on_error, value):
+    score = start(options={"always": "raises"}, on_error=on_error)
+    found = score([sample("abc", index // 2) for index in range(4)], more=True)
+    assert found.total.tolist() == pytest.approx([value] * 4, nan_ok=True)
+    assert list(found.failures["faulty"]) == [0, 1, 2, 3]
+    broken = replace(sample("abc"), environment=Outcome((), 0.0, {}, Failure("It broke.", "")))
+    assert score([broken], more=True).total.isnan().tolist() == [True]
+
+
+def test_scores_of_rounds_are_joined_and_failures_keep_their_samples(start):
+    score = start()
+    texts = [["a", "raises", "ccc"], ["raises"], ["dd", "raises"]]
+    found = joined([score([sample(text) for text in some], more=True) for some in texts])
+    assert found.total.tolist() == pytest.approx([1, math.nan, 3, math.nan, 2, math.nan], nan_ok=True)
+    assert found.parts["faulty"].tolist() == pytest.approx(found.total.tolist(), nan_ok=True)
+    assert list(found.failures["faulty"]) == [1, 3, 5]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

@@ -33,11 +33,12 @@ def test_the_loss_of_the_guide_trains(new_run):
 def test_an_advantage_of_a_users_trains_too(new_run):
     code = """
 import torch
+from anytron.algorithms.advantages.groups import compare
 from anytron.algorithms.contract import Advantages
 
-def centred(batch, rewards, algorithm, group_size):
-    groups = rewards.view(-1, group_size)
-    own = (groups - groups.mean(1, keepdim=True)).flatten() * algorithm.options["scale"]
+def centred(batch, rewards, algorithm):
+    own = compare(rewards, batch.groups, lambda rows: rows - rows.nanmean(1, keepdim=True))
+    own *= algorithm.options["scale"]
     return Advantages(torch.repeat_interleave(own, batch.lengths) * batch.response_mask)
 """
     algorithm = {"advantage": "task.py:centred", "options": {"scale": 3.0}}

@@ -64,16 +64,17 @@ def test_as_few_micro_batches_as_the_limit_allows():
     assert [len(share) for share in micro_batches([8] * 8, 16, 2)] == [2, 2]
 
 
-def batch_of(sizes):
+def batch_of(sizes, groups=None):
     total = sum(sizes)
     mask = torch.cat([torch.arange(size) > 0 for size in sizes])
-    return RaggedBatch(torch.tensor(sizes), torch.arange(total), mask, advantages=torch.ones(total))
+    groups = None if groups is None else torch.tensor(groups)
+    return RaggedBatch(torch.tensor(sizes), torch.arange(total), mask, groups=groups, advantages=torch.ones(total))
 
 
 def test_groups_stay_together_and_every_pass_sees_each_once():
-    plan = UpdatePlan(epochs=2, count=3, group_size=2, aggregation="token-mean", max_tokens=100)
+    plan = UpdatePlan(epochs=2, count=3, aggregation="token-mean", max_tokens=100)
     sizes = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
-    batch = batch_of(sizes)
+    batch = batch_of(sizes, [index // 2 for index in range(14)])
     passes = [mini_batch.lengths.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
     assert len(passes) == 6
     for one_pass in (passes[:3], passes[3:]):
@@ -86,14 +87,41 @@ def test_groups_stay_together_and_every_pass_sees_each_once():
 
 
 def test_the_weights_of_each_mini_batch_add_up_to_one():
-    plan = UpdatePlan(epochs=1, count=3, group_size=2, aggregation="sequence-mean", max_tokens=100)
+    plan = UpdatePlan(epochs=1, count=3, aggregation="sequence-mean", max_tokens=100)
     for mini_batch in plan.mini_batches(batch_of([2, 3, 4, 5, 6, 7]), seed=0):
         assert mini_batch.loss_weights.sum().item() == pytest.approx(1)
         assert mini_batch.token_shares.sum().item() == pytest.approx(1)
 
 
+def test_groups_of_any_size_stay_together():
+    plan = UpdatePlan(epochs=1, count=3, aggregation="token-mean", max_tokens=100)
+    groups = [0, 0, 0, 2, 3, 3, 3, 3, 3, 4, 4]  # of group 1 nothing is left
+    batch = batch_of([3] * len(groups), groups)
+    seen = [mini_batch.groups.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
+    assert sorted(one for mini_batch in seen for one in mini_batch) == groups
+    assert [len(set(mini_batch)) for mini_batch in seen] == [2, 1, 1]
+    assert [m.tokens.tolist() for m in plan.mini_batches(batch_of([3] * 11, groups), seed=0)] == [
+        [token for token in range(33) if groups[token // 3] in mini_batch]
+        if mini_batch == sorted(mini_batch)
+        else [token for one in dict.fromkeys(mini_batch) for token in range(33) if groups[token // 3] == one]
+        for mini_batch in seen
+    ]
+
+
+def test_fewer_groups_than_mini_batches_make_fewer_updates_and_fewer_sequences_than_ranks_are_filled_up():
+    plan = UpdatePlan(epochs=2, count=4, aggregation="token-mean", max_tokens=100)
+    batch = batch_of([3, 4, 5], [0, 0, 1])
+    mini_batches = list(plan.mini_batches(batch, seed=0))
+    assert sorted(mini_batch.num_sequences for mini_batch in mini_batches) == [1, 1, 2, 2]
+    alone = next(mini_batch for mini_batch in mini_batches if mini_batch.num_sequences == 1)
+    shares = plan.micro_batches(alone, dp_size=4)
+    assert [len(share) for share in shares] == [1, 1, 1, 1]
+    assert [share[0].batch.is_filler for share in shares] == [False, True, True, True]
+    assert sum(float(share[0].batch.loss_weights.sum()) for share in shares) == pytest.approx(1.0)
+
+
 def test_a_rank_without_work_gets_a_sequence_of_no_weight():
-    plan = UpdatePlan(epochs=1, count=1, group_size=1, aggregation="token-mean", max_tokens=4)
+    plan = UpdatePlan(epochs=1, count=1, aggregation="token-mean", max_tokens=4)
     (mini_batch,) = plan.mini_batches(batch_of([9, 7, 8]), seed=0)
     shares = plan.micro_batches(mini_batch, dp_size=2)
     parts = [part for share in shares for part in share]

@@ -86,6 +86,28 @@ def test_environments_that_fail_cost_their_samples_and_not_the_run(new_calculato
     assert all(record["turns"][-1].startswith("3") for record in failed)
 
 
+def test_an_environment_that_fails_for_all_of_a_later_round_costs_that_round(new_calculator, tmp_path):
+    code = (EXAMPLES / "calculator.py").read_text() + (
+        "\n\nclass Choosy(Calculator):\n    def reset(self, task):\n"
+        "        assert task.prompt_text[0] not in '345678'\n        super().reset(task)\n"
+    )
+    (tmp_path / "choosy.py").write_text(code)
+    run = new_calculator(
+        environment={"path": f"{tmp_path}/choosy.py:Choosy"},
+        algorithm={**CALCULATOR["algorithm"], "dynamic_sampling": True, "dynamic_sampling_rounds": 30},
+        trainer={"total_steps": 2, "log_samples": 10**6},
+    )
+    summary = run.train()
+    records = lines(summary.output_dir / "samples.jsonl")
+    for step, metrics in enumerate(run.progress.steps, start=1):
+        assert metrics["sampling/groups_missing"] == 0
+        drawn = [record for record in records if record["step"] == step][::8]
+        assert len(drawn) == metrics["sampling/groups_drawn"]
+        failed = [record["prompt"][0] in "345678" for record in drawn]
+        assert sum(failed) * 8 == metrics["environment/failed"]
+    assert max(metrics["sampling/rounds"] for metrics in run.progress.steps) > 2
+
+
 def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_calculator, tmp_path, monkeypatch):
     """Environments are in no checkpoint: none lives longer than a step."""
     monkeypatch.setattr(conversations, "GATHER_S", 60.0)  # batches of one shape, whatever the machine does besides

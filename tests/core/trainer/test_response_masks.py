@@ -18,6 +18,7 @@ from anytron.rewards.registered import REWARDS
 from anytron.rewards.scoring import RewardScores
 from anytron.rollout.trajectory import Trajectory
 from anytron.tracking.clock import Clock
+from anytron.trainer.experience import Experience
 from anytron.trainer.metrics import step_metrics
 from anytron.trainer.trajectories import assemble, make_samples
 from anytron.trainer.updates import UpdatePlan
@@ -49,20 +50,21 @@ def samples():
 
 @pytest.fixture
 def batch(samples):
-    rewards = torch.tensor([1.0, 0.25, torch.nan])
-    return with_advantages(assemble(samples, 1.0), rewards, 3, AlgorithmSection())
+    return with_advantages(
+        assemble(samples[:2], 1.0, torch.tensor([0, 0])), torch.tensor([1.0, 0.25]), AlgorithmSection()
+    )
 
 
 def mini_batch(batch, aggregation):
-    plan = UpdatePlan(epochs=1, count=1, group_size=3, aggregation=aggregation, max_tokens=100)
+    plan = UpdatePlan(epochs=1, count=1, aggregation=aggregation, max_tokens=100)
     (found,) = plan.mini_batches(batch, seed=0)
     return found
 
 
-def test_the_mask_has_holes_and_drops_whom_the_environment_failed(batch):
-    assert batch.tokens.tolist() == [3, 1, 10, 1, 7, 7, 1, 3, 3, 1, 10, 1, 3, 3, 1, 10, 5]
-    assert batch.response_mask.int().tolist() == [0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0]
-    expected = [0, 0, 0, -0.1, 0, 0, -0.2, -0.3, 0, 0, 0, -0.4, -0.5, 0, 0, 0, -0.6]
+def test_the_mask_has_holes(batch):
+    assert batch.tokens.tolist() == [3, 1, 10, 1, 7, 7, 1, 3, 3, 1, 10, 1, 3]
+    assert batch.response_mask.int().tolist() == [0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1]
+    expected = [0, 0, 0, -0.1, 0, 0, -0.2, -0.3, 0, 0, 0, -0.4, -0.5]
     torch.testing.assert_close(batch.rollout_log_probs, torch.tensor(expected))
 
 
@@ -89,8 +91,11 @@ def test_tokens_in_holes_have_no_part_in_loss_and_metrics(batch, aggregation, fi
 
 def test_metrics_count_the_models_own_tokens(samples):
     rewards = RewardScores(torch.tensor([1.0, 0.25, torch.nan]), {"environment": torch.zeros(3)}, {})
-    outcomes = [{"update/skipped": 0.0}]
-    metrics = step_metrics(1, samples, rewards, 3, assemble(samples, 1.0), outcomes, Clock(lambda part: None))
+    used = torch.tensor([True, True, False])
+    experience = Experience(samples, torch.zeros(3, dtype=torch.int64), rewards, torch.zeros(3), used)
+    metrics = step_metrics(1, experience, experience.batch(1.0), [{"update/skipped": 0.0}], Clock(lambda part: None))
+    assert metrics["reward/mean"] == 0.625
+    assert metrics["reward/group_std_zero_fraction"] == 0
     assert metrics["response/length_mean"] == 2.0
     assert metrics["response/length_max"] == 3.0
     assert metrics["response/truncated_fraction"] == pytest.approx(2 / 3)

@@ -92,9 +92,9 @@ def test_a_batch_of_empty_responses_can_be_made(tokenizer):
 
 
 def test_advantages_reach_response_tokens_only(tokenizer):
-    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=1.0)
+    batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), 1.0, torch.tensor([0, 0, 1, 1]))
     algorithm = AlgorithmSection(normalize_std=False)
-    batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
+    batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), algorithm)
     assert batch.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0.5] + [0] * 10
 
 
@@ -103,7 +103,7 @@ def test_with_values_each_token_is_compared_with_what_was_expected(tokenizer, no
     batch = assemble(make_samples(PROMPTS, RESPONSES, tokenizer), temperature=1.0)
     batch = replace(batch, values=torch.full((16,), 0.25))
     algorithm = AlgorithmSection(advantage="gae", normalize_std=normalize_std)
-    batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), group_size=2, algorithm=algorithm)
+    batch = with_advantages(batch, torch.tensor([1.0, 0.0, 0.2, 0.2]), algorithm)
     torch.testing.assert_close(batch.returns, torch.tensor([0, 0, 0, 1, 1, 1] + [0] * 5 + [0.2, 0, 0, 0.2, 0.2]))
     advantages = batch.advantages[batch.response_mask]
     if normalize_std:

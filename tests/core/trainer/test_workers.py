@@ -89,9 +89,7 @@ def batch():
 
 
 def plan(max_tokens=9, **changes):
-    return UpdatePlan(
-        **({"epochs": 1, "count": 1, "group_size": 1} | changes), aggregation="token-mean", max_tokens=max_tokens
-    )
+    return UpdatePlan(**({"epochs": 1, "count": 1} | changes), aggregation="token-mean", max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])

@@ -62,9 +62,9 @@ def gae(
     return advantages
 
 
-def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:
+def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Compare each token with what the critic expected (``algorithm.advantage=gae``)."""
-    del rewards, group_size
+    del rewards
     token_rewards = required(batch.token_rewards, "token_rewards", "gae")
     values, mask = required(batch.values, "values", "gae"), batch.response_mask
     advantages = gae(token_rewards, values, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)

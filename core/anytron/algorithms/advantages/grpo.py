@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from anytron.algorithms.advantages.groups import compare, differ
 from anytron.algorithms.advantages.per_token import broadcast_to_tokens
-from anytron.algorithms.contract import Advantages
+from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
     from anytron.batch import RaggedBatch
@@ -26,7 +28,7 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     one, has exactly zero advantages, never NaN.
 
     Args:
-        rewards: ``[P, G]``; NaN for a response that is not compared, whose group is the others.
+        rewards: ``[P, G]``; NaN where a group has no further response.
         normalize_std: Divide by the standard deviation; off is the advantage of Dr. GRPO (arXiv:2503.20783, section
             3.2), which does not favour prompts whose rewards hardly vary.
 
@@ -36,26 +38,24 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     compared = ~rewards.isnan()
     count = compared.sum(dim=1, keepdim=True)
     centred = rewards - rewards.nansum(dim=1, keepdim=True) / count.clamp(min=1)
-    highest = rewards.nan_to_num(-torch.inf).amax(dim=1, keepdim=True)
-    lowest = rewards.nan_to_num(torch.inf).amin(dim=1, keepdim=True)
     # The mean of equal numbers can differ from them in the last bit.
-    centred = torch.where(compared & (highest > lowest), centred, torch.zeros_like(centred))
+    centred = torch.where(compared & differ(rewards)[:, None], centred, torch.zeros_like(centred))
     if not normalize_std:
         return centred
     deviation = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return centred / (deviation + STD_EPSILON)
 
 
-def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:
+def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Give every response token the advantage of its response in its group (``algorithm.advantage=grpo``)."""
-    per_sequence = grpo(rewards.view(-1, group_size), algorithm.normalize_std).flatten()
+    groups = required(batch.groups, "groups", "grpo")
+    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=algorithm.normalize_std))
     return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))
 
 
-def centred_group_advantages(
-    batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int
-) -> Advantages:
+def centred_group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Do the same without the standard deviation (``algorithm.advantage=dr_grpo``)."""
     del algorithm
-    per_sequence = grpo(rewards.view(-1, group_size), normalize_std=False).flatten()
+    groups = required(batch.groups, "groups", "dr_grpo")
+    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=False))
     return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))

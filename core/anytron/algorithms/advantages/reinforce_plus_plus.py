@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from anytron.algorithms.advantages.gae import gae
+from anytron.algorithms.advantages.groups import compare
 from anytron.algorithms.advantages.grpo import grpo
 from anytron.algorithms.advantages.per_token import broadcast_to_tokens, whiten
 from anytron.algorithms.contract import Advantages, required
@@ -18,13 +20,13 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
 
 
-def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int) -> Advantages:
+def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Give every token what follows it, whitened over the step (``algorithm.advantage=reinforce_plus_plus``).
 
     The return is ``R_t = r_t + gamma * R_{t+1}`` over the response's own tokens (arXiv:2501.03262, section 3.1). It is
     what generalized advantage estimation gives without values and with a lambda of 1.
     """
-    del rewards, group_size
+    del rewards
     token_rewards = required(batch.token_rewards, "token_rewards", "reinforce_plus_plus")
     nothing = torch.zeros_like(token_rewards)
     mask = batch.response_mask
@@ -32,15 +34,14 @@ def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
     return Advantages(whiten(returns, mask))
 
 
-def returns_against_group(
-    batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int
-) -> Advantages:
+def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Whiten differences from the group's mean over the step (``algorithm.advantage=reinforce_plus_plus_baseline``).
 
     The group's mean is the baseline and the step's deviation the scale: a group whose rewards hardly vary is not blown
     up, as its own deviation would do (arXiv:2501.03262, section 3.2).
     """
     del algorithm
-    per_sequence = grpo(rewards.view(-1, group_size), normalize_std=False).flatten()
+    groups = required(batch.groups, "groups", "reinforce_plus_plus_baseline")
+    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=False))
     per_token = broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask)
     return Advantages(whiten(per_token, batch.response_mask))

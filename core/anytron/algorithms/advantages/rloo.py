@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.algorithms.advantages.groups import compare
 from anytron.algorithms.advantages.grpo import grpo
 from anytron.algorithms.advantages.per_token import broadcast_to_tokens
-from anytron.algorithms.contract import Advantages
+from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ def rloo(rewards: Tensor) -> Tensor:
     and gets 0, and so do groups whose rewards are all equal, exactly.
 
     Args:
-        rewards: ``[P, G]``; NaN for a response that is not compared, whose group is the others.
+        rewards: ``[P, G]``; NaN where a group has no further response.
 
     Returns:
         ``[P, G]``, same dtype; 0 where the reward is NaN.
@@ -31,10 +32,8 @@ def rloo(rewards: Tensor) -> Tensor:
     return grpo(rewards, normalize_std=False) * (count / (count - 1).clamp(min=1))
 
 
-def leave_one_out_advantages(
-    batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, group_size: int
-) -> Advantages:
+def leave_one_out_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Give every response token its response's difference (``algorithm.advantage=rloo``)."""
     del algorithm
-    per_sequence = rloo(rewards.view(-1, group_size)).flatten()
+    per_sequence = compare(rewards, required(batch.groups, "groups", "rloo"), rloo)
     return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))

@@ -63,7 +63,7 @@ def adapters(subject: Subject, case: Case) -> None:
     merged, alone = observer.output / "merged.safetensors", observer.output / "adapter.safetensors"
     batch = replace(recorded_of(family), temperature=OTHER_TEMPERATURE)
     with said():
-        plan = plan_of(trainer, config, group_size=1)
+        plan = plan_of(trainer, config)
         trainer.update(batch, plan, LOSS)
         trainer.export_weights(str(merged))
         trainer.export_weights(str(alone), "adapter")

@@ -58,7 +58,7 @@ def critic(subject: Subject, case: Case) -> None:
     dtype = config.model.dtype
     truth = expected_critic(start, getattr(torch, dtype), recorded_of(family))
     with said():
-        plan = plan_of(trainer, config, group_size=1)
+        plan = plan_of(trainer, config)
         values = trainer.with_values(truth.batch, plan).values
         if values is None:
             raise Broken("The ranks answer without values.")

@@ -190,7 +190,7 @@ class Observer:
             return Seen(config, truth, broken, broken)
         try:
             with said():
-                plan = plan_of(trainer, config, group_size=1)
+                plan = plan_of(trainer, config)
                 return Seen(config, truth, forward, computed_gradients(trainer, plan, truth.batch, self.output)[0])
         except Broken as broken:
             return Seen(config, truth, forward, broken)

@@ -62,7 +62,7 @@ def prediction(subject: Subject, case: Case) -> None:
     modules = expected_modules(model, getattr(torch, dtype), policy.batch)
     file = observer.output / "after.safetensors"
     with said():
-        metrics = trainer.update(policy.batch, plan_of(trainer, config, group_size=1), LOSS)
+        metrics = trainer.update(policy.batch, plan_of(trainer, config), LOSS)
         trainer.export_weights(str(file))
     loss, allowed = metrics.get("mtp/loss", 0.0), allowed_difference(dtype, modules.loss)
     if not abs(loss - modules.loss) <= allowed:

@@ -55,7 +55,7 @@ def router_replay(subject: Subject, case: Case) -> None:
         batch = replace(_sent_by_lot(recorded_of(family), shape), temperature=OTHER_TEMPERATURE)
         dtype = config.model.dtype
         truth = expected_gradients(observer.model(family), None, getattr(torch, dtype), batch)
-        plan = plan_of(trainer, config, group_size=1)
+        plan = plan_of(trainer, config)
         log_probs = trainer.score(truth.batch, plan, "policy")
         gradients = computed_gradients(trainer, plan, truth.batch, observer.output)[0]
     hold_values("Log-probs are not those of the experts that were given.", log_probs, truth.log_probs, dtype)
