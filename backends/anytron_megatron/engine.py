@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from anytron.engines.context import EngineContext
     from anytron.engines.inspection import Inspection
     from anytron.engines.rollout_engine import GenerationRequest, Response
-    from anytron.engines.training_engine import Additions, Conformance, Topology, TrainedRole, UpdatedModel
+    from anytron.engines.training_engine import Additions, Conformance, Topology, ScoringRole, UpdatedModel
     from anytron.engines.weights import Sent, WeightDestination
     from anytron_megatron.critic.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout
@@ -162,7 +162,7 @@ class MegatronEngine:
             rollout_routing=self._experts.rollout_routing,
         )
 
-    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
+    def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
         self._offload.end()
         if role == "reference":

@@ -243,6 +243,15 @@ class CriticSection(Section):
     """First training steps, in which the critic is trained and the policy stays."""
 
 
+class TeacherSection(Section):
+    """The teacher of on-policy distillation, a second model that stays as it is: for
+    ``algorithm.distillation_coefficient``, or your own estimator; docs/how-to/distil.md."""
+
+    path: str
+    """Directory of a Hugging Face causal language model with its tokenizer, in which every token of the policy's has the
+    same number. Relative paths are relative to the YAML file. It is split over ranks as the policy is."""
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -255,6 +264,7 @@ class RunConfig(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     optimizer: OptimizerSection = OptimizerSection()
     critic: CriticSection | None = None
+    teacher: TeacherSection | None = None
     parallel: ParallelSection = ParallelSection()
     engine: EngineSection = EngineSection()
     executor: ExecutorSection = ExecutorSection()
@@ -275,6 +285,23 @@ class RunConfig(Section):
         if advantage != "gae" and ":" not in advantage and self.critic is not None:
             raise ValueError(
                 f"a critic is for algorithm.advantage=gae, and it is {advantage}: set that, or remove critic"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_where_it_is_used(self) -> RunConfig:
+        advantage, coefficient = self.algorithm.advantage, self.algorithm.distillation_coefficient
+        if coefficient > 0.0 and self.teacher is None:
+            raise ValueError("algorithm.distillation_coefficient needs a teacher: add a section teacher with its path")
+        if self.teacher is not None and coefficient == 0.0 and ":" not in advantage:
+            raise ValueError(
+                "a teacher teaches nothing with algorithm.distillation_coefficient=0: set it, 1 is usual with "
+                "algorithm.advantage=none, or remove teacher"
+            )
+        if advantage == "none" and coefficient == 0.0:
+            raise ValueError(
+                "with algorithm.advantage=none rewards teach nothing: set a teacher and "
+                "algorithm.distillation_coefficient, or another algorithm.advantage"
             )
         return self
 
