@@ -24,9 +24,9 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
-    ``teacher.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of registered sources of
-    prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter). Those of
-    ``validation.sets`` are resolved like the run's own.
+    ``teacher.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of
+    registered sources of prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its
+    interpreter). Those of ``validation.sets`` are resolved like the run's own.
 
     Args:
         config: As read.

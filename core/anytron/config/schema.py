@@ -244,12 +244,12 @@ class CriticSection(Section):
 
 
 class TeacherSection(Section):
-    """The teacher of on-policy distillation, a second model that stays as it is: for
-    ``algorithm.distillation_coefficient``, or your own estimator; docs/how-to/distil.md."""
+    """A model to learn from that stays as it is: for ``algorithm.distillation_coefficient``, or your own estimator."""
 
     path: str
-    """Directory of a Hugging Face causal language model with its tokenizer, in which every token of the policy's has the
-    same number. Relative paths are relative to the YAML file. It is split over ranks as the policy is."""
+    """Directory of a Hugging Face causal language model and its tokenizer, in which every token of the policy's has the
+    same number. It is split over the ranks as the policy is; the page docs/how-to/distil.md says more. Relative paths
+    are relative to the YAML file."""
 
 
 class RunConfig(Section):

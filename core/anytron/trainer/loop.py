@@ -224,7 +224,8 @@ def _train(
             metrics = step_metrics(step, samples, rewards, config.rollout.samples_per_prompt, batch, outcomes, clock)
             speed = metrics["throughput/tokens_per_s"]
             metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
-            metrics |= {**kl_metrics(batch, algorithm), **teacher_metrics(batch), **memory, **ahead.age, **transfer.metrics}
+            metrics |= {**kl_metrics(batch, algorithm), **teacher_metrics(batch)}
+            metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             sinks.write(metrics)
             traces.end(step)

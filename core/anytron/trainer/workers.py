@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
     from anytron.engines.device_memory import MemoryUse
-    from anytron.engines.training_engine import Additions, Conformance, Topology, ScoringRole, UpdatedModel
+    from anytron.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.rollout.conversations import Conversations, SingleTurns
