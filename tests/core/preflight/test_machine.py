@@ -33,6 +33,7 @@ class Processor(Chip):
 
 
 PPO = {"algorithm": {"advantage": "gae"}}
+OPD = {"algorithm": {"advantage": "none", "distillation_coefficient": 1.0}}
 
 
 @pytest.fixture
@@ -96,6 +97,8 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),
         ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
         ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
+        ({**OPD, "teacher": {"path": "gone"}}, "teacher.path", "there is no directory"),
+        ({**OPD, "teacher": {"path": "."}}, "teacher.path", "has no tokenizer"),
         (
             {"model": {"config": {"model_type": "qwen3"}, "tokenizer": "gone"}},
             "model.tokenizer",
