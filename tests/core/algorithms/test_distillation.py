@@ -1,4 +1,4 @@
-"""On-policy distillation: its expected gradient is that of the reverse KL divergence, all outcomes added up in float64."""
+"""On-policy distillation: over all responses, the gradient is that of the reverse KL divergence, in float64."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ class Processor(Chip):
 
 PPO = {"algorithm": {"advantage": "gae"}}
 OPD = {"algorithm": {"advantage": "none", "distillation_coefficient": 1.0}}
+"""On-policy distillation."""
 
 
 @pytest.fixture
@@ -98,7 +99,6 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
         ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
         ({**OPD, "teacher": {"path": "gone"}}, "teacher.path", "there is no directory"),
-        ({**OPD, "teacher": {"path": "."}}, "teacher.path", "has no tokenizer"),
         (
             {"model": {"config": {"model_type": "qwen3"}, "tokenizer": "gone"}},
             "model.tokenizer",
@@ -115,6 +115,18 @@ def test_a_mistake_is_refused_with_its_key(check, sections, key, says):
 
     assert caught.value.where == key
     assert says in f"{caught.value.why} {caught.value.fix}"
+
+
+def test_a_teacher_s_directory_has_weights_and_a_tokenizer(check, tmp_path):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        check(**OPD, teacher={"path": "teacher"})
+    assert "has no weights" in str(caught.value)
+    assert "has no tokenizer" in str(caught.value)
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "teacher" / file).write_text("{}")
+    assert check(**OPD, teacher={"path": "teacher"}) == []
 
 
 @pytest.mark.parametrize(

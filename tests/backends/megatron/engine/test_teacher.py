@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from anytron.algorithms.distillation import with_distillation
 from anytron.algorithms.policy_loss import PolicyLoss
@@ -136,6 +135,5 @@ def test_weights_that_do_not_fit_are_an_error_of_the_teacher(tmp_path, ranks, ti
     config = json.loads((tiny_family("qwen2") / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
     (directory / "model.safetensors").write_bytes((tiny_family("qwen2") / "model.safetensors").read_bytes())
-    assert load_file(directory / "model.safetensors")
     with pytest.raises(EngineError, match=str(directory)):
-        ranks.engine(tiny_model, **taught_by(directory))[0].topology
+        ranks.engine(tiny_model, **taught_by(directory))
