@@ -17,7 +17,8 @@ from anytron_megatron.options import MegatronOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.config.schema import OptimizerSection, RunConfig
+    from anytron.config.roles import OptimizerSection
+    from anytron.config.schema import RunConfig
     from anytron.engines.memory import DeviceMemory, When
     from anytron.traits import ParallelSizes
     from anytron_megatron.estimate.sharding import Piece

@@ -9,7 +9,7 @@ from anytron.data.pretrained import read_hf_config, read_tokenizer
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from anytron.config.schema import TeacherSection
+    from anytron.config.roles import TeacherSection
 
 SHOWN = 3
 """Tokens that an error names."""

@@ -177,6 +177,16 @@ def test_a_teacher_stands_where_it_is_used(good, overrides, says):
         load_config(good, overrides)
 
 
+def test_rewards_may_be_missing_where_they_teach_nothing(good):
+    taught = ["teacher={path: t}", "algorithm.distillation_coefficient=1"]
+    with pytest.raises(ConfigError, match="rewards is required"):
+        load_config(good, ["rewards=[]", *taught])
+    alone = ["rewards=[]", *taught, "algorithm.advantage=none"]
+    assert load_config(good, alone).rewards == []
+    with pytest.raises(ConfigError, match=r"validation\.sets\.0 has no rewards"):
+        load_config(good, [*alone, "validation={sets: [{name: a, data: {source: jsonl}}]}"])
+
+
 def test_a_teacher_alone_beside_rewards_or_for_an_estimator_of_one_s_own(good):
     taught = ["teacher={path: t}", "algorithm.distillation_coefficient=0.5"]
     assert load_config(good, taught).algorithm.advantage == "grpo"

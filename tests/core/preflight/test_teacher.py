@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from anytron.config.schema import TeacherSection
+from anytron.config.roles import TeacherSection
 from anytron.errors import ConfigError
 from anytron.preflight.teacher import check_vocabulary, context_length_of
 

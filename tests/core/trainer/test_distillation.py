@@ -79,6 +79,12 @@ def test_rewards_are_measured_and_teach_nothing(new_run, teacher, tmp_path):
         ]
 
 
+def test_a_teacher_is_enough(new_run, teacher):
+    (line,) = trained(new_run(algorithm=PURE, teacher={"path": teacher}, rewards=[], trainer={"total_steps": 1}))
+    assert line["reward/mean"] == line["reward/std"] == 0.0
+    assert line["grad_norm"] > 0
+
+
 def test_a_teacher_beside_rewards(new_run, teacher):
     algorithm = {"distillation_coefficient": 0.1, "mini_batches": 2}
     metrics = trained(new_run(algorithm=algorithm, teacher={"path": teacher}, trainer={"total_steps": 2}))
