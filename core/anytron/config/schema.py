@@ -88,9 +88,7 @@ class ModelSection(Section):
 
 
 class RewardSection(Section):
-    """One reward function; the rewards of several are added with their weights. With ``algorithm.advantage=none``, where
-    they teach nothing, there may be none.
-    """
+    """One reward function; several are added with their weights. None is needed with ``algorithm.advantage=none``."""
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
