@@ -12,6 +12,7 @@ from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
+from anytron_megatron.training.frozen_model import FrozenModel
 from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.schedule import ModelChunk
 from anytron_megatron.training.token_score_head import TokenScoreHead
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ModelBuilder:
-    """Builds the policy, its reference and the critic, each from a source.
+    """Builds the policy, its reference, a teacher and the critic, each from a source.
 
     Args:
         context: Of the engine: configuration, hooks and platform.
@@ -90,12 +91,32 @@ class ModelBuilder:
         packed_whole = sequence_format == "thd" and self._sizes.context == 1
         return options.share_prompts and by_attention_alone and packed_whole and self._portable
 
-    def language_model(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
-        """Build a model whose output layer gives the log-prob and the entropy of each token.
+    def policy(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
+        """Build a :meth:`language_model` that may get adapters.
 
         Raises:
             EngineError: No layer has ``model.lora.targets``, or the weights do not fit the model.
         """
+        return self._scoring(source, self._modules(source, preparer, self._check_targets))
+
+    def language_model(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
+        """Build a model whose output layer gives the log-prob and the entropy of each token.
+
+        Raises:
+            EngineError: The weights do not fit the model.
+        """
+        return self._scoring(source, self._modules(source, preparer))
+
+    def frozen(self, source: ModelSource) -> FrozenModel:
+        """Build a :meth:`language_model` that is not trained, with a preparer of its own.
+
+        Raises:
+            EngineError: The weights do not fit the model.
+        """
+        preparer = self.preparer(source)
+        return FrozenModel(self.language_model(source, preparer), preparer)
+
+    def _scoring(self, source: ModelSource, modules: Sequence[nn.Module]) -> list[ModelChunk]:
         spec = LogProbSpec(
             vocab_size=source.vocab_size,
             tensor_parallel=self._sizes.tensor,
@@ -106,7 +127,7 @@ class ModelBuilder:
         kernel = self._hooks.log_prob_kernel(spec)
         return [
             ModelChunk(module, TokenScoreHead(text_model(module).output_layer, kernel) if module.post_process else None)
-            for module in self._modules(source, preparer, self._check_targets)
+            for module in modules
         ]
 
     def adapters(self, source: ModelSource, modules: Sequence[nn.Module]) -> Adapters | None:

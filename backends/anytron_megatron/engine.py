@@ -47,17 +47,18 @@ if TYPE_CHECKING:
     from anytron.engines.context import EngineContext
     from anytron.engines.inspection import Inspection
     from anytron.engines.rollout_engine import GenerationRequest, Response
-    from anytron.engines.training_engine import Additions, Conformance, Topology, TrainedRole, UpdatedModel
+    from anytron.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.engines.weights import Sent, WeightDestination
     from anytron_megatron.critic.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource
+    from anytron_megatron.training.frozen_model import FrozenModel
     from anytron_megatron.training.schedule import ModelChunk
 
 
 class MegatronEngine:
-    """Train one policy, and the critic of PPO; score tokens with the policy and its reference; generate, if asked to.
+    """Train one policy, and the critic of PPO; score with the policy, its reference, a teacher; generate, if asked to.
 
     Implements :class:`anytron.engines.training_engine.TrainingEngine`. An engine whose models come from elsewhere is a
     subclass with an :meth:`open_source` of its own.
@@ -85,7 +86,7 @@ class MegatronEngine:
         self._source = self.open_source(model_directory(config), policy=True)
         self._builder = ModelBuilder(context, self._sizes, self._runtime)
         self._preparer = self._builder.preparer(self._source)
-        self._policy = self._builder.language_model(self._source, self._preparer)
+        self._policy = self._builder.policy(self._source, self._preparer)
         freeze(self._modules(), config.model.freeze, self._source.parts)
         self._experts = Experts(
             self._modules(),
@@ -101,6 +102,9 @@ class MegatronEngine:
         self._reference: list[ModelChunk] | None = None
         if self._has_reference and self._adapters is None:
             self._reference = self._builder.language_model(self._source, self._preparer)
+        self._teacher: FrozenModel | None = None
+        if config.teacher is not None:
+            self._teacher = self._builder.frozen(self.open_source(Path(config.teacher.path), policy=False))
         self._trained = TrainedModel(
             self._policy,
             self._preparer,
@@ -116,8 +120,11 @@ class MegatronEngine:
             source = self.open_source(model_directory(config) if path is None else Path(path), policy=False)
             self._critic = self._builder.critic(source)
         trained = {"policy": self._trained, **({} if self._critic is None else {"critic": self._critic.trained})}
-        reference = [chunk.module for chunk in self._reference or []]
-        self._offload = Offload(config.engine.offload, list(trained.values()), reference, self._runtime)
+        frozen = {
+            "reference": [chunk.module for chunk in self._reference or []],
+            "teacher": [] if self._teacher is None else self._teacher.modules,
+        }
+        self._offload = Offload(config.engine.offload, list(trained.values()), frozen, self._runtime)
         self._checkpoints = Checkpoints(
             trained,
             self._adapters,
@@ -137,7 +144,7 @@ class MegatronEngine:
         """Open a model directory.
 
         Args:
-            directory: Where the policy or the critic starts from.
+            directory: Where the policy or the critic starts from, or the teacher's.
             policy: It is the policy's: its prediction modules may be trained.
         """
         config = self._context.config
@@ -162,9 +169,11 @@ class MegatronEngine:
             rollout_routing=self._experts.rollout_routing,
         )
 
-    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
+    def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies of a model's tokens, without gradients."""
         self._offload.end()
+        if role == "teacher":
+            return self._the_teacher("score").score(micro_batches)
         if role == "reference":
             chunks, weights = self._reference_model()
             with weights:
@@ -323,7 +332,9 @@ class MegatronEngine:
         self._checkpoints.close()
         self._source.close()
         critic = [] if self._critic is None else self._critic.trained.chunks
-        release_memory(chunk.module for chunk in [*self._trained.chunks, *(self._reference or []), *critic])
+        teacher = [] if self._teacher is None else self._teacher.modules
+        chunks = [*self._trained.chunks, *(self._reference or []), *critic]
+        release_memory([*(chunk.module for chunk in chunks), *teacher])
         parallel.destroy()
         self._runtime.empty_cache()
 
@@ -352,6 +363,11 @@ class MegatronEngine:
             return self._policy, self._adapters.reference_weights()
         assert self._reference is not None
         return self._reference, contextlib.nullcontext()
+
+    def _the_teacher(self, where: str) -> FrozenModel:
+        if self._teacher is None:
+            raise EngineError("There is no teacher.", where=where, fix="set teacher.path")
+        return self._teacher
 
     def _the_critic(self, where: str) -> Critic:
         if self._critic is None:

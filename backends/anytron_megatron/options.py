@@ -115,7 +115,17 @@ MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
     capabilities=frozenset(
-        {"critic", "adapters", "checkpoints", "observation", "gradients", "inspection", "offload", "routing"}
+        {
+            "critic",
+            "teacher",
+            "adapters",
+            "checkpoints",
+            "observation",
+            "gradients",
+            "inspection",
+            "offload",
+            "routing",
+        }
     ),
     platform_check="anytron_megatron.checks.precision:precision_diagnostics",
     metrics=METRICS,

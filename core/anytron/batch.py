@@ -36,6 +36,7 @@ class RaggedBatch:
         old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
             batch is used for a single update, where they are the current ones.
         reference_log_probs: float32 ``[T]``, the reference model's; None without one.
+        teacher_log_probs: float32 ``[T]``, the teacher's; None without one.
         token_rewards: float32 ``[T]``, what follows each token of a response: the KL penalty if that is part of the
             reward, and after the last token the response's reward. None except while advantages are estimated.
         advantages: float32 ``[T]``; None before they are estimated.
@@ -61,6 +62,7 @@ class RaggedBatch:
     rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     values: Tensor | None = None

@@ -25,6 +25,7 @@ EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
 
 Capability = Literal[
     "critic",
+    "teacher",
     "adapters",
     "checkpoints",
     "observation",
@@ -36,8 +37,8 @@ Capability = Literal[
     "routing",
 ]
 """What not every engine can do. Each is a protocol of :mod:`anytron.engines.training_engine` or
-:mod:`anytron.engines.rollout_engine`, but for ``routing``: responses carry their routing (rollout), passes repeat it
-(training)."""
+:mod:`anytron.engines.rollout_engine`, but for two. ``teacher``: ``score`` takes that role. ``routing``: responses carry
+their routing (rollout), passes repeat it (training)."""
 
 PlaceOf = Callable[[str], str | None]
 """Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.config.schema import OptimizerSection
+from anytron.config.roles import OptimizerSection
 from anytron.verification.optimizer import VISIBLE, compare_moves
 from anytron.verification.report import Status
 

@@ -22,6 +22,7 @@ OF_PARTS = {
     "multi-token-prediction": "the run trains no multi-token prediction modules",
     "critic-values": "the run has no critic",
     "critic-gradients": "the run has no critic",
+    "teacher-log-probs": "the run has no teacher",
 }
 """Checks of what not every run has, and why they are skipped."""
 MADE = set(CHECKS) - {"recomputed-equals-kept", *OF_PARTS}
@@ -175,6 +176,38 @@ def test_a_critic_on_two_ranks_passes_every_check_and_is_part_of_those_of_every_
     assert "the critic: 25 weights" in results["optimizer-update"]["detail"]
     for name in ("packed-equals-padded", "parallel-equals-single"):
         assert "critic's gradient norm" in results[name]["detail"]
+
+
+TAUGHT = ("algorithm.advantage=none", "algorithm.distillation_coefficient=1.0")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A model of another shape, with the example's tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from anytron.testing.training.sort_task import tokenizer
+
+    directory = tmp_path_factory.mktemp("teacher")
+    torch.manual_seed(5)
+    shape = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "max_position_embeddings": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=20, **shape, **heads)).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def test_a_teacher_on_two_ranks_is_compared_with_transformers(teacher):
+    code, results = verify_json("parallel.tensor_model_parallel_size=2", f"teacher.path={teacher}", *TAUGHT)
+    assert code == 0, results
+    assert with_status(results, "passed") == MADE | {"teacher-log-probs"}, results
+
+
+def test_a_teacher_whose_temperature_is_forgotten_fails_its_own_check(install, teacher):
+    code, results = verify_json(f"teacher.path={teacher}", *TAUGHT, environment=install(temperature=True))
+    assert code == 1
+    assert {"hf-log-probs", "teacher-log-probs"} <= with_status(results, "failed"), results
 
 
 def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):

@@ -14,6 +14,7 @@ from anytron_megatron.checks.model import model_diagnostics, prediction_diagnost
 from anytron_megatron.checks.optimizer import optimizer_diagnostics, reduction_diagnostics
 from anytron_megatron.checks.sizes import size_diagnostics
 from anytron_megatron.checks.subject import Subject
+from anytron_megatron.checks.teacher import teacher_diagnostics
 from anytron_megatron.checks.vision import freeze_diagnostics, vision_diagnostics
 from anytron_megatron.models.weight_files import weight_diagnostics
 from anytron_megatron.options import MegatronOptions
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     """Find settings that Megatron would refuse after minutes, or compute wrongly."""
-    options, policy, critic = MegatronOptions.of(run), Subject.policy(run), Subject.critic(run)
+    options, policy = MegatronOptions.of(run), Subject.policy(run)
+    critic, teacher = Subject.critic(run), Subject.teacher(run)
     yield from optimizer_diagnostics(run)
     yield from reduction_diagnostics(policy, run, options)
     yield from transformer_diagnostics(policy, options)
@@ -40,14 +42,16 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     yield from generation_diagnostics(policy, run, options)
     if run.critic is not None:
         yield from critic_diagnostics(critic or policy, policy, run)
-    if critic is not None:
-        for found in _of_any_model(critic, run, options):
+    if teacher is not None:
+        yield from teacher_diagnostics(teacher, policy)
+    for whose, model in (("critic", critic), ("teacher", teacher)):
+        for found in [] if model is None else _of_any_model(model, run, options):
             if found not in of_policy:  # facts of the layout concern no model
-                yield replace(found, message=f"the critic's model: {found.message}")
+                yield replace(found, message=f"the {whose}'s model: {found.message}")
 
 
 def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """What policies and critics alike must pass."""
+    """What policies, critics and teachers alike must pass."""
     yield from model_diagnostics(model, options)
     if model.path is not None:
         yield from weight_diagnostics(model.key, model.path, model.config)

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """The policy's model, or the critic's.
+    """The policy's model, the critic's, or the teacher's.
 
     Attributes:
-        key: The configuration key that chose the model: ``model.path``, ``model.config`` or ``critic.path``.
+        key: The configuration key that chose the model: ``model.path``, ``model.config``, ``critic.path`` or
+            ``teacher.path``.
         config: Its Hugging Face config, whole; empty if its directory has none or a malformed one, which the core
             reports.
         path: Directory of its weights; None = they are random.
@@ -50,6 +51,11 @@ class Subject:
         if run.critic is None or run.critic.path is None:
             return None
         return cls._in_directory("critic.path", run.critic.path)
+
+    @classmethod
+    def teacher(cls, run: RunConfig) -> Subject | None:
+        """The model that the run learns from; None if there is none."""
+        return None if run.teacher is None else cls._in_directory("teacher.path", run.teacher.path)
 
     @classmethod
     def _in_directory(cls, key: str, directory: str) -> Subject:

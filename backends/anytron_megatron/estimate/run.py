@@ -17,7 +17,8 @@ from anytron_megatron.options import MegatronOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.config.schema import OptimizerSection, RunConfig
+    from anytron.config.roles import OptimizerSection
+    from anytron.config.schema import RunConfig
     from anytron.engines.memory import DeviceMemory, When
     from anytron.traits import ParallelSizes
     from anytron_megatron.estimate.sharding import Piece
@@ -39,8 +40,12 @@ def estimate(run: RunConfig) -> TrainingEstimate:
     if run.critic is not None:
         subject = Subject.critic(run) or policy
         critic = list(pieces(model_shapes(subject, predicts_ahead=False), subject.text, sizes))
+    teacher: list[Piece] = []
+    if (taught := Subject.teacher(run)) is not None:
+        teacher = list(pieces(model_shapes(taught, predicts_ahead=False), taught.text, sizes))
     stages = [
-        _of_stage(run, sizes, policy, stage, _at(split, stage), _at(critic, stage)) for stage in range(sizes.pipeline)
+        [*_of_stage(run, sizes, policy, stage, _at(split, stage), _at(critic, stage)), *_frozen_at(run, teacher, stage)]
+        for stage in range(sizes.pipeline)
     ]
     parts = max(stages, key=lambda one: sum(part.size for part in one))
     total = sum(math.prod(shape) for shape in shapes.values())
@@ -88,6 +93,15 @@ def _of_stage(
         trunk = [piece for piece in critic if piece.kind != "lm_head"]
         parts += _state("critic-", trunk, run.critic.optimizer, run, sizes, exact=False)
     return [*parts, *_passes(run, sizes, policy, stage, own)]
+
+
+def _frozen_at(run: RunConfig, teacher: list[Piece], stage: int) -> list[MemoryPart]:
+    """Parameters of the teacher, which has nothing else."""
+    if not teacher:
+        return []
+    count = Held.of(_at(teacher, stage)).total
+    when: When = "training" if "teacher" in run.engine.offload else "always"
+    return [MemoryPart("teacher", count * BYTES[run.model.dtype], f"{count:,} numbers", when, exact=True)]
 
 
 def _state(

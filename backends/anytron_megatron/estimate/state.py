@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from anytron.config.schema import OptimizerSection
+    from anytron.config.roles import OptimizerSection
     from anytron.traits import ParallelSizes
     from anytron_megatron.estimate.sharding import Piece
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from anytron.engines.device_memory import Parked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ class Offload:
     Args:
         parts: Section ``engine``, ``offload``.
         trained: The models with optimizers.
-        reference: Modules of the reference model; empty without.
+        frozen: Modules of models that are not trained, by the name of their part.
         runtime: The device.
     """
 
@@ -31,10 +31,10 @@ class Offload:
         self,
         parts: Collection[Offloadable],
         trained: Sequence[TrainedModel],
-        reference: Sequence[nn.Module],
+        frozen: Mapping[str, Sequence[nn.Module]],
         runtime: DeviceRuntime,
     ) -> None:
-        self._parts, self._trained, self._reference, self._runtime = parts, trained, reference, runtime
+        self._parts, self._trained, self._frozen, self._runtime = parts, trained, frozen, runtime
         self._parked: Parked | None = None
 
     def begin(self) -> int:
@@ -44,8 +44,8 @@ class Offload:
         dropped: Iterator[Tensor] = iter(())
         if "optimizer" in self._parts:
             kept = chain(kept, *(model.optimizer_memory() for model in self._trained))
-        if "reference" in self._parts:
-            kept = chain(kept, *(chain(module.parameters(), module.buffers()) for module in self._reference))
+        for module in chain.from_iterable(self._frozen[part] for part in self._frozen.keys() & self._parts):
+            kept = chain(kept, module.parameters(), module.buffers())
         if "gradients" in self._parts:
             dropped = chain(dropped, *(model.gradient_memory() for model in self._trained))
         self._runtime.synchronize()

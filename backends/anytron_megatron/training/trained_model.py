@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import OptimizerSection
+    from anytron.config.roles import OptimizerSection
     from anytron.engines.inspection import Inspection
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.optimizer import DataParallel

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anytron.algorithms.advantages.gae import critic_advantages
 from anytron.algorithms.advantages.grpo import centred_group_advantages, group_advantages
+from anytron.algorithms.advantages.none import no_advantages
 from anytron.algorithms.advantages.reinforce_plus_plus import return_advantages, returns_against_group
 from anytron.algorithms.advantages.rloo import leave_one_out_advantages
 from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction
@@ -39,6 +40,7 @@ ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
         "reinforce_plus_plus": return_advantages,
         "reinforce_plus_plus_baseline": returns_against_group,
         "gae": critic_advantages,
+        "none": no_advantages,
     }
 )
 """By their name in ``algorithm.advantage``."""

@@ -21,19 +21,22 @@ _ALONE = (
     "checkpoint={}",
     "resume=never",
 )
+_UNTAUGHT = ("teacher=null", "algorithm.distillation_coefficient=0")
 _CHUNKS = "virtual_pipeline_model_parallel_size"
 
 
 def alone(config: RunConfig) -> list[str]:
     """Give the overrides that leave of a run its training engine on one rank, which has no need of the rest.
 
-    Prompts, rewards, environment, validation and rollout engine are not used: what stands for them needs no files and
-    no packages.
+    Prompts, rewards, environment, validation, rollout engine and a teacher are not used: what stands for them needs no
+    files and no packages.
 
     Args:
         config: The run's.
     """
-    return [*_ALONE, *([f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else [])]
+    chunks = [f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else []
+    rewarded = ["algorithm.advantage=grpo"] if config.algorithm.advantage == "none" else []
+    return [*_ALONE, *(_UNTAUGHT if config.teacher is not None else ()), *rewarded, *chunks]
 
 
 def override(key: str, value: object) -> str:

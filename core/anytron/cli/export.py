@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from anytron.checkpoint.directory import Checkpoint
 
-POLICY_ALONE = ("algorithm={}", "critic=null")
-"""Neither a critic nor a reference model is loaded."""
+POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
+"""Neither a critic nor a reference model nor a teacher is loaded."""
 
 
 def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:

@@ -15,7 +15,8 @@ class AlgorithmSection(Section):
     advantage: str = "grpo"
     """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo`` and ``reinforce_plus_plus_baseline`` compare the responses
     to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with what a
-    critic expected (PPO; needs ``critic``). Or ``module:function`` / ``file.py:function``."""
+    critic expected (PPO; needs ``critic``); with ``none`` rewards are measured and teach nothing, a ``teacher`` does.
+    Or ``module:function`` / ``file.py:function``."""
     loss: str = "ppo_clip"
     """Policy loss of a token: ``ppo_clip`` is that of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole responses,
     ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` / ``file.py:function``."""
@@ -50,6 +51,9 @@ class AlgorithmSection(Section):
     """Largest factor of ``importance_correction`` (default as in verl)."""
     importance_floor: float = Field(0.0, ge=0.0)
     """Smallest factor that ``masked`` keeps."""
+    distillation_coefficient: float = Field(0.0, ge=0.0)
+    """Weight, in the advantage of each token, of how much more probable the ``teacher`` finds it than the policy did,
+    in nats (on-policy distillation); 1 is usual with ``advantage=none``."""
     kl_coefficient: float = Field(0.0, ge=0.0)
     """Weight of the KL divergence to the reference model; 0 = no reference model is built."""
     kl_placement: Literal["loss", "reward"] = "loss"

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
-    These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``, the
-    file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of registered sources of
-    prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its interpreter). Those of
-    ``validation.sets`` are resolved like the run's own.
+    These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
+    ``teacher.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of
+    registered sources of prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its
+    interpreter). Those of ``validation.sets`` are resolved like the run's own.
 
     Args:
         config: As read.
@@ -44,6 +44,9 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     critic = config.critic
     if critic is not None and critic.path is not None:
         critic = critic.model_copy(update={"path": _absolute(critic.path, directory)})
+    teacher = config.teacher
+    if teacher is not None:
+        teacher = teacher.model_copy(update={"path": _absolute(teacher.path, directory)})
     environment = config.environment
     if environment is not None:
         environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
@@ -53,6 +56,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     return config.model_copy(
         update={
             "critic": critic,
+            "teacher": teacher,
             "environment": environment,
             "rollout": config.rollout.model_copy(update=rollout),
             "model": config.model.model_copy(update=changed),

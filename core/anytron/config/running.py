@@ -49,7 +49,7 @@ class ParallelSection(Section):
         return self.sizes().model * self.data_parallel_size
 
 
-Offloadable = Literal["optimizer", "gradients", "reference"]
+Offloadable = Literal["optimizer", "gradients", "reference", "teacher"]
 """What of the training state can leave the device."""
 
 
@@ -72,8 +72,9 @@ class EngineSection(Section):
     distributed_optimizer: bool = True
     """Share the optimizer's state between data-parallel ranks."""
     offload: list[Offloadable] = Field(default_factory=list)
-    """What leaves the device while responses are generated: the ``optimizer``'s state and the model of the
-    ``reference`` go to the host, memory of ``gradients`` is given back; docs/how-to/share-devices.md."""
+    """What leaves the device while responses are generated: the ``optimizer``'s state and the models of the
+    ``reference`` and the ``teacher`` go to the host, memory of ``gradients`` is given back;
+    docs/how-to/share-devices.md."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
     options: dict[str, Any] = Field(default_factory=dict)

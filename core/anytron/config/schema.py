@@ -1,8 +1,9 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
-what they teach in :mod:`anytron.config.algorithm`, how the run is carried out in :mod:`anytron.config.running`. Every
-key is documented there or here and nowhere else: ``docs/reference/config.md`` is generated from them.
+what they teach in :mod:`anytron.config.algorithm`, the optimizer and the models beside the policy in
+:mod:`anytron.config.roles`, how the run is carried out in :mod:`anytron.config.running`. Every key is documented there
+or here and nowhere else: ``docs/reference/config.md`` is generated from them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic import Field, model_validator
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.data import DataSection
 from anytron.config.generation import EnvironmentSection, RolloutSection
+from anytron.config.roles import CriticSection, OptimizerSection, TeacherSection
 from anytron.config.running import (
     CheckpointSection,
     EngineSection,
@@ -86,7 +88,7 @@ class ModelSection(Section):
 
 
 class RewardSection(Section):
-    """One reward function; the rewards of several are added with their weights."""
+    """One reward function; several are added with their weights. None is needed with ``algorithm.advantage=none``."""
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
@@ -204,57 +206,19 @@ class ValidationSection(Section):
         return self
 
 
-class OptimizerSection(Section):
-    """The optimizer and its learning rate."""
-
-    name: Literal["adam", "sgd"] = "adam"
-    """Adam, or plain SGD (which needs ``engine.distributed_optimizer=false``)."""
-    lr: float = Field(1e-6, gt=0.0)
-    """Peak learning rate."""
-    min_lr: float = Field(0.0, ge=0.0)
-    """Learning rate at the end of the decay."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Decay from ``lr`` to ``min_lr`` over ``trainer.total_steps``."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps of linear warm-up from 0: the first update changes nothing, as in Megatron."""
-    weight_decay: float = Field(0.0, ge=0.0)
-    """Weight decay: decoupled with Adam, added to the gradient with SGD."""
-    beta1: float = Field(0.9, ge=0.0, lt=1.0)
-    """Adam's first decay rate."""
-    beta2: float = Field(0.999, ge=0.0, lt=1.0)
-    """Adam's second decay rate."""
-    eps: float = Field(1e-8, gt=0.0)
-    """Adam's epsilon."""
-    clip_grad: float = Field(1.0, ge=0.0)
-    """Largest global L2 norm of the gradient; 0 = no clipping."""
-
-
-class CriticSection(Section):
-    """The critic of PPO, a second model: for ``algorithm.advantage=gae``, which needs it, or your own estimator."""
-
-    path: str | None = None
-    """Directory of the Hugging Face causal language model that it starts from, or of a ``critic/`` that a run has
-    left; default: the policy's model. Relative paths are relative to the YAML file."""
-    optimizer: OptimizerSection = OptimizerSection()
-    """Its optimizer. A critic often wants a higher rate than the policy (verl: 1e-5)."""
-    clip_value: float = Field(0.5, ge=0.0)
-    """How far a value may move in a step (default as in verl); 0 = no limit."""
-    warmup_steps: int = Field(0, ge=0)
-    """First training steps, in which the critic is trained and the policy stays."""
-
-
 class RunConfig(Section):
     """A whole run."""
 
     model: ModelSection
     data: DataSection
-    rewards: list[RewardSection] = Field(min_length=1)
+    rewards: list[RewardSection] = Field(default_factory=list)
     validation: ValidationSection | None = None
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     optimizer: OptimizerSection = OptimizerSection()
     critic: CriticSection | None = None
+    teacher: TeacherSection | None = None
     parallel: ParallelSection = ParallelSection()
     engine: EngineSection = EngineSection()
     executor: ExecutorSection = ExecutorSection()
@@ -276,6 +240,36 @@ class RunConfig(Section):
             raise ValueError(
                 f"a critic is for algorithm.advantage=gae, and it is {advantage}: set that, or remove critic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_where_it_is_used(self) -> RunConfig:
+        advantage, coefficient = self.algorithm.advantage, self.algorithm.distillation_coefficient
+        if coefficient > 0.0 and self.teacher is None:
+            raise ValueError("algorithm.distillation_coefficient needs a teacher: add a section teacher with its path")
+        if self.teacher is not None and coefficient == 0.0 and ":" not in advantage:
+            raise ValueError(
+                "a teacher teaches nothing with algorithm.distillation_coefficient=0: set it, 1 is usual with "
+                "algorithm.advantage=none, or remove teacher"
+            )
+        if advantage == "none" and coefficient == 0.0:
+            raise ValueError(
+                "with algorithm.advantage=none rewards teach nothing: set a teacher and "
+                "algorithm.distillation_coefficient, or another algorithm.advantage"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_where_they_teach(self) -> RunConfig:
+        if not self.rewards and self.algorithm.advantage != "none":
+            raise ValueError(
+                "rewards is required: a list of functions that say how good a response is, [{function: exact_match}]; "
+                "to learn from a teacher alone, set algorithm.advantage=none"
+            )
+        examined = [] if self.validation is None else self.validation.sets
+        for index, one in enumerate(examined):
+            if not self.rewards and not one.rewards:
+                raise ValueError(f"validation.sets.{index} has no rewards, and training has none that it could use")
         return self
 
     @model_validator(mode="after")

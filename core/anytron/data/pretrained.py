@@ -112,12 +112,27 @@ def load_tokenizer(model: ModelSection) -> Any:
     Raises:
         ConfigError: There is none, or it cannot be loaded.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     directory = _directory_or_made(model, "tokenizer", "tokenizer", PreTrainedTokenizerBase)
     if not isinstance(directory, Path):
         return directory
-    return _loaded(AutoTokenizer, directory, "tokenizer", "model.tokenizer")
+    return read_tokenizer(directory, "model.tokenizer")
+
+
+def read_tokenizer(directory: Path, key: str) -> Any:
+    """Load the tokenizer in a directory, a ``transformers.PreTrainedTokenizerBase``.
+
+    Args:
+        directory: Of a model.
+        key: The configuration key that names it, for the error.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    return _loaded(AutoTokenizer, directory, "tokenizer", key)
 
 
 def load_image_processor(model: ModelSection) -> Any:

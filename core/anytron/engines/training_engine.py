@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.engines.routing import RoutingShape
     from anytron.engines.weights import Sent, WeightDestination
 
-TrainedRole = Literal["policy", "reference"]
+ScoringRole = Literal["policy", "reference", "teacher"]
 UpdatedModel = Literal["policy", "critic"]
 Additions = Literal["none", "prediction", "all"]
 """What an engine adds to a loss: nothing; the loss of multi-token prediction modules, with its coefficient; all that an
@@ -81,7 +81,7 @@ class TrainingEngine(Protocol):
     def topology(self) -> Topology:
         """Where this rank stands."""
 
-    def score(self, micro_batches: Sequence[RaggedBatch], role: TrainedRole = "policy") -> list[TokenOutputs] | None:
+    def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies without gradients.
 
         Returns:

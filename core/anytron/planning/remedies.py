@@ -68,7 +68,8 @@ def candidates(run: RunConfig) -> Iterator[str]:
         yield f"engine.max_tokens_per_micro_batch={engine.max_tokens_per_micro_batch // 2}"
     if engine.recompute != "full":
         yield "engine.recompute=full"
-    if missing := [name for name in ("optimizer", "gradients") if name not in engine.offload]:
+    parts = ["optimizer", "gradients", *([] if run.teacher is None else ["teacher"])]
+    if missing := [name for name in parts if name not in engine.offload]:
         yield f"engine.offload=[{', '.join([*engine.offload, *missing])}]"
     for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"):
         yield f"parallel.{key}={2 * getattr(parallel, key)}"

@@ -24,6 +24,8 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     if config.critic is not None:
         fix = "use another engine, or an algorithm.advantage that needs no critic"
         yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
+    if config.teacher is not None:
+        yield from _lacking(config, "engine", "teacher", "teacher", "ask a teacher", "use another engine")
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
     if config.engine.offload:

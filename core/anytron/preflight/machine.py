@@ -43,6 +43,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _devices(config, platform, probe)
     yield from _model(config.model)
     yield from _critic(config)
+    yield from _teacher(config)
     yield from _references(config)
     yield from _profile(config)
     yield from weight_diagnostics(config)
@@ -167,6 +168,17 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
         yield from directory_diagnostics(
             "critic.path", Path(critic.path), "leave it out to start from the policy's model"
         )
+
+
+def _teacher(config: RunConfig) -> Iterator[Diagnostic]:
+    if config.teacher is None:
+        return
+    directory = Path(config.teacher.path)
+    fix = "complete the download; a run leaves its model in hf/ of its output directory"
+    yield from directory_diagnostics("teacher.path", directory, fix)
+    if directory.is_dir() and not any(directory.glob("tokenizer*")):
+        message = f"{directory} has no tokenizer, so that nobody knows which tokens its numbers are"
+        yield Diagnostic("error", "teacher.path", message, "copy the files of its tokenizer there")
 
 
 def _profile(config: RunConfig) -> Iterator[Diagnostic]:

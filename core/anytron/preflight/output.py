@@ -62,6 +62,7 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "model.processor": model.processor,
         "model.lora.path": None if lora is None else lora.path,
         "critic.path": None if critic is None else critic.path,
+        "teacher.path": None if config.teacher is None else config.teacher.path,
         "environment.path": None if config.environment is None else config.environment.path,
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.loss": config.algorithm.loss,

@@ -12,6 +12,7 @@ from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.rollout_engine import SamplingParams
 from anytron.environments.loading import check_environment
 from anytron.errors import ConfigError
+from anytron.preflight.teacher import check_vocabulary, context_length_of
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class PreparedPrompts:
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
         sampler: Draws prompts.
-        context_length: Tokens that the model can see, prompt and response together; None = unlimited.
+        context_length: Tokens that the model, and a teacher, can see, prompt and response together; None = unlimited.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.
     """
@@ -77,6 +78,11 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
+    contexts = [getattr(text_config, "max_position_embeddings", None)]
+    if config.teacher is not None:
+        check_vocabulary(config.teacher, tokenizer)
+        contexts.append(context_length_of(config.teacher))
+    context_length = min((one for one in contexts if one is not None), default=None)
     vision = load_vision(config.model, hf_config, tokenizer)
     if vision is not None and config.environment is not None:
         raise ConfigError(
@@ -85,7 +91,6 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
             why="a later turn would take image tokens that the model has written for images of the prompt",
             fix="remove environment, or train a language model",
         )
-    context_length = getattr(text_config, "max_position_embeddings", None)
     sampler = load_mixture(
         config.data,
         tokenizer,

@@ -34,7 +34,7 @@ class RewardScores:
     """Rewards of a step.
 
     Attributes:
-        total: float32 ``[N]``, the weighted sum; NaN for a sample that is dropped.
+        total: float32 ``[N]``, the weighted sum, 0 without functions; NaN for a sample that is dropped.
         parts: float32 ``[N]`` each, by the function's name, without weight; NaN where it failed and drops its samples,
             and where the environment failed.
         failures: By the function's name: the samples that it failed for, by their index, and why.
@@ -144,7 +144,9 @@ class RewardWorkers:
             missing = float("nan") if pool.section.on_error == "drop" else 0.0
             parts[pool.name] = torch.full((len(samples),), float("nan"))
             parts[pool.name][whole] = torch.tensor([missing if value is None else value for value in values])
-        total = torch.stack([pool.section.weight * parts[pool.name] for pool in self._pools]).sum(dim=0)
+        nothing = torch.full((len(samples),), float("nan"))
+        nothing[whole] = 0.0
+        total = sum((pool.section.weight * parts[pool.name] for pool in self._pools), nothing)
         if total.isnan().all() and not more:
             name, first = next((name, found) for name, found in failures.items() if found)
             raise DataError(

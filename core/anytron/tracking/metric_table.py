@@ -89,6 +89,12 @@ METRICS = (
     Metric("policy/entropy", "nats", "mean entropy of the next-token distribution over response tokens"),
     Metric("policy/ratio_mean", "", "mean probability ratio of the policy to that before the step's updates"),
     Metric("policy/kl", "nats", "mean KL divergence of a response token from the reference model", _PENALTY),
+    Metric(
+        "policy/teacher_kl",
+        "nats",
+        "mean reverse KL divergence of a response token from the teacher before the step's updates, estimated (k1)",
+        "`teacher` is given",
+    ),
     Metric("policy/clip_fraction", "fraction", "response tokens whose gradient was clipped away", _CLIPS),
     Metric(
         "policy/capped_fraction",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.algorithms.distillation import teacher_metrics, with_distillation
 from anytron.algorithms.kl import adapted
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
@@ -194,9 +195,11 @@ def _train(
                 if critic is not None:
                     batch = trainer.with_values(batch, updates)
                 algorithm = adapted(config.corrected_algorithm, metrics, batch.num_sequences)
-                if step > warm_up or updates.penalizes_rewards:
-                    batch = trainer.with_scores(batch, updates, reference=algorithm.kl_coefficient > 0.0)
+                if step > warm_up or updates.advantages_need_log_probs:
+                    reference, teacher = algorithm.kl_coefficient > 0.0, config.teacher is not None
+                    batch = trainer.with_scores(batch, updates, reference=reference, teacher=teacher)
                 batch = with_advantages(batch, experience.used_rewards, algorithm)
+                batch = with_distillation(batch, algorithm)
 
             with clock.measure("update"):
                 loss, outcomes = PolicyLoss(algorithm), []
@@ -212,7 +215,7 @@ def _train(
             metrics = step_metrics(step, experience, batch, outcomes, clock)
             speed = metrics["throughput/tokens_per_s"]
             metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
-            metrics |= {**experience.metrics, **kl_metrics(batch, algorithm)}
+            metrics |= {**experience.metrics, **kl_metrics(batch, algorithm), **teacher_metrics(batch)}
             metrics |= {**memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             sinks.write(metrics)

@@ -46,7 +46,7 @@ class UpdatePlan:
         multiple: The number of micro-batches is a multiple of this.
         replays_scoring: Updates repeat what the pass that computes old log-probs has recorded.
         length_constant: Tokens that sequences' sums are divided by, if that is the aggregation.
-        penalizes_rewards: Rewards depend on old log-probs.
+        advantages_need_log_probs: Advantages depend on old log-probs.
     """
 
     epochs: int
@@ -57,7 +57,7 @@ class UpdatePlan:
     multiple: int = 1
     replays_scoring: bool = False
     length_constant: int = 1
-    penalizes_rewards: bool = False
+    advantages_need_log_probs: bool = False
 
     @classmethod
     def from_config(cls, config: RunConfig, topology: Topology) -> UpdatePlan:
@@ -71,13 +71,13 @@ class UpdatePlan:
             multiple=topology.micro_batch_multiple,
             replays_scoring=topology.replays_scoring,
             length_constant=config.algorithm.length_constant or config.rollout.max_new_tokens,
-            penalizes_rewards=penalizes_rewards(config.algorithm),
+            advantages_need_log_probs=penalizes_rewards(config.algorithm) or config.teacher is not None,
         )
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether rewards ask for them, or some update sees a changed policy or repeats what scoring recorded."""
-        return self.replays_scoring or self.penalizes_rewards or self.epochs * self.count > 1
+        """Whether advantages ask for them, or some update sees a changed policy or repeats what scoring recorded."""
+        return self.replays_scoring or self.advantages_need_log_probs or self.epochs * self.count > 1
 
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
         """Give the mini-batches of all passes, with the weights of their tokens.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.manifest import FileRecord
     from anytron.config.schema import RunConfig
     from anytron.engines.device_memory import MemoryUse
-    from anytron.engines.training_engine import Additions, Conformance, Topology, TrainedRole, UpdatedModel
+    from anytron.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.engines.weights import WeightManifest, WeightPart
     from anytron.executor.protocol import Executor, WorkerGroup
     from anytron.rollout.conversations import Conversations, SingleTurns
@@ -63,12 +63,19 @@ class TrainingWorkers:
         """Data-parallel replicas."""
         return self.topology[0].dp_size
 
-    def with_scores(self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool) -> RaggedBatch:
-        """Add what updates need of models' scores: the old policy's and the reference's log-probs, and routing."""
+    def with_scores(
+        self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool, teacher: bool = False
+    ) -> RaggedBatch:
+        """Add what advantages and updates need of models' scores.
+
+        These are the log-probs of the old policy, of the reference and of the teacher, and routing.
+        """
         if updates.needs_old_log_probs:
             batch = batch.scored(self.token_outputs(batch, updates, "policy"))
         if reference:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
+        if teacher:
+            batch = replace(batch, teacher_log_probs=self.score(batch, updates, "teacher"))
         return batch
 
     def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
@@ -77,13 +84,13 @@ class TrainingWorkers:
         results: list[list[Tensor]] = self._scatter("values", per_rank)
         return replace(batch, values=_joined(batch, per_rank, results))
 
-    def score(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> Tensor:
+    def score(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> Tensor:
         """Compute log-probs, float32 ``[T]``, without gradients."""
         log_probs = self.token_outputs(batch, updates, role).log_probs
         assert log_probs is not None, "every engine computes log-probs"
         return log_probs
 
-    def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: TrainedRole) -> TokenOutputs:
+    def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> TokenOutputs:
         """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
         per_rank = updates.micro_batches(batch, self.dp_size)
         results: list[list[TokenOutputs]] = self._scatter("score", per_rank, role)

@@ -34,6 +34,7 @@ from anytron.verification.observation import (
 from anytron.verification.optimizer import check_optimizer, with_visible_update
 from anytron.verification.prediction import check_prediction, trains_modules
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
+from anytron.verification.teacher import check_teacher
 from anytron.verification.tolerances import tolerance
 from anytron.verification.trajectories import Trajectories, sample_trajectories
 from anytron.verification.weights import compare_weights, stored_weights
@@ -60,6 +61,7 @@ CHECKS = (
     "multi-token-prediction",
     "critic-values",
     "critic-gradients",
+    "teacher-log-probs",
     "optimizer-update",
     "rollout-equals-training",
     "packed-equals-padded",
@@ -226,6 +228,12 @@ class _Run:
         batch = self._trajectories().batch
         result = check_value_gradients(check, self._config, self._engines.trainer(), batch)
         return self._after(("critic-values",), result)
+
+    def teacher_log_probs(self, check: str) -> CheckResult:
+        """Compare the teacher's log-probs with what transformers makes of its logits, at two temperatures."""
+        if self._config.teacher is None:
+            return skipped(check, "the run has no teacher")
+        return check_teacher(check, self._config, self._engines.trainer(), self._trajectories().batch)
 
     def optimizer_update(self, check: str) -> CheckResult:
         """Compare the way that one update moves each weight with what torch's optimizer does."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from anytron.algorithms.contract import LossFunction
     from anytron.batch import RaggedBatch
-    from anytron.config.schema import OptimizerSection, RunConfig
+    from anytron.config.roles import OptimizerSection
+    from anytron.config.schema import RunConfig
     from anytron.engines.training_engine import UpdatedModel
     from anytron.trainer.workers import TrainingWorkers
     from anytron.verification.report import CheckResult

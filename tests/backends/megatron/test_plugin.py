@@ -139,6 +139,34 @@ def test_a_fact_of_the_layout_is_said_once_although_two_models_have_it(tmp_path)
     assert keys(run) == [("error", "parallel.pipeline_model_parallel_size")]
 
 
+@pytest.mark.parametrize(
+    ("model", "teacher", "key", "says"),
+    [
+        ({"vision_config": {"depth": 1}}, {}, "teacher.path", "no test distils from or into a vision-language model"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "teacher.path", "knows 80 tokens, and the policy 90"),
+        ({}, {"model_type": "qwen33"}, "teacher.path", "the teacher's model: the engine does not know"),
+        (
+            {},
+            {"num_hidden_layers": 5},
+            "parallel.pipeline_model_parallel_size",
+            "the teacher's model: 5 layers cannot be split over 2",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_a_teacher_is_refused_by_name(model, teacher, key, says, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, **teacher}))
+    taught = {"teacher": {"path": str(tmp_path)}, "algorithm": {"distillation_coefficient": 1.0}}
+    run = config({**MODEL, **model}, parallel={"pipeline_model_parallel_size": 2}, **taught)
+    found = [(d.key, d.message) for d in MegatronBackend().configure(run)]
+    assert (key, True) in [(where, says in message) for where, message in found]
+
+
+def test_a_teacher_of_another_family_and_a_larger_vocabulary_is_not_remarked_on(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "model_type": "qwen2", "vocab_size": 100}))
+    taught = {"teacher": {"path": str(tmp_path)}, "algorithm": {"distillation_coefficient": 1.0}}
+    assert keys(config({**MODEL, "vocab_size": 90}, **taught)) == []
+
+
 def test_what_concerns_the_policy_alone_is_not_asked_of_the_critic(tmp_path):
     mixture = {**MODEL, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(MODEL))

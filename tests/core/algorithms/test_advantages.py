@@ -127,7 +127,11 @@ def test_dr_grpo_and_rloo_reach_tokens():
         assert_rows(rows(estimated(advantage).advantages), expected)
 
 
-@pytest.mark.parametrize("advantage", sorted(set(ADVANTAGES) - {"gae"}))
+def test_none_learns_nothing_from_rewards():
+    assert not estimated("none").advantages.any()
+
+
+@pytest.mark.parametrize("advantage", sorted(set(ADVANTAGES) - {"gae", "none"}))
 def test_equal_rewards_of_a_group_teach_nothing_where_the_group_is_the_baseline(advantage):
     """The preflight refuses a group of one for exactly these."""
     taught = bool(estimated(advantage, [0.1, 0.1, 0.7, 0.7, 3.3, 3.3]).advantages.any())

@@ -44,3 +44,14 @@ def test_one_rank_remains_without_prompts_rewards_and_rollouts(pipelined, tmp_pa
 
 def test_an_engine_without_virtual_pipelines_is_not_given_one(pipelined):
     assert not any("virtual" in override for override in alone(load_config(pipelined, ["engine.options={}"])))
+
+
+@pytest.mark.parametrize("advantage", ["none", "grpo"])
+def test_a_teacher_is_not_asked_for_what_it_has_taught_already(pipelined, tmp_path, advantage):
+    taught = ["teacher={path: gone}", "algorithm.distillation_coefficient=1.0", f"algorithm.advantage={advantage}"]
+    left = alone(load_config(pipelined, taught))
+
+    run = open_run(pipelined, [*taught, *left, "platform.name=cpu", f"trainer.output_dir={tmp_path}"])
+
+    assert [str(found) for found in run.diagnostics if found.severity == "error"] == []
+    assert run.config.teacher is None

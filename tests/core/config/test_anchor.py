@@ -9,8 +9,9 @@ from anytron.config.load import load_config, read_config
 TASK = """\
 model: {path: models/small, tokenizer: task.py:tokenizer, processor: models/eyes, lora: {path: adapters/a}}
 data: {source: jsonl, options: {path: ../data/p.jsonl, image_folder: pictures, chat: true}}
-algorithm: {advantage: gae}
+algorithm: {advantage: gae, distillation_coefficient: 0.5}
 critic: {path: models/critic}
+teacher: {path: ../teachers/large}
 rollout: {python: venv/bin/python}
 rewards:
   - function: judges/strict.py:score
@@ -34,6 +35,7 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.model.processor == f"{here}/configs/models/eyes"
     assert config.model.lora.path == f"{here}/configs/adapters/a"
     assert config.critic.path == f"{here}/configs/models/critic"
+    assert config.teacher.path == f"{here}/teachers/large"
     assert config.rollout.python == f"{here}/configs/venv/bin/python", "the link says which environment it is"
     assert config.data.options == {
         "path": f"{here}/data/p.jsonl",

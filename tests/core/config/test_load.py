@@ -165,6 +165,37 @@ def test_a_critic_stands_where_it_is_used(good, override, says):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["algorithm.distillation_coefficient=1"], "distillation_coefficient needs a teacher"),
+        (["teacher={path: t}"], "a teacher teaches nothing with algorithm.distillation_coefficient=0"),
+        (["algorithm.advantage=none"], "with algorithm.advantage=none rewards teach nothing"),
+    ],
+)
+def test_a_teacher_stands_where_it_is_used(good, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        load_config(good, overrides)
+
+
+def test_rewards_may_be_missing_where_they_teach_nothing(good):
+    taught = ["teacher={path: t}", "algorithm.distillation_coefficient=1"]
+    with pytest.raises(ConfigError, match="rewards is required"):
+        load_config(good, ["rewards=[]", *taught])
+    alone = ["rewards=[]", *taught, "algorithm.advantage=none"]
+    assert load_config(good, alone).rewards == []
+    with pytest.raises(ConfigError, match=r"validation\.sets\.0 has no rewards"):
+        load_config(good, [*alone, "validation={sets: [{name: a, data: {source: jsonl}}]}"])
+
+
+def test_a_teacher_alone_beside_rewards_or_for_an_estimator_of_one_s_own(good):
+    taught = ["teacher={path: t}", "algorithm.distillation_coefficient=0.5"]
+    assert load_config(good, taught).algorithm.advantage == "grpo"
+    assert load_config(good, [*taught, "algorithm.advantage=none"]).teacher is not None
+    own = ["teacher={path: t}", "algorithm.advantage=mine.py:estimate"]
+    assert load_config(good, own).algorithm.distillation_coefficient == 0.0
+
+
+@pytest.mark.parametrize(
     ("key", "now"),
     [
         ("engine.router_replay", "engine.options.router_replay"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -63,6 +64,20 @@ def test_every_rank_that_generates_by_itself_has_a_cache(device):
     assert found.needed <= always + generating
     without = plan_of(*sizes[:2], "rollout.engine=transformers", device=device).devices[0].shares[0]
     assert sum(part.size for part in ranks.parts) == sum(part.size for part in without.parts) + cache
+
+
+def test_a_teacher_lies_beside_the_policy_until_it_is_offloaded(tmp_path):
+    fields = dict(override.removeprefix("model.config.").split("=") for override in QWEN3_8B[:8])
+    sizes = {name: json.loads(value) for name, value in fields.items()}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **sizes}))
+    taught = (f"teacher.path={tmp_path}", "algorithm.distillation_coefficient=1.0", "model.dtype=bfloat16")
+    alone, beside = plan_of("model.dtype=bfloat16"), plan_of(*taught)
+    assert beside.needed - alone.needed == 2 * 8_190_735_360, "Qwen3-8B has so many parameters"
+    assert plan_of(*taught, "parallel.tensor_model_parallel_size=2").needed < 0.6 * beside.needed
+    (offload,) = [one for one in candidates(load_config(SORT, taught)) if one.startswith("engine.offload")]
+    assert offload == "engine.offload=[optimizer, gradients, teacher]"
+    (part,) = [part for part in plan_of(*taught, offload).devices[0].shares[0].parts if part.name == "teacher"]
+    assert (part.when, part.exact) == ("training", True)
 
 
 def test_training_and_generation_take_turns_where_weights_sleep():

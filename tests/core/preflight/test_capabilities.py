@@ -42,12 +42,13 @@ def run_of(engine="small", options=None, **sections) -> RunConfig:
     [
         ("critic", {"algorithm": {"advantage": "gae"}, "critic": {}}),
         ("model.lora", {"model": {"lora": {}}}),
+        ("teacher", {"algorithm": {"distillation_coefficient": 1.0}, "teacher": {"path": "t"}}),
     ],
 )
 def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, key, sections):
     (found,) = training_diagnostics(run_of(**sections))
     assert (found.severity, found.key) == ("error", key)
-    assert found.message.startswith("the engine small cannot train")
+    assert found.message.startswith(f"the engine small cannot {'ask a teacher' if key == 'teacher' else 'train'}")
     assert list(training_diagnostics(run_of("megatron", **sections))) == []
     assert "testchip_engine" not in sys.modules
 

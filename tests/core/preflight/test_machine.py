@@ -33,6 +33,8 @@ class Processor(Chip):
 
 
 PPO = {"algorithm": {"advantage": "gae"}}
+OPD = {"algorithm": {"advantage": "none", "distillation_coefficient": 1.0}}
+"""On-policy distillation."""
 
 
 @pytest.fixture
@@ -96,6 +98,7 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({**PPO, "critic": {"optimizer": {"lr": 1e-5, "min_lr": 1e-4}}}, "critic.optimizer.min_lr", "0.0001 is more"),
         ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
         ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
+        ({**OPD, "teacher": {"path": "gone"}}, "teacher.path", "there is no directory"),
         (
             {"model": {"config": {"model_type": "qwen3"}, "tokenizer": "gone"}},
             "model.tokenizer",
@@ -121,6 +124,18 @@ def test_gspo_with_another_average_than_its_paper_s_is_warned_of(check, loss):
         (warning,) = check(algorithm={"loss": loss, "aggregation": aggregation})
         assert "algorithm.aggregation=sequence-mean" in warning
     assert check(algorithm={"loss": "ppo_clip", "aggregation": "token-mean"}) == []
+
+
+def test_a_teacher_s_directory_has_weights_and_a_tokenizer(check, tmp_path):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        check(**OPD, teacher={"path": "teacher"})
+    assert "has no weights" in str(caught.value)
+    assert "has no tokenizer" in str(caught.value)
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "teacher" / file).write_text("{}")
+    assert check(**OPD, teacher={"path": "teacher"}) == []
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_an_output_directory_below_a_file_is_refused(check, tmp_path):
         ("data.options.path", {"data": {"source": "jsonl", "options": {"path": "run/samples.jsonl"}}}),
         ("rewards.0.function", {"rewards": [{"function": "run/plots/reward.py:reward"}]}),
         ("algorithm.loss", {"algorithm": {"loss": "run/logs/loss.py:loss"}}),
+        ("teacher.path", {"teacher": {"path": "run/hf"}, "algorithm": {"distillation_coefficient": 1.0}}),
     ],
 )
 def test_overwriting_what_the_run_needs_is_refused(check, key, sections):

@@ -43,6 +43,8 @@ class TorchEngine:
         directory = model_directory(config)
         roles = ["policy", "reference"] if config.algorithm.kl_coefficient > 0 else ["policy"]
         self.models = {role: AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32) for role in roles}
+        if config.teacher is not None:
+            self.models["teacher"] = AutoModelForCausalLM.from_pretrained(config.teacher.path, dtype=torch.float32)
         self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
         self.clip = config.optimizer.clip_grad
         self.version = 0

@@ -22,7 +22,7 @@ def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """
     if config.parallel.context_parallel_size == 1:
         return
-    for subject in (Subject.policy(config), Subject.critic(config)):
+    for subject in (Subject.policy(config), Subject.critic(config), Subject.teacher(config)):
         if subject is not None and subject.text.get("kv_lora_rank"):
             yield Diagnostic(
                 "error",

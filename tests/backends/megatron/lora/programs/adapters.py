@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from anytron.config.schema import LoraSection, OptimizerSection
+from anytron.config.roles import OptimizerSection
+from anytron.config.schema import LoraSection
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Phase
 from anytron.plugins import hooks_of
