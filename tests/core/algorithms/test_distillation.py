@@ -21,13 +21,14 @@ SIZE = 5
 LENGTHS = torch.tensor([3, 4, 2, 3])
 MASK = torch.tensor([0, 1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 1]).bool()
 REWARDS = torch.tensor([1.0, 0.0, 0.25, 0.75])
+GROUPS = torch.tensor([0, 0, 1, 1])
 
 
 def recorded(**changes):
     """Four responses to two prompts, one of them with a hole that an environment wrote."""
     generator = torch.Generator().manual_seed(4)
     old, teacher = -1.0 - torch.rand(2, 12, generator=generator)
-    batch = RaggedBatch(LENGTHS, torch.arange(12), MASK, old_log_probs=old, teacher_log_probs=teacher)
+    batch = RaggedBatch(LENGTHS, torch.arange(12), MASK, groups=GROUPS, old_log_probs=old, teacher_log_probs=teacher)
     return replace(batch, **changes)
 
 
@@ -68,7 +69,7 @@ def every_response(policy, teacher):
 def expected_gradient(tables, algorithm=PURE):
     policy = tables[0].clone().requires_grad_()
     batch, log_probs = every_response(policy, tables[1])
-    batch = with_advantages(batch, torch.zeros(batch.num_sequences), 1, algorithm)
+    batch = with_advantages(batch, torch.zeros(batch.num_sequences), algorithm)
     batch = with_distillation(batch, algorithm)
     PolicyLoss(algorithm)(TokenOutputs(log_probs, torch.zeros_like(log_probs)), batch).loss.backward()
     return policy.grad
@@ -109,7 +110,7 @@ def test_another_formula_has_another_gradient(tables, monkeypatch, wrong):
 def test_the_teacher_s_part_is_added_to_the_advantage_that_rewards_give():
     algorithm = AlgorithmSection(advantage="dr_grpo", distillation_coefficient=0.3)
     batch = recorded()
-    rewarded = with_advantages(batch, REWARDS, 2, algorithm)
+    rewarded = with_advantages(batch, REWARDS, algorithm)
     found = with_distillation(rewarded, algorithm).advantages.tolist()
     centred = {0: 0.5, 1: -0.5, 2: -0.25, 3: 0.25}
     sequence = torch.repeat_interleave(torch.arange(4), LENGTHS).tolist()
@@ -118,32 +119,21 @@ def test_the_teacher_s_part_is_added_to_the_advantage_that_rewards_give():
         assert found[place] == pytest.approx(centred[sequence[place]] + 0.3 * taught if inside else 0.0, abs=1e-6)
 
 
-def test_a_dropped_sample_is_not_taught_either():
-    rewards = REWARDS.clone()
-    rewards[1] = float("nan")
-    batch = with_distillation(with_advantages(recorded(), rewards, 2, PURE), PURE)
-    assert not batch.advantages[3:7].any()
-    assert batch.advantages[1:3].all()
-    assert teacher_metrics(batch)["policy/teacher_kl"] == pytest.approx(
-        (batch.old_log_probs - batch.teacher_log_probs)[[1, 2, 8, 10, 11]].mean().item()
-    )
-
-
 def test_one_token_that_the_teacher_finds_impossible_is_not_all_of_the_step():
     batch = recorded(teacher_log_probs=torch.full((12,), -500.0))
-    found = with_distillation(with_advantages(batch, REWARDS, 2, PURE), PURE).advantages
+    found = with_distillation(with_advantages(batch, REWARDS, PURE), PURE).advantages
     assert found[MASK].tolist() == pytest.approx([-20.0] * int(MASK.sum()))
     assert reverse_kl(batch)[MASK].min() > 400, "the metric says what it is"
 
 
 def test_without_a_coefficient_nothing_is_asked_of_a_teacher():
-    batch = with_advantages(recorded(teacher_log_probs=None), REWARDS, 2, AlgorithmSection())
+    batch = with_advantages(recorded(teacher_log_probs=None), REWARDS, AlgorithmSection())
     assert with_distillation(batch, AlgorithmSection()) is batch
     assert teacher_metrics(batch) == {}
 
 
 @pytest.mark.parametrize("field", ["old_log_probs", "teacher_log_probs"])
 def test_a_missing_field_is_named(field):
-    batch = with_advantages(recorded(**{field: None}), REWARDS, 2, PURE)
+    batch = with_advantages(recorded(**{field: None}), REWARDS, PURE)
     with pytest.raises(DataError, match=f"{field} is None"):
         with_distillation(batch, PURE)

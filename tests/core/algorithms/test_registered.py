@@ -28,7 +28,7 @@ def short(batch, rewards, algorithm): return Advantages(rewards)
 def broken(batch, rewards, algorithm): return Advantages(torch.full((5,), torch.nan))
 def bare(batch, rewards, algorithm): return rewards
 def narrow(batch): return batch
-def wide(batch, rewards, algorithm, group_size):
+def wide(batch, rewards, algorithm):
     return Advantages(torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.int64))
 
 def listed(batch, rewards, algorithm): return Advantages([0.0] * 5)
@@ -78,7 +78,7 @@ def test_what_an_estimator_returns_is_checked(named, name, says):
 
 def test_advantages_become_float32(named):
     """As NumPy makes them they would make the loss float64, which some devices do not have."""
-    batch = with_advantages(BATCH, REWARDS, 2, AlgorithmSection(advantage=named("wide")))
+    batch = with_advantages(BATCH, REWARDS, AlgorithmSection(advantage=named("wide")))
     assert (batch.advantages.dtype, batch.returns.dtype) == (torch.float32, torch.float32)
 
 
