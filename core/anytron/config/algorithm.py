@@ -83,4 +83,5 @@ class AlgorithmSection(Section):
     @property
     def compares_a_group(self) -> bool:
         """Whether advantages are differences within a group, so that one of one response teaches nothing."""
-        return self.advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+        compare = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+        return self.name == "rl" and self.advantage in compare

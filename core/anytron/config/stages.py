@@ -120,7 +120,8 @@ def choose_stage(runs: Mapping[str, Stage], name: Any, where: str) -> Stage:
         "The configuration has several stages, and one of them is needed here.",
         where=where,
         why="none is named" if name is None else f"there is no stage {name!r}",
-        fix=did_you_mean(str(name), runs, f"{STAGE}=") or f"choose one: {' or '.join(f'{STAGE}={one}' for one in runs)}",
+        fix=did_you_mean(str(name), runs, f"{STAGE}=")
+        or f"choose one: {' or '.join(f'{STAGE}={one}' for one in runs)}",
     )
 
 

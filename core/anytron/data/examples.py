@@ -144,9 +144,7 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
 
 def _marked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Divided:
     """Learn what the template marks."""
-    found: Any = render(
-        prompt, tokenizer, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+    found: Any = render(prompt, tokenizer, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     whole = replace(prompt, messages=None, tools=(), tokens=tuple(found["input_ids"]))
     return _Divided(whole, mask=tuple(map(bool, found["assistant_masks"])))
 

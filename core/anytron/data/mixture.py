@@ -65,6 +65,11 @@ class Mixture:
         """Where each source stands; together they are the place in the mix."""
         return tuple(sampler.place for sampler in self._samplers)
 
+    @property
+    def epochs(self) -> float:
+        """Prompts drawn so far, by those that there are; 1.0 is one epoch of a mix without weights."""
+        return sum(sampler.drawn for sampler in self._samplers) / len(self)
+
     def seek(self, places: Sequence[Place]) -> None:
         """Go to the place of a mix of as many prompts with the same weights and the same seed.
 

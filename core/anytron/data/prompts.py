@@ -150,7 +150,9 @@ def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted
         )
     try:
         with processor_time(TEMPLATE_SECONDS):
-            return tokenizer.apply_chat_template(prompt.messages, tools=list(prompt.tools) or None, **wanted, **template)
+            return tokenizer.apply_chat_template(
+                prompt.messages, tools=list(prompt.tools) or None, **wanted, **template
+            )
     except Exception as error:  # the template is a program of the model directory
         raise DataError(
             "The chat template refuses a prompt's messages.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.load import read_config
+from anytron.config.load import read_config, read_stages
 from anytron.config.options import engine_option_diagnostics
 from anytron.hooks.edits import apply_edits
 from anytron.platform import decisions_of
@@ -16,6 +16,7 @@ from anytron.preflight.limits import limit_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
 from anytron.preflight.rewards import reward_diagnostics
+from anytron.preflight.supervised import supervised_diagnostics
 from anytron.sinks.loading import sink_diagnostics
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.diagnostics import Diagnostic
+    from anytron.config.load import Places
     from anytron.config.schema import RunConfig
 
 
@@ -54,14 +56,38 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
     """Read the configuration, choose the platform, let the plugins adapt the configuration, and check all of it.
 
     Raises:
-        ConfigError: The configuration is not valid in itself.
+        ConfigError: The configuration is not valid in itself, or has several stages and none is chosen.
         PlatformError: No platform can be used, or not the one asked for.
         PluginError: A plugin is broken, or what it needs is not installed.
     """
     config, places = read_config(path, overrides)
-    session = open_session(config.platform.name, config.platform.options, config.engine.name)
+    return _opened(config, places, _session(config), path)
+
+
+def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
+    """Open all stages of a configuration, with the same plugins and the same platform.
+
+    Each is checked as if it began with the model of the file, which has the sizes of what it will begin with.
+
+    Returns:
+        By their names, in the order in which they are trained; a run without stages by "".
+
+    Raises: As :func:`open_run`.
+    """
+    stages = read_stages(path, overrides)
+    session = _session(next(iter(stages.values()))[0])
+    return {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
+
+
+def _session(config: RunConfig) -> Session:
+    return open_session(config.platform.name, config.platform.options, config.engine.name)
+
+
+def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> OpenRun:
     unmet = check_requirements(session.hooks, config.engine.name)
+    useless = list(supervised_diagnostics(config))  # plugins set what they would for any run
     edits, found = session.hooks.remarks(config)
+    found += useless
     remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
@@ -84,7 +110,9 @@ def open_run(path: Path, overrides: Sequence[str]) -> OpenRun:
 
 
 def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:
-    """Add what the plugins want of the rollout engine; what the user set wins."""
+    """Add what the plugins want of the rollout engine, if there is one; what the user set wins."""
+    if config.supervised:
+        return config
     options = _merged(session.hooks.rollout_options(config.rollout.engine), config.rollout.options)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"options": options})})
 

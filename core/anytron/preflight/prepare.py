@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
-from anytron.data.mixture import Mixture, load_mixture
+from anytron.data.mixture import Mixture, Place, load_mixture
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.rollout_engine import SamplingParams
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedPrompts:
-    """The prompts of a run, as its model reads them.
+    """The prompts of a run, as its model reads them; of supervised fine-tuning with the responses that are learnt.
 
     Attributes:
         tokenizer: A Hugging Face tokenizer.
@@ -40,6 +40,11 @@ class PreparedPrompts:
     context_length: int | None
     vocab_size: int
     chat_template_kwargs: Mapping[str, Any]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where in the data the next draw begins."""
+        return self.sampler.places
 
     def draw(self, count: int) -> list[TokenizedPrompt]:
         """Take the next prompts, their images prepared: only now, because patches are large."""
@@ -93,14 +98,14 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
         seed=config.trainer.seed,
         vocab_size=text_config.vocab_size,
         context_length=context_length,
-        max_new_tokens=config.rollout.max_new_tokens,
+        max_new_tokens=None if config.supervised else config.rollout.max_new_tokens,
     )
     template = config.data.chat_template_kwargs
     return PreparedPrompts(tokenizer, vision, sampler, context_length, text_config.vocab_size, template)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
-    """Load prompts, rewards and environment, and check them against the model.
+    """Load prompts, rewards and environment of a run that generates, and check them against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.

@@ -66,7 +66,7 @@ class UpdatePlan:
         return cls(
             epochs=config.algorithm.epochs,
             count=config.algorithm.mini_batches,
-            group_size=config.rollout.samples_per_prompt,
+            group_size=config.group_size,
             aggregation=config.algorithm.aggregation,
             max_tokens=config.engine.max_tokens_per_micro_batch,
             padded=config.engine.sequence_format == "bshd",
