@@ -129,8 +129,8 @@ class DataSection(Section):
     """Draw the prompts of a source in a random order, new in each epoch; the order follows from ``trainer.seed``."""
     max_prompt_tokens: int | None = Field(None, ge=1)
     """Longer prompts are left out, and counted; so are, with or without this, those that leave no room for
-    ``rollout.max_new_tokens`` in the model's context. Image tokens count, and with ``algorithm.name=sft``, where nothing
-    is generated, so do the response's."""
+    ``rollout.max_new_tokens`` in the model's context. Image tokens count. With ``algorithm.name=sft`` the tokens of the
+    response count as well, and nothing else needs room."""
     deduplicate: bool = False
     """Leave out prompts whose tokens and images are those of an earlier one, in any source, and count them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -181,7 +181,7 @@ class ValidationSection(Section):
     """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set; with
     ``algorithm.name=sft`` its ``loss``. Default: the mean, or the loss, of the first set."""
     direction: Direction | None = None
-    """Whether the highest or the lowest ``metric`` is best. Default: the lowest of losses, the highest of all others."""
+    """Whether the highest or the lowest ``metric`` is best. Default: the lowest loss, the highest of all others."""
     keep_best: bool = False
     """Save a checkpoint when ``metric`` is better than in all validations before, and keep it beside the newest ones;
     ``checkpoints/best`` names it."""

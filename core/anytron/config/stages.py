@@ -28,9 +28,11 @@ _Section = dict[str, Any]
 
 
 class StageSection(Section):
-    """A part of the run with data, an algorithm and a schedule of its own, which begins with the weights that the one
-    before has trained; docs/how-to/fine-tune.md. What it sets wins over the same sections of the file, key by key; a
-    list replaces a list, and null removes a section that may be left out."""
+    """Of several trainings in a row: this one begins with the weights that the one before has trained.
+
+    What it sets wins over the same sections of the file, key by key; a list replaces a list, and null removes a section
+    that may be left out. docs/how-to/fine-tune.md has an example.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     """Its files are in ``1-NAME``, ``2-NAME``, ... of ``trainer.output_dir``, a run's each."""
@@ -120,8 +122,7 @@ def choose_stage(runs: Mapping[str, Stage], name: Any, where: str) -> Stage:
         "The configuration has several stages, and one of them is needed here.",
         where=where,
         why="none is named" if name is None else f"there is no stage {name!r}",
-        fix=did_you_mean(str(name), runs, f"{STAGE}=")
-        or f"choose one: {' or '.join(f'{STAGE}={one}' for one in runs)}",
+        fix=did_you_mean(str(name), runs, f"{STAGE}=") or " or ".join(f"{STAGE}={one}" for one in runs),
     )
 
 

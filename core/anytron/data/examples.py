@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from anytron.data.prompts import AT_ONCE, check_text, check_tokens, encode, rend
 from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from anytron.data.prompts import Prompt, TokenizedPrompt
     from anytron.data.vision import VisionProcessor

@@ -41,8 +41,6 @@ from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.environments.pool import EnvironmentPool

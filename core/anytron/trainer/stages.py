@@ -1,0 +1,69 @@
+"""Train stages one after the other: each is a run of its own, which begins with what the one before has left.
+
+A stage's files are a run's, in a directory of its own, so that whatever reads, resumes or exports a run does the same
+with a stage. What goes from one to the next are the weights in ``hf/``, or the adapters in ``adapter/``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.errors import ConfigError
+from anytron.tracking.record import RunRecord
+from anytron.trainer.initial_model import model_directory
+from anytron.trainer.trained_models import ADAPTER, MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+
+
+def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None]) -> Iterator[tuple[str, RunConfig]]:
+    """Give the stages that are to be trained, one after the other, each with the model that it begins with.
+
+    The data of all stages are read before the first is given: a mistake in the last would be found after days. Ask for
+    the next stage when the one before has been trained to its end.
+
+    Args:
+        stages: By name, in their order; each checked, with the model of the file.
+        tell: Is told what is left out, for people.
+
+    Raises:
+        ConfigError: Earlier runs are in the way; or a stage is to be trained on whose successor has begun already.
+        DataError: The data of a stage are not usable.
+    """
+    configs = list(stages.values())
+    if configs[0].resume not in ("never", "auto"):
+        raise ConfigError(
+            "A configuration with stages cannot start from a checkpoint.",
+            where=f"resume = {configs[0].resume}",
+            why=f"there are {len(configs)} stages, and it is a checkpoint of one run",
+            fix="resume=auto continues the stage that was interrupted; for anything else write that stage as a run",
+        )
+    begun = sum(RunRecord.read(Path(one.trainer.output_dir)) is not None for one in configs)
+    if configs[0].resume == "never":
+        _clear(configs, tell)
+        begun = 0
+    for config in configs[1:]:
+        _check_data(config)
+    for index, (name, config) in enumerate(stages.items()):
+        if index + 1 < begun:
+            tell(f"stage {name} is over: {_over(config)}")
+            continue
+        yield name, config if index == 0 else continued(config, configs[index - 1])
+
+
+def continued(config: RunConfig, before: RunConfig) -> RunConfig:
+    """Let a stage begin with what the one before has trained.
+
+    With ``model.lora`` the adapters go on, beside the weights that never change; otherwise the weights themselves.
+    """
+    trained, model = Path(before.trainer.output_dir).absolute(), config.model
+    if model.lora is None:
+        changed = {"path": str(trained / MODEL), "config": None}
+    else:
+        lora = model.lora.model_copy(update={"path": str(trained / ADAPTER)})
+        changed = {"path": str(model_directory(before)), "config": None, "lora": lora}
+    return config.model_copy(update={"model": model.model_copy(update=changed)})
