@@ -62,8 +62,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
         read: Prompts that the source gave.
         too_long: How many of them were longer than allowed.
         duplicates: How many were equal to an earlier one.
-        digest: Of the tokens of all that are kept, and of which are learnt, hexadecimal: says whether two tables hold the
-            same prompts.
+        digest: Of the tokens of all that are kept, and of which of them are learnt, hexadecimal: says whether two tables
+            hold the same prompts.
 
     Raises:
         DataError: No prompt is left, or the source has given none.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.diagnostics import Diagnostic
 from anytron.config.load import read_config, read_stages
 from anytron.config.options import engine_option_diagnostics
 from anytron.hooks.edits import apply_edits
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.config.diagnostics import Diagnostic
     from anytron.config.load import Places
     from anytron.config.schema import RunConfig
 
@@ -76,7 +76,12 @@ def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
     """
     stages = read_stages(path, overrides)
     session = _session(next(iter(stages.values()))[0])
-    return {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
+    opened = {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
+    for run, (_, places) in list(zip(opened.values(), stages.values(), strict=True))[:-1]:
+        if not run.config.trainer.save_hf:
+            message = "the next stage begins with the model that this one writes at its end"
+            run.diagnostics.extend(places.locate([Diagnostic("error", "trainer.save_hf", message, "leave it out")]))
+    return opened
 
 
 def _session(config: RunConfig) -> Session:

@@ -15,7 +15,7 @@ from anytron.trainer.initial_model import model_directory
 from anytron.trainer.trained_models import ADAPTER, MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
 
@@ -42,17 +42,17 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
             why=f"there are {len(configs)} stages, and it is a checkpoint of one run",
             fix="resume=auto continues the stage that was interrupted; for anything else write that stage as a run",
         )
-    begun = sum(RunRecord.read(Path(one.trainer.output_dir)) is not None for one in configs)
     if configs[0].resume == "never":
         _clear(configs, tell)
-        begun = 0
+    begun = [index for index, config in enumerate(configs) if _record(config) is not None]
     for config in configs[1:]:
-        _check_data(config)
+        _read_data(config)
     for index, (name, config) in enumerate(stages.items()):
-        if index + 1 < begun:
-            tell(f"stage {name} is over: {_over(config)}")
-            continue
-        yield name, config if index == 0 else continued(config, configs[index - 1])
+        if index < max(begun, default=0):
+            _require_over(name, config)
+            tell(f"stage {name} is over")
+        else:
+            yield name, config if index == 0 else continued(config, configs[index - 1])
 
 
 def continued(config: RunConfig, before: RunConfig) -> RunConfig:
@@ -67,3 +67,41 @@ def continued(config: RunConfig, before: RunConfig) -> RunConfig:
         lora = model.lora.model_copy(update={"path": str(trained / ADAPTER)})
         changed = {"path": str(model_directory(before)), "config": None, "lora": lora}
     return config.model_copy(update={"model": model.model_copy(update=changed)})
+
+
+def _clear(configs: Sequence[RunConfig], tell: Callable[[str], None]) -> None:
+    """Delete what earlier runs have left, of all stages at once, if that is wanted; refuse otherwise."""
+    with contextlib.ExitStack() as claims:
+        claimed = [claims.enter_context(ClaimedDirectory(config, tell)) for config in configs]
+        for config, directory in zip(configs, claimed, strict=True):
+            choose_start(config, directory, tell)
+        for config, directory in zip(configs, claimed, strict=True):
+            directory.clear(logs=config.trainer.overwrite)
+
+
+def _read_data(config: RunConfig) -> None:
+    if config.supervised:
+        prepare_held_out(config, prepare_prompts(config))
+    else:
+        prepare_validation(config, prepare(config))
+
+
+def _record(config: RunConfig) -> RunRecord | None:
+    return RunRecord.read(Path(config.trainer.output_dir))
+
+
+def _require_over(name: str, config: RunConfig) -> None:
+    """Refuse to train on where a later stage has begun: it would go on from weights that are not there any more."""
+    record, asked = _record(config), config.trainer.total_steps
+    finished = None if record is None else record.finished_step
+    trained = None if record is None else record.config["trainer"]["total_steps"]
+    if finished is not None and trained == asked:
+        return
+    raise ConfigError(
+        f"The stage {name} is to be trained, and a later one has begun already.",
+        where=f"trainer.output_dir = {config.trainer.output_dir}",
+        why="it has no record of a run that came to its end"
+        if finished is None
+        else f"it ended with trainer.total_steps={trained}, and now that is {asked}",
+        fix="undo the change, or begin all stages again: resume=never trainer.overwrite=true",
+    )

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from anytron.trainer.workers import TrainingWorkers
 
 
+MODEL, ADAPTER, CRITIC = "hf", "adapter", "critic"
+"""Names, in the run's directory, of what it has trained."""
+
+
 def save_trained_models(
     config: RunConfig, trainer: TrainingWorkers, tokenizer: PreTrainedTokenizerBase, path: Path
 ) -> None:
@@ -32,11 +36,11 @@ def save_trained_models(
         trainer.save_critic(str(directory))
         tokenizer.save_pretrained(directory)
 
-    publish_directory(path / "hf", lambda directory: save_model(config, trainer, tokenizer, directory))
+    publish_directory(path / MODEL, lambda directory: save_model(config, trainer, tokenizer, directory))
     if config.model.lora is not None:
-        publish_directory(path / "adapter", lambda directory: trainer.save_adapter(str(directory)))
+        publish_directory(path / ADAPTER, lambda directory: trainer.save_adapter(str(directory)))
     if config.critic is not None:
-        publish_directory(path / "critic", critic)
+        publish_directory(path / CRITIC, critic)
 
 
 def save_model(
