@@ -62,7 +62,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
         read: Prompts that the source gave.
         too_long: How many of them were longer than allowed.
         duplicates: How many were equal to an earlier one.
-        digest: Of the tokens of all that are kept, and of which of them are learnt, hexadecimal: says whether two tables
+        digest: Of the tokens of all that are kept, and of what is learnt of them, hexadecimal: says whether two tables
             hold the same prompts.
 
     Raises:

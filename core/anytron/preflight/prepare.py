@@ -73,12 +73,16 @@ class PreparedRun(PreparedPrompts):
 
 
 def prepare_prompts(config: RunConfig) -> PreparedPrompts:
-    """Load the tokenizer and all prompts, and check them against the model.
+    """Load the tokenizer and all prompts, or examples, and check them against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
+    return _prompts(config, None if config.supervised else config.rollout.max_new_tokens)
+
+
+def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
@@ -98,14 +102,14 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
         seed=config.trainer.seed,
         vocab_size=text_config.vocab_size,
         context_length=context_length,
-        max_new_tokens=None if config.supervised else config.rollout.max_new_tokens,
+        max_new_tokens=max_new_tokens,
     )
     template = config.data.chat_template_kwargs
     return PreparedPrompts(tokenizer, vision, sampler, context_length, text_config.vocab_size, template)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
-    """Load prompts, rewards and environment of a run that generates, and check them against the model.
+    """Load what responses are generated to, and how they are rewarded, and check it against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
@@ -116,7 +120,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     rewards = RewardSum.from_config(config.rewards)
     if config.environment is not None:
         check_environment(config.environment)
-    prompts = prepare_prompts(config)
+    prompts = _prompts(config, config.rollout.max_new_tokens)
     rewards.check(prompts.sampler.tables)
     tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
     ends = end_token_ids(config.model, tokenizer, vocab_size)

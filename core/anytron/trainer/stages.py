@@ -6,10 +6,15 @@ with a stage. What goes from one to the next are the weights in ``hf/``, or the 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.checkpoint.resume import choose_start
 from anytron.errors import ConfigError
+from anytron.preflight.prepare import prepare, prepare_prompts
+from anytron.preflight.validation import prepare_held_out, prepare_validation
+from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.record import RunRecord
 from anytron.trainer.initial_model import model_directory
 from anytron.trainer.trained_models import ADAPTER, MODEL
