@@ -124,7 +124,8 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
     Args:
         run: The configuration.
         device: What each device has.
-        prompt_tokens: Mean length of a prompt, or of an example with its response; None = not known, and all micro-batches are taken to be full.
+        prompt_tokens: Mean length of a prompt, or of an example with its response; None = not known, and all
+            micro-batches are taken to be full.
 
     Raises:
         ConfigError: The training engine gives no estimate, or the sizes of the model are not known.
