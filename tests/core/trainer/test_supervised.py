@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -120,14 +119,14 @@ def test_a_rank_that_is_lost_is_started_again(new_sft, tmp_path):
 
 
 def test_examples_that_have_changed_are_noticed(new_sft, tmp_path):
-    """Another response to the same prompt has other tokens; so have others that are learnt of the same ones."""
+    """Also where the tokens are the same, and others of them are learnt."""
     trainer = {"total_steps": 2, "output_dir": str(tmp_path / "run")}
-    new_sft(trainer=trainer).train()
-    run = new_sft(trainer={**trainer, "total_steps": 3}, resume="auto")
-    source = Path(run.config.data.source.rpartition(":")[0])
-    source.write_text(source.read_text().replace('prompt.data["answer"]}', 'prompt.data["answer"][::-1]}'))
+    data = {"source": "jsonl", "options": {"path": str(tmp_path / "examples.jsonl")}}
+    (tmp_path / "examples.jsonl").write_text(json.dumps({"prompt": [3, 1, 10], "response": [1, 3, 11]}) + "\n")
+    new_sft(trainer=trainer, data=data).train()
+    (tmp_path / "examples.jsonl").write_text(json.dumps({"prompt": [3, 1], "response": [10, 1, 3, 11]}) + "\n")
     with pytest.raises(DataError, match="The prompts have changed"):
-        run.train()
+        new_sft(trainer={**trainer, "total_steps": 3}, data=data, resume="auto").train()
 
 
 def test_the_held_out_loss_is_hugging_faces(new_sft):
@@ -191,5 +190,5 @@ def test_a_criterion_of_the_other_kind_is_refused(new_sft):
 
 
 def test_the_model_must_have_room_for_examples(new_sft):
-    with pytest.raises((ConfigError, DataError), match=r"No prompt of a source is left.*4 tokens"):
+    with pytest.raises((ConfigError, DataError), match=r"(?s)No prompt of a source is left.*4 tokens"):
         new_sft(data={**DATA, "max_prompt_tokens": 4}).train()
