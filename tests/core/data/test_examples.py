@@ -17,6 +17,7 @@ from anytron.data.prompts import tokenize
 from anytron.errors import ConfigError, DataError
 
 SORT = f"{Path(__file__).parents[3]}/examples/sort_digits.py:tokenizer"
+SPECIAL = ["<sys>", "<user>", "<bot>", "<think>", "<tool>", "|"]
 WORDS = [
     "<end>",
     "<sys>",
@@ -36,7 +37,7 @@ WORDS = [
 TURNS = (
     "{% for message in messages %}{{ '<bot>' if message.role == 'assistant' else '<' + message.role + '>' }}"
     "{% if message.role == 'assistant' %}BEGIN{{ message.content }}<end>FINISH"
-    "{% else %}{{ message.content }}<end>{% endif %}\n{% endfor %}"
+    "{% else %}{{ message.content }}<end>{% endif %}|{% endfor %}"
     "{% if add_generation_prompt %}<bot>{% endif %}"
 )
 PLAIN = TURNS.replace("BEGIN", "").replace("FINISH", "")
@@ -65,8 +66,7 @@ def chat():
         words.pre_tokenizer = pre_tokenizers.Split(" ", behavior="removed")
         words.decoder = decoders.Fuse()
         made = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", unk_token="<unk>")
-        made.add_tokens([], special_tokens=True)
-        made.add_special_tokens({"additional_special_tokens": ["<sys>", "<user>", "<bot>", "<think>", "<tool>", "\n"]})
+        made.add_special_tokens({"additional_special_tokens": SPECIAL})
         made.chat_template = template
         return made
 
@@ -134,17 +134,15 @@ def test_a_tokenizer_without_an_end_token_is_refused_only_where_it_is_needed(sor
 def test_an_answer_to_messages_is_what_the_template_makes_of_it(chat):
     tokenizer = chat(PLAIN)
     example = one(Prompt("a", messages=[HELLO], data={"response": "who are you"}), tokenizer)
-    assert words(example, tokenizer) == "<user> hello there <end> \n <bot> *who *are *you *<end> *\n"
-    assert example.text == "<user>hello there<end>\n<bot>who are you<end>\n"
+    assert words(example, tokenizer) == "<user> hello there <end> | <bot> *who *are *you *<end> *|"
+    assert example.text == "<user>hello there<end>|<bot>who are you<end>|"
 
 
 def test_the_only_answer_needs_no_marks(chat):
-    tokenizer = chat(PLAIN)
-    example = one(
-        Prompt("a", messages=[{"role": "sys", "content": "a bot"}, HELLO, assistant("who are you")]), tokenizer
-    )
-    assert (
-        words(example, tokenizer) == "<sys> a bot <end> \n <user> hello there <end> \n <bot> *who *are *you *<end> *\n"
+    tokenizer, system = chat(PLAIN), {"role": "sys", "content": "a bot"}
+    example = one(Prompt("a", messages=[system, HELLO, assistant("who are you")]), tokenizer)
+    assert words(example, tokenizer) == (
+        "<sys> a bot <end> | <user> hello there <end> | <bot> *who *are *you *<end> *|"
     )
 
 
@@ -152,7 +150,7 @@ def test_of_several_answers_those_are_learnt_that_the_template_marks(chat):
     tokenizer = chat(MARKED)
     example = one(Prompt("a", messages=[HELLO, assistant("hello"), WHO, assistant("a bot")]), tokenizer)
     assert words(example, tokenizer) == (
-        "<user> hello there <end> \n <bot> *hello *<end> \n <user> who are you <end> \n <bot> *a *bot *<end> \n"
+        "<user> hello there <end> | <bot> *hello *<end> | <user> who are you <end> | <bot> *a *bot *<end> |"
     )
 
 
@@ -168,7 +166,7 @@ def test_a_conversation_that_ends_with_a_question_has_no_response(chat):
 
 def test_a_template_that_marks_nothing_of_a_conversation_teaches_nothing(chat):
     template = MARKED.replace("{% generation %}", "{% if false %}{% generation %}X{% endgeneration %}{% endif %}")
-    with pytest.raises(DataError, match="(?s)nothing to learn.*marks nothing"):
+    with pytest.raises(DataError, match=r"(?s)nothing to learn.*marks nothing"):
         one(Prompt("a", messages=[HELLO, assistant("hello")]), chat(template.replace("{%- endgeneration -%}", "")))
 
 
@@ -182,7 +180,7 @@ def test_the_arguments_and_the_tools_reach_the_template(chat):
     prompt = Prompt("a", messages=[HELLO], data={"response": "a bot"}, tools=[{"type": "function"}])
     tokenizer = chat(template)
     assert words(one(prompt, tokenizer, chat_template_kwargs={"loud": True}), tokenizer).startswith(
-        "<tool> there <user> hello there <end> \n <bot> *a *bot"
+        "<tool> there <user> hello there <end> | <bot> *a *bot"
     )
 
 
