@@ -106,8 +106,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 where=name,
                 why=f"of {self.read} it has, {self.too_long} have more than {wanted.longest} tokens{found}, and "
                 f"{self.duplicates} are those of an earlier one",
-                fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens where responses are generated, or use a "
-                "model with a longer context",
+                fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens where something is generated, or use "
+                "a model with a longer context",
             )
 
     def __len__(self) -> int:
