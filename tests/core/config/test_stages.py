@@ -58,7 +58,9 @@ def test_each_stage_is_the_file_with_what_the_stage_sets(write, tmp_path):
 
 
 def test_a_file_without_stages_is_one_run(write):
-    text = FILE.partition("stages:")[0] + "data: {source: jsonl}\nrewards: [{function: exact_match}]\n"
+    text = (
+        FILE.partition("stages:")[0] + "data: {source: jsonl, options: {path: p}}\nrewards: [{function: exact_match}]\n"
+    )
     ((config, _),) = read_stages(write(text)).values()
     assert (config.trainer.output_dir, config.checkpoint.path) == ("out/here", "saved")
 
@@ -127,7 +129,9 @@ def test_one_stage_cannot_be_trained_alone(write):
 
 
 def test_a_stage_of_a_file_without_stages_is_an_unknown_key(write):
-    text = FILE.partition("stages:")[0] + "data: {source: jsonl}\nrewards: [{function: exact_match}]\n"
+    text = (
+        FILE.partition("stages:")[0] + "data: {source: jsonl, options: {path: p}}\nrewards: [{function: exact_match}]\n"
+    )
     assert "unknown key 'stage'" in refused(write(text), "stage=grpo")
 
 

@@ -56,11 +56,6 @@ def left(output):
     }
 
 
-@pytest.fixture(scope="module")
-def nothing():
-    return {}
-
-
 def test_the_second_stage_begins_with_the_weights_of_the_first(stages, tmp_path):
     runs = stages(tmp_path, sft=40, grpo=1)
     summaries, _ = train(runs)
