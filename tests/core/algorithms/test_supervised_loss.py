@@ -20,6 +20,7 @@ def batch():
     lengths = torch.tensor(LENGTHS)
     mask = torch.rand(sum(LENGTHS), generator=generator) < 0.6
     mask[torch.cumsum(lengths, 0) - lengths] = False
+    mask[torch.cumsum(lengths, 0) - 1] = True
     return RaggedBatch(lengths, torch.randint(VOCABULARY, mask.shape, generator=generator), mask)
 
 

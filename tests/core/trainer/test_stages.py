@@ -63,9 +63,9 @@ def test_the_second_stage_begins_with_the_weights_of_the_first(stages, tmp_path)
     second = json.loads((tmp_path / "2-grpo" / "run.json").read_text())["config"]
     assert second["model"]["path"] == str(tmp_path / "1-sft" / "hf")
     assert not (tmp_path / "2-grpo" / INITIAL_MODEL).exists()
-    # Random weights have a reward of 0.1.
+    # With random weights the loss is 2.8, and the reward 0.06.
     assert lines(tmp_path / "1-sft" / "metrics.jsonl")[-1]["loss/nll"] < 1.5
-    assert lines(tmp_path / "2-grpo" / "metrics.jsonl")[0]["reward/mean"] > 0.3
+    assert lines(tmp_path / "2-grpo" / "metrics.jsonl")[0]["reward/mean"] > 0.2
     assert lines(tmp_path / "2-grpo" / "metrics.jsonl")[0]["rollout/log_prob_abs_diff"] < 1e-5
 
 
