@@ -81,9 +81,7 @@ def test_value_and_gradient_are_those_of_cross_entropy(batch, logits, aggregatio
 def test_numbers_outside_of_responses_do_not_matter(batch, logits):
     (mini_batch,) = UpdatePlan(1, 1, 1, "token-mean", 1000).mini_batches(batch, seed=0)
     found = outputs(logits, batch)
-    spoilt = TokenOutputs(
-        *(values.where(batch.response_mask, torch.inf) for values in (found.log_probs, found.entropy))
-    )
+    spoilt = TokenOutputs(*(one.where(batch.response_mask, torch.inf) for one in (found.log_probs, found.entropy)))
     assert SupervisedLoss()(spoilt, mini_batch).loss == SupervisedLoss()(found, mini_batch).loss
 
 
