@@ -42,7 +42,9 @@ def test_it_learns_from_answers_and_then_from_rewards(tmp_path):
 def test_both_stages_work_on_two_ranks(layout, tmp_path):
     steps = ["stages[0].trainer.total_steps=3", "stages[1].trainer.total_steps=2"]
     for size in (1, 2):
-        finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={tmp_path / str(size)}", f"{layout}={size}", *steps)
+        finished = anytron(
+            "train", str(EXAMPLE), f"trainer.output_dir={tmp_path / str(size)}", f"{layout}={size}", *steps
+        )
         assert finished.returncode == 0, finished.stdout + finished.stderr
     for one, two in zip(*(lines(tmp_path / size / "1-sft" / "metrics.jsonl") for size in "12"), strict=True):
         for name in ("loss/nll", "grad_norm"):

@@ -87,7 +87,8 @@ class ModelSection(Section):
 
 
 class RewardSection(Section):
-    """One reward function; the rewards of several are added with their weights."""
+    """One reward function; the rewards of several are added with their weights. Required, unless
+    ``algorithm.name=sft``."""
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
@@ -200,6 +201,11 @@ class ValidationSection(Section):
         names = [one.name for one in self.sets]
         if len(set(names)) < len(names):
             raise ValueError(f"two sets have the same name: {', '.join(names)}")
+        known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
+        known += [one.loss_metric for one in self.sets]
+        if self.metric is not None and self.metric not in known:
+            hint = did_you_mean(self.metric, known)
+            raise ValueError(f"unknown metric {self.metric}; {hint or 'there are ' + ', '.join(known)}")
         if self.every_steps is None and (self.keep_best or self.patience):
             raise ValueError(
                 "keep_best and patience compare validations, and there is only the last one: set every_steps"
@@ -337,15 +343,14 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _known_criterion(self) -> RunConfig:
-        sets = [] if self.validation is None else self.validation.sets
-        known = [one.loss_metric for one in sets]
-        if not self.supervised:
-            known = [name for one in sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
+    def _measured_criterion(self) -> RunConfig:
         metric = None if self.validation is None else self.validation.metric
-        if metric is not None and metric not in known:
-            hint = did_you_mean(metric, known) or "there are " + ", ".join(known)
-            raise ValueError(f"validation.metric: unknown metric {metric}; {hint}")
+        if metric is not None and metric.endswith("/loss") != self.supervised:
+            measured = "losses" if self.supervised else "rewards"
+            raise ValueError(
+                f"validation.metric is {metric}, and with algorithm.name={self.algorithm.name} {measured} are measured: "
+                "leave it out to take those of the first set"
+            )
         return self
 
     @model_validator(mode="after")

@@ -13,9 +13,10 @@ from anytron.metric import Metric
 from anytron.tracking.metric_table import METRICS
 from tests.core.trainer.disturbed_runs import lines
 from tests.core.trainer.test_environments import new_calculator
+from tests.core.trainer.test_supervised import HELD_OUT, new_sft
 from tests.core.trainer.validations import section
 
-__all__ = ["new_calculator"]  # a fixture
+__all__ = ["new_calculator", "new_sft"]  # fixtures
 
 ROOT = Path(__file__).parents[3]
 ELSEWHERE = {metric.name for metric in METRICS if metric.name.startswith("memory/")} - {"memory/training_peak_bytes"}
@@ -43,7 +44,7 @@ def unknown(keys, table=METRICS):
     return sorted(key for key in keys if sum(metric.matches(key) for metric in table) != 1)
 
 
-def test_two_runs_write_the_table(new_run, new_calculator, tmp_path):
+def test_three_runs_write_the_table(new_run, new_sft, new_calculator, tmp_path):
     ahead = new_run(
         REWARDS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
@@ -58,6 +59,8 @@ def test_two_runs_write_the_table(new_run, new_calculator, tmp_path):
         algorithm={"loss": "cispo"}, trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")}
     )
     keys |= written(played)
+    tuned = {"total_steps": 1, "output_dir": str(tmp_path / "tuned")}
+    keys |= written(new_sft(trainer=tuned, validation={"sets": [HELD_OUT]}))
 
     assert unknown(keys) == []
     assert {metric.name for metric in METRICS if not any(metric.matches(key) for key in keys)} == ELSEWHERE
