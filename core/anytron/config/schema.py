@@ -87,8 +87,10 @@ class ModelSection(Section):
 
 
 class RewardSection(Section):
-    """One reward function; the rewards of several are added with their weights. Required, unless
-    ``algorithm.name=sft``."""
+    """One reward function; the rewards of several are added with their weights.
+
+    At least one is required, and none is with ``algorithm.name=sft``.
+    """
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
@@ -346,11 +348,8 @@ class RunConfig(Section):
     def _measured_criterion(self) -> RunConfig:
         metric = None if self.validation is None else self.validation.metric
         if metric is not None and metric.endswith("/loss") != self.supervised:
-            measured = "losses" if self.supervised else "rewards"
-            raise ValueError(
-                f"validation.metric is {metric}, and with algorithm.name={self.algorithm.name} {measured} are measured: "
-                "leave it out to take those of the first set"
-            )
+            measured = f"algorithm.name={self.algorithm.name} measures {'losses' if self.supervised else 'rewards'}"
+            raise ValueError(f"validation.metric is {metric}, and {measured}: leave it out for that of the first set")
         return self
 
     @model_validator(mode="after")

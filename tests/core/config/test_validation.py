@@ -83,7 +83,7 @@ def test_without_more_the_mean_of_the_first_set_decides(load):
         ("validation.sets=[]", r"at least 1 item"),
         ("validation.metric=validation/hard/pass@4", r"unknown metric validation/hard/pass@4.*pass@"),
         ("validation.metric=reward/mean", r"unknown metric reward/mean; there are validation/hard/mean@8"),
-        ("validation.metric=validation/hard/loss", r"with algorithm.name=rl rewards are measured"),
+        ("validation.metric=validation/hard/loss", r"algorithm.name=rl measures rewards"),
         ("validation.direction=up", r"direction"),
         ("validation.min_delta=.nan", r"min_delta"),
         ("validation.patience=0", r"patience"),
