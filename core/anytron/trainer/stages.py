@@ -52,18 +52,24 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
     begun = [index for index, config in enumerate(configs) if _record(config) is not None]
     for config in configs[1:]:
         _read_data(config)
+    before: RunConfig | None = None
     for index, (name, config) in enumerate(stages.items()):
+        before = config if before is None else continued(config, before)
         if index < max(begun, default=0):
             _require_over(name, config)
             tell(f"stage {name} is over")
         else:
-            yield name, config if index == 0 else continued(config, configs[index - 1])
+            yield name, before
 
 
 def continued(config: RunConfig, before: RunConfig) -> RunConfig:
     """Let a stage begin with what the one before has trained.
 
     With ``model.lora`` the adapters go on, beside the weights that never change; otherwise the weights themselves.
+
+    Args:
+        config: The stage, with the model of the file.
+        before: The stage before, with the model that it has begun with.
     """
     trained, model = Path(before.trainer.output_dir).absolute(), config.model
     if model.lora is None:

@@ -162,3 +162,5 @@ def test_adapters_go_on_beside_the_weights_that_never_change(tmp_path):
         assert (after.path, after.config) == (str(path), None)
         assert (after.lora.path, after.lora.rank) == (str(tmp_path / "1" / "adapter"), 3)
         RunConfig.model_validate({**config(model, "2").model_dump(), "model": after.model_dump()})  # as a worker does
+        third = continued(config(model, "3"), continued(config(model, "2"), config(model, "1"))).model
+        assert (third.path, third.lora.path) == (str(path), str(tmp_path / "2" / "adapter"))
