@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.data.pretrained import save_processor
+from anytron.data.pretrained import save_generation_config, save_processor
 from anytron.files import publish_directory
 
 if TYPE_CHECKING:
@@ -50,3 +50,4 @@ def save_model(
     trainer.save_hf(str(directory))
     tokenizer.save_pretrained(directory)
     save_processor(config.model, directory)
+    save_generation_config(config.model, directory)
