@@ -8,9 +8,9 @@ small Qwen3, 103 million parameters of which 78 are the tied embeddings of 151,9
 samples of 16 tokens.
 
 The runs alternate. A step's time is from its beginning to the next one's, and ``ratio`` is TRL's median by ours. The
-figures without a table are our parts, and the ratios, by size. ``peak_bytes`` is the largest sum of the proportional
-set sizes of all of a side's processes, measured in runs of their own: memory that several share counts once. That is
-the host's memory: with an accelerator there is no such run, and only times are compared.
+figures without a table are our parts, and the ratios, by size. ``peak_bytes`` is the most memory that all of a side's
+processes have together, measured in runs of their own: what several share counts once. That is the host's memory: with
+an accelerator there is no such run, and only times are compared.
 
 What is not the same:
 

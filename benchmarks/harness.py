@@ -15,6 +15,7 @@ import gc
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -128,9 +129,9 @@ def run_measured(command: Sequence[str], *, memory: bool, every_s: float = 0.05)
 
     Args:
         command: A program and its arguments.
-        memory: Whether to return the most memory, in bytes, that it and all its descendants had together: the largest
-            sum of their proportional set sizes, in which pages that several share count once; None where they
-            may not be read. Looking takes time of theirs.
+        memory: Whether to return the most memory, in bytes, that it and all its descendants had together, in which
+            pages that several share count once, whoever else on the machine has them; None where it may not be
+            read. Looking takes time of theirs.
         every_s: Seconds between two looks.
 
     Raises:
@@ -140,7 +141,7 @@ def run_measured(command: Sequence[str], *, memory: bool, every_s: float = 0.05)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while memory and process.poll() is None:
             try:
-                peak = max(peak, sum(map(_proportional_set_size, _descendants(process.pid))))
+                peak = max(peak, _memory(_descendants(process.pid)))
             except PermissionError:  # some containers; a sum without that process would mislead
                 peak, memory = 0, False
             time.sleep(every_s)
@@ -247,10 +248,21 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _proportional_set_size(pid: int) -> int:
-    """Bytes of a process's pages, each divided by how many processes have it; 0 if the process has ended."""
+def _memory(processes: Sequence[int]) -> int:
+    """Bytes of these processes: their own pages, and files once, which are nearly the same libraries in each.
+
+    Anonymous and shared memory is proportional, each page divided by how many processes have it: they share it with
+    each other alone. Files are not: any stranger with the same library would make these processes smaller.
+    """
+    found = [_fields(process) for process in processes]
+    own = sum(fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0) for fields in found)
+    return own + max(fields.get("RssFile", 0) for fields in found)
+
+
+def _fields(pid: int) -> dict[str, int]:
+    """What the kernel says about a process's memory, in bytes; nothing if the process has ended."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        text = "".join(Path(f"/proc/{pid}/{name}").read_text() for name in ("smaps_rollup", "status"))
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+        return {}
+    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}

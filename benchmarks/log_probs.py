@@ -36,8 +36,8 @@ COMPARED = 64
 COLUMNS = {"peak": "peak_bytes", "time": "time_s"}
 
 
-def plain(hidden, weight, labels):
-    log_probs = torch.log_softmax(torch.nn.functional.linear(hidden, weight).float().div_(TEMPERATURE), dim=-1)
+def plain(hidden, weight, labels, temperature=TEMPERATURE):
+    log_probs = torch.log_softmax(torch.nn.functional.linear(hidden, weight).float().div_(temperature), dim=-1)
     chosen = log_probs.gather(-1, labels[:, None])[:, 0]  # first, so that its dense gradient is made last
     # The probabilities sum to 1, so sum(p * d log p) = 0: without that term, autograd keeps one tensor less.
     return chosen, -(log_probs.exp() * log_probs.detach()).sum(dim=-1)

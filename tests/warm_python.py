@@ -44,6 +44,9 @@ PRELOADED = (
 )
 READ_BY_THE_INTERPRETER = ("PYTHONHASHSEED", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH")
 """Variables that mean something only when an interpreter starts: a fork must want them as its server has them."""
+QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Read once, when OpenMP is loaded: its threads sleep while they have nothing to do. Two tests at a time have more of
+them than a small machine has processors, and spinning threads made each five times as long."""
 FIRST_KEPT = 500
 """Descriptors of the server's own are moved here, where no caller's is."""
 
@@ -132,7 +135,8 @@ def server_session() -> int:
         numbers = theirs.fileno(), ours.fileno()
         command = [sys.executable, __file__, *map(str, numbers)]
         with theirs:
-            WarmPopen.server = StartedCold(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
+            variables = {**os.environ, **QUIET_THREADS}
+            WarmPopen.server = StartedCold(command, pass_fds=numbers, stdin=subprocess.DEVNULL, env=variables)
         WarmPopen.requests, WarmPopen.session = ours, os.getsid(0)
     return WarmPopen.session
 

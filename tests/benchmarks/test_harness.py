@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -14,6 +15,7 @@ from anytron.runtime import MemoryStats
 from anytron_cpu.runtime import CpuRuntime
 from benchmarks import harness
 from tests.house import ROOT
+from tests.warm_python import StartedCold
 
 SMALL = {
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],
@@ -94,6 +96,16 @@ def test_memory_is_of_a_command_and_its_descendants():
         harness.run_measured([sys.executable, "-c", "raise SystemExit(3)"], memory=True)
 
 
+def test_memory_does_not_depend_on_who_else_has_the_same_libraries(tmp_path, monkeypatch):
+    """This process has torch, too. A fork would share more with its server."""
+    monkeypatch.setattr(subprocess, "Popen", StartedCold)
+    said = tmp_path / "status"
+    program = f"import pathlib, time, torch; text = pathlib.Path('/proc/self/status').read_text(); time.sleep(1.0); \
+pathlib.Path({str(said)!r}).write_text(text)"
+    peak = harness.run_measured([sys.executable, "-c", program], memory=True)
+    assert peak == pytest.approx(1024 * int(re.search(r"VmRSS:\s+(\d+) kB", said.read_text())[1]), rel=0.05)
+
+
 def test_what_does_not_fit_leaves_nothing_behind(capsys):
     held = []
 
@@ -125,7 +137,7 @@ def test_memory_that_may_not_be_read_is_not_counted_as_none(monkeypatch):
     def refuse(pid):
         raise PermissionError(pid)
 
-    monkeypatch.setattr(harness, "_proportional_set_size", refuse)
+    monkeypatch.setattr(harness, "_fields", refuse)
     assert harness.run_measured([sys.executable, "-c", ""], memory=True) is None
 
 

@@ -53,6 +53,7 @@ def test_what_changes_nothing_passes(run, laboratory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_every_one_that_changes_a_number_is_caught():
     found = counted(look_at_all(lambda finding: None))
     assert found["missed"] == []

@@ -124,7 +124,7 @@ def test_an_engine_without_an_estimate_is_named(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_estimate_is_within_a_quarter_of_what_is_measured(name, tmp_path):
-    """The largest sum of the proportional set sizes of all processes, on the processor."""
+    """The most memory that all processes have together, on the processor."""
     overrides, prompt_tokens = MEASURED[name]
     run = ["trainer.total_steps=3", "trainer.save_hf=false", f"trainer.output_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "anytron", "train", str(SORT), *overrides, *run]
