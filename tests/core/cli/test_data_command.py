@@ -127,7 +127,7 @@ def test_of_an_example_it_says_what_is_learnt():
     config = ROOT / "examples" / "sft_then_grpo_sort.yaml"
     done = show(config, "stage=sft", "data.shuffle=false", "-n", 1)
     assert done.exit_code == 0, done.output
-    assert "6|6|0|4|>|0|4|6|6|<eos>\nlearnt: 0|4|6|6|<eos>\n" in done.stdout
+    assert "8|7|4|2|>|2|4|7|8|<eos>\nlearnt: 2|4|7|8|<eos>\n" in done.stdout
     (prompt,) = json.loads(show(config, "stage=sft", "-n", 1, "--json").stdout)["prompts"]
     assert (prompt["length"], prompt["response"][-1], prompt["data"]) == (10, "<eos>", {})
 
