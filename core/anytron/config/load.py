@@ -108,7 +108,8 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
                 why="it begins with the weights of the one before",
                 fix=f"leave {STAGE} out; what is done already is not done again with resume=auto",
             )
-        read, mistakes = {}, []
+        read: dict[str, tuple[RunConfig, Places]] = {}
+        mistakes: list[Diagnostic] = []
         for name, (own, by_key) in split_stages(values, places.by_key).items():
             config, found = _validated(own, of_stage := Places(path, by_key))
             mistakes += found

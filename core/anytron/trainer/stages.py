@@ -72,9 +72,8 @@ def continued(config: RunConfig, before: RunConfig) -> RunConfig:
         before: The stage before, with the model that it has begun with.
     """
     trained, model = Path(before.trainer.output_dir).absolute(), config.model
-    if model.lora is None:
-        changed = {"path": str(trained / MODEL), "config": None}
-    else:
+    changed: dict[str, object] = {"path": str(trained / MODEL), "config": None}
+    if model.lora is not None:
         lora = model.lora.model_copy(update={"path": str(trained / ADAPTER)})
         changed = {"path": str(model_directory(before)), "config": None, "lora": lora}
     return config.model_copy(update={"model": model.model_copy(update=changed)})

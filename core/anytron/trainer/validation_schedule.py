@@ -91,7 +91,7 @@ class ValidationSchedule(abc.ABC):
             DataError: A reward function or an environment fails for every response.
         """
         began = time.perf_counter()
-        metrics = {"step": step, **self._measure(step)}
+        metrics: dict[str, float] = {"step": step, **self._measure(step)}
         metrics["validation/time_s"] = time.perf_counter() - began
         self._run.write_validation(metrics)
         self._found[step] = metrics
