@@ -10,6 +10,8 @@ import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.demo.test_grpo_sort import ROOT, anytron
 
@@ -49,6 +51,27 @@ def test_both_stages_work_on_two_ranks(layout, tmp_path):
     for one, two in zip(*(lines(tmp_path / size / "1-sft" / "metrics.jsonl") for size in "12"), strict=True):
         for name in ("loss/nll", "grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("settings", "trained"),
+    [((), "hf/model.safetensors"), (("model.lora={rank: 4}",), "adapter/adapter_model.safetensors")],
+    ids=["weights", "adapters"],
+)
+def test_the_second_stage_begins_with_what_the_first_has_trained(settings, trained, tmp_path):
+    """Its updates are too small for float32: what it leaves is what it has found, bit for bit."""
+    still = ["stages[1].optimizer={lr: 1.0e-30}", "stages[0].trainer.total_steps=4", "stages[1].trainer.total_steps=2"]
+    finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={tmp_path}", *still, *settings)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    first, second = (load_file(tmp_path / name / trained) for name in ("1-sft", "2-grpo"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    if settings:
+        assert any(tensor.any() for name, tensor in first.items() if "lora_B" in name), "the first has trained them"
+    for line in lines(tmp_path / "2-grpo" / "metrics.jsonl"):
+        assert line["rollout/log_prob_abs_diff"] < 1e-5
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ class Prompt:
         tokens: Instead of ``text``: token ids.
         images: Pictures for a vision-language model, in memory (Pillow) or as paths, in the order of
             their image tokens: one token for each, whatever its size.
-        data: Whatever rewards need, for example the right answer.
+        data: Whatever rewards need, for example the right answer; for supervised fine-tuning the ``response``, a text
+            or token ids.
         tools: What the chat template says that the model may call, with ``messages``: for each tool
             ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}``.
     """
