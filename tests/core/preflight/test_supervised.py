@@ -38,7 +38,8 @@ def test_the_file_that_a_run_leaves_is_as_sound_as_the_run(tmp_path):
     [
         ({"rewards": [{"function": "exact_match"}]}, "rewards"),
         ({"environment": {"path": "tools.py:Tools"}}, "environment"),
-        ({"critic": {}, "algorithm": {"advantage": "gae"}}, "critic"),
+        ({"critic": {}}, "critic"),
+        ({"algorithm": {"advantage": "gae"}}, "algorithm.advantage"),
         ({"rollout": {"temperature": 0.5}}, "rollout.temperature"),
         ({"rollout": {"engine": "vllm"}}, "rollout.engine"),
         ({"algorithm": {"advantage": "rloo"}}, "algorithm.advantage"),
