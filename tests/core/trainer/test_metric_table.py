@@ -88,7 +88,7 @@ def test_capitals_stand_for_a_name(name, key, is_it):
 
 
 KEY = re.compile(
-    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|time|throughput|memory|moe|mtp|kl)"
+    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|data|time|throughput|memory|moe|mtp|kl)"
     r"/[\w/]+"
 )
 SOURCES = [path for folder in ("core", "backends") for path in (ROOT / folder).rglob("*.py")]
