@@ -7,6 +7,7 @@ made on the spot: ten digits, the separator, and special tokens, sixteen in all.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anytron.data import Prompt
@@ -40,6 +41,12 @@ def prompts(count: int = 4096, digits: int = 4, seed: int = 0, *, descending: bo
         drawn = "".join(generator.choices(DIGITS, k=digits))
         answer = "".join(sorted(drawn, reverse=descending))
         yield Prompt(id=f"sort-{index}", text=drawn + SEPARATOR, data={"answer": answer})
+
+
+def examples(count: int = 4096, digits: int = 4, seed: int = 0) -> Iterator[Prompt]:
+    """Draw prompts with the right answers as responses, for supervised fine-tuning."""
+    for prompt in prompts(count, digits, seed):
+        yield replace(prompt, data={"response": prompt.data["answer"]})
 
 
 def reward(samples: Sequence[Sample]) -> list[float]:

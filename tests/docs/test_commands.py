@@ -27,7 +27,7 @@ import typer
 
 from anytron.cli.document import commands
 from anytron.cli.main import app
-from anytron.config.load import load_config
+from anytron.config.load import load_config, read_stages
 from tests.house import ROOT
 
 PAGES = sorted(
@@ -122,8 +122,9 @@ def assert_fits(words: list[str]) -> None:
     takes_one = {option for option, parameter in known.items() if not getattr(parameter, "is_flag", True)}
     values = {place + 1 for place, word in enumerate(rest) if word in takes_one}
     rest = [word for place, word in enumerate(rest) if place not in values and not word.startswith("-")]
+    read = read_stages if name in ("train", "config show") else load_config
     if rest and (ROOT / rest[0]).is_file():
-        load_config(ROOT / rest[0], rest[1:])
+        read(ROOT / rest[0], rest[1:])
     elif rest and rest[0] == "run.yaml":
         load_config(ROOT / "examples" / "grpo_sort.yaml", rest[1:])
 

@@ -46,7 +46,8 @@ def show(
     """Show the tokens of the first prompts that a run would draw, decoded, with their lengths.
 
     All prompts are read, tokenised and filtered as the run would; for each source there is a line with what it has,
-    what was left out, and how long prompts are. Tokens stand between bars. No model is built; no platform is needed.
+    what was left out, and how long prompts are. Tokens stand between bars. With algorithm.name=sft these are whole
+    examples, and what is learnt of each stands below it. No model is built; no platform is needed.
 
     Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
     """
@@ -64,6 +65,8 @@ def show(
         images = f", {prompt['images']} image{'s' * (prompt['images'] != 1)}" if prompt["images"] else ""
         typer.echo(f"\n{_visible(prompt['id'])}: {prompt['length']} tokens{images}")
         typer.echo("|".join(_shortened([_visible(piece) for piece in prompt["pieces"]])))
+        if learnt := prompt["response"]:
+            typer.echo("learnt: " + "|".join(_shortened([_visible(piece) for piece in learnt])))
         if prompt["data"]:
             typer.echo(f"data: {_visible(json.dumps(prompt['data'], ensure_ascii=False, default=str))}")
 
@@ -89,12 +92,14 @@ def _summary(sampler: Mixture, index: int) -> dict[str, Any]:
 
 
 def _described(prompt: TokenizedPrompt, tokenizer: Any) -> dict[str, Any]:
+    pieces = [tokenizer.decode([token]) for token in prompt.tokens]
     return {
         "id": prompt.id,
         "length": len(prompt.tokens),
         "text": prompt.text,
         "tokens": list(prompt.tokens),
-        "pieces": [tokenizer.decode([token]) for token in prompt.tokens],
+        "pieces": pieces,
+        "response": [piece for piece, learnt in zip(pieces, prompt.response_mask or (), strict=False) if learnt],
         "images": len(prompt.images),
         "data": dict(prompt.data),
     }

@@ -75,7 +75,8 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 
     Everything that can be wrong with the configuration, the data or the machine is found before a
     process starts. What the run leaves lies in trainer.output_dir: metrics.jsonl, samples.jsonl,
-    config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained model), logs/ (what each process wrote).
+    config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained model), logs/ (what each process wrote); of a
+    configuration with stages, in a directory for each.
 
     resume=auto continues the run in trainer.output_dir from its newest checkpoint, and begins one where there is
     none. SIGTERM, SIGHUP or SIGUSR1 save a checkpoint and end the run with status 0 (checkpoint.on_signal); a

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from anytron.report.run import Run
 
-REWARD = "reward/mean"
-METRICS = (*(name for name in LEADING if name != REWARD), "throughput/tokens_per_s")
+PLOTTED = ("reward/mean", "loss/nll")
+"""The first of them that a run has gets a plot of several lines."""
+METRICS = (*(name for name in LEADING if name not in PLOTTED), "throughput/tokens_per_s")
 COLOURS = {State.GOING: "cyan", State.FINISHED: "green", State.FAILED: "bold red"}
 PARTS = ("blue", "yellow", "green", "magenta", "red", "cyan")
 RECENT = 20
 """Steps whose time is split."""
-REWARD_LINES = 6
+PLOT_LINES = 6
 """Lines of its plot."""
 WARNINGS, SAMPLES = 5, 3
 """How many are shown, the last ones."""
@@ -59,7 +60,7 @@ class _Picture:
     def parts(self) -> Iterator[RenderableType]:
         yield self._heading()
         if self._run.history.last:
-            yield self._reward()
+            yield self._plot()
             yield self._metrics()
             yield self._time()
         else:
@@ -89,19 +90,18 @@ class _Picture:
             text.append(self._visible(f"\n{run.early_stop}"))
         return text
 
-    def _reward(self) -> RenderableType:
-        series = self._run.history.series.get(REWARD)
-        if series is None:
+    def _plot(self) -> RenderableType:
+        name = next((one for one in PLOTTED if one in self._run.history.series), None)
+        if name is None:
             return Text("")
-        lines = plot(series.values, self._plot_width(), REWARD_LINES, self._levels)
-        values = self._run.history.values(REWARD)
+        series = self._run.history.series[name]
+        lines = plot(series.values, self._plot_width(), PLOT_LINES, self._levels)
+        values = self._run.history.values(name)
         grid = Table.grid(padding=(0, 1))
-        labels = (
-            [f"{max(values):.4g}", *[""] * (REWARD_LINES - 2), f"{min(values):.4g}"] if values else [""] * REWARD_LINES
-        )
+        labels = [f"{max(values):.4g}", *[""] * (PLOT_LINES - 2), f"{min(values):.4g}"] if values else [""] * PLOT_LINES
         for label, line in zip(labels, lines, strict=True):
             grid.add_row(Text(label, "dim", justify="right"), Text(line, "green", no_wrap=True))
-        return Group(Text(f"\n{REWARD} {self._last(REWARD)}", "bold"), grid, Text(""))
+        return Group(Text(f"\n{name} {self._last(name)}", "bold"), grid, Text(""))
 
     def _metrics(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1))

@@ -16,7 +16,7 @@ from anytron.engines.memory import DeviceMemory, readable
 from anytron.errors import AnytronError, ConfigError
 from anytron.planning.plan import make_plan
 from anytron.planning.remedies import remedies
-from anytron.preflight.prepare import prepare
+from anytron.preflight.prepare import prepare, prepare_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def _device(subject: Subject, memory: str | None) -> tuple[DeviceMemory, str]:
 def _mean_prompt(run: RunConfig) -> tuple[float | None, str]:
     """Mean tokens of some prompts of the run; or why they cannot be read."""
     try:
-        drawn = prepare(run).sampler.draw(PROMPTS)
+        drawn = (prepare_prompts(run) if run.supervised else prepare(run)).sampler.draw(PROMPTS)
     except AnytronError as error:
         return None, error.what
     return sum(len(prompt.tokens) for prompt in drawn) / len(drawn), ""

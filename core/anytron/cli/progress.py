@@ -115,9 +115,10 @@ def make_progress(console: Console, *, shown: bool) -> Progress:
 
 
 def facts(metrics: Mapping[str, float]) -> str:
-    """Say in a line how a step was: ``reward 0.512  12,346 tokens/s  0.12 s/step``, of these what is known."""
+    """Say in a line how a step was, as far as is known: ``reward 0.512  12,346 tokens/s  0.12 s/step``."""
     known = (
         ("reward/mean", "reward {:.3f}"),
+        ("loss/nll", "loss {:.3f}"),
         ("throughput/tokens_per_s", "{:,.0f} tokens/s"),
         ("time/step_s", "{:.2f} s/step"),
     )

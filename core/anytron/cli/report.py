@@ -9,7 +9,7 @@ from rich.console import Console
 from anytron.errors import ConfigError
 from anytron.files import PRIVATE, exhausted, write_durably
 from anytron.report.page import MARK, render
-from anytron.report.run import Run
+from anytron.report.run import Run, runs_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +23,13 @@ def run_report(paths: Sequence[Path], output: Path) -> None:
     """Write the report, and say where it is; what could not be read goes to the error output.
 
     Args:
-        paths: Directories of runs; one that is named twice is shown once.
+        paths: Directories of runs, of which one with stages is as many; one that is named twice is shown once.
         output: The file; an earlier report is replaced.
 
     Raises:
         ConfigError: A directory is no run's, there are too many, or the file cannot be written.
     """
-    different = list({path.resolve(): path for path in paths}.values())
+    different = list({run.resolve(): run for path in paths for run in runs_in(path)}.values())
     if len(different) > MOST_RUNS:
         raise ConfigError(
             "These are too many runs for one report.",

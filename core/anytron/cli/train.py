@@ -1,4 +1,4 @@
-"""``anytron train``: check everything, then run the loop."""
+"""``anytron train``: check everything, then run the loop, of each stage if there are several."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
-from anytron.preflight.open_run import open_run
+from anytron.preflight.open_run import open_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from rich.console import Console
+
+    from anytron.config.schema import RunConfig
+    from anytron.plugins import Session
+    from anytron.trainer.summary import RunSummary
 
 CONTINUE = "the same command with resume=auto continues the run"
 """What to do after a run that did not come to its end."""
@@ -31,23 +35,38 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
 
 
 def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
-    run = open_run(path, overrides)
-    for line in run.lines:
+    stages = open_stages(path, overrides)
+    for line in dict.fromkeys(line for run in stages.values() for line in run.lines):
         console.print(line, markup=False)
-    refuse(run.diagnostics)
-    config, session = run.config, run.session
-    executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
+    refuse(dict.fromkeys(one for run in stages.values() for one in run.diagnostics))
 
     import torch  # only when nothing has been found wrong so far
 
-    from anytron.trainer.loop import train
+    from anytron.trainer.stages import remaining_stages
 
     # The driver's tensors are small, and threads of its own would spin on the processors where workers compute next.
     torch.set_num_threads(1)
+    session = next(iter(stages.values())).session
+    if "" in stages:
+        _train_run(stages[""].config, session, console)
+        return
+    configs = {name: run.config for name, run in stages.items()}
+    for name, config in remaining_stages(configs, lambda text: console.print(text, markup=False)):
+        console.print(f"stage {name}", markup=False)
+        if _train_run(config, session, console).stopped_by is not None:
+            return
+
+
+def _train_run(config: RunConfig, session: Session, console: Console) -> RunSummary:
+    executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
+
+    from anytron.trainer.loop import train
+
     ranks = config.parallel.world_size
+    generating = "" if config.supervised else f"generating with {config.rollout.engine}; "
     console.print(
         f"training on {ranks} rank{'s' if ranks > 1 else ''} ({config.engine.name}), "
-        f"generating with {config.rollout.engine}; files go to {config.trainer.output_dir}",
+        f"{generating}files go to {config.trainer.output_dir}",
         markup=False,
     )
     with (
@@ -61,8 +80,10 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
         saved = f"{summary.steps} steps are done" if summary.steps else "no step was done"
         console.print(f"stopped by {summary.stopped_by}: {saved}; {CONTINUE}", markup=False)
     elif summary.metrics:
+        name, metric = ("loss", "loss/nll") if config.supervised else ("reward", "reward/mean")
         console.print(
             f"{summary.steps} step{'s' if summary.steps > 1 else ''}, {summary.seconds:.1f} s, "
-            f"last reward {summary.metrics['reward/mean']:.3f}; see {summary.output_dir}",
+            f"last {name} {summary.metrics[metric]:.3f}; see {summary.output_dir}",
             markup=False,
         )
+    return summary

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from anytron.cli.picture import picture
 from anytron.cli.progress import facts
-from anytron.report.run import Run, State
+from anytron.report.run import Run, State, runs_in
 from anytron.report.visible import visible
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def run_watch(path: Path, interval: float, *, once: bool) -> None:
     """Show a run until it is over.
 
     Args:
-        path: The run's directory.
+        path: The run's directory; of one with stages, the last of them that has begun.
         interval: Seconds between two looks at it.
         once: Show one picture and end.
 
     Raises:
         ConfigError: It is no run's directory.
     """
-    run = Run(path)
+    run = Run(runs_in(path)[-1])
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=FILE_WIDTH)

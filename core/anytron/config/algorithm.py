@@ -1,4 +1,4 @@
-"""The section ``algorithm``: how rewards become gradients."""
+"""The section ``algorithm``: what gradients are made of."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from anytron.config.section import Section
 
 
 class AlgorithmSection(Section):
-    """How rewards become gradients. The page docs/how-to/algorithms.md has formulas and papers."""
+    """What gradients are made of. The page docs/how-to/algorithms.md has formulas and papers."""
 
+    name: Literal["rl", "sft"] = "rl"
+    """``rl`` learns from rewards, with the estimator and the loss below; ``sft``, supervised fine-tuning, from the
+    responses that the data have, and of the keys below it has ``aggregation`` alone; docs/how-to/fine-tune.md."""
     advantage: str = "grpo"
     """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo`` and ``reinforce_plus_plus_baseline`` compare the responses
     to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with what a
@@ -74,7 +77,8 @@ class AlgorithmSection(Section):
     """Average the loss over all response tokens of a mini-batch, or over sequences' own averages; add it up; or average
     over sequences their sums, divided by ``length_constant`` (Dr. GRPO)."""
     length_constant: int | None = Field(None, ge=1)
-    """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``."""
+    """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``, and none with
+    ``name=sft``."""
     dynamic_sampling: bool = False
     """Train on groups of responses whose rewards differ, and draw new prompts in the place of the others, which teach
     nothing (DAPO, https://arxiv.org/abs/2503.14476). Rewards are those of ``rewards``, before penalties."""
@@ -97,7 +101,8 @@ class AlgorithmSection(Section):
     @property
     def compares_a_group(self) -> bool:
         """Whether advantages are differences within a group, so that one of one response teaches nothing."""
-        return self.advantage in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+        compare = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+        return self.name == "rl" and self.advantage in compare
 
     @property
     def needs_groups(self) -> bool:

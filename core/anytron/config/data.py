@@ -39,7 +39,8 @@ class ReadingOptions(Section):
     messages (with ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures;
     ``tools`` are shown by the chat template. Any other name is one of the prompt's data, where rewards look. A dot
     reaches into a column, ``reward_model.ground_truth``. A column that is named here must be in every row; of the
-    others, ``prompt`` must."""
+    others, ``prompt`` must. With ``algorithm.name=sft``, ``response`` is what is learnt: a text or a list of token ids;
+    without one, the answers in a ``prompt`` that is a conversation."""
     chat: bool = False
     """Make a user's message of a prompt that is text, images before the text, so that the chat template is applied."""
     system: str | None = None
@@ -123,12 +124,13 @@ class DataSection(Section):
     """Instead of ``source``: several sources. After any number of draws, each has given its share to within one
     prompt."""
     prompts_per_step: int = Field(32, ge=1)
-    """Prompts sampled for each training step, over all ranks."""
+    """Prompts sampled for each training step, over all ranks; with ``algorithm.name=sft`` the examples of an update."""
     shuffle: bool = True
     """Draw the prompts of a source in a random order, new in each epoch; the order follows from ``trainer.seed``."""
     max_prompt_tokens: int | None = Field(None, ge=1)
     """Longer prompts are left out, and counted; so are, with or without this, those that leave no room for
-    ``rollout.max_new_tokens`` in the model's context. Image tokens count."""
+    ``rollout.max_new_tokens`` in the model's context. Image tokens count. With ``algorithm.name=sft`` the tokens of the
+    response count as well, and nothing else needs room."""
     deduplicate: bool = False
     """Leave out prompts whose tokens and images are those of an earlier one, in any source, and count them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -16,6 +16,7 @@ from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_name
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
+from anytron.config.stages import STAGES, StageSection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +30,8 @@ HEADING = """# Configuration
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
 where the value is YAML and `rewards[0].weight=2` reaches into lists. `${section.key}` refers to another
-key. An unknown key is an error. `anytron config show run.yaml` prints what a run would use.
+key. An unknown key is an error. `anytron config show run.yaml` prints what a run would use. Of a file with
+[`stages`](#stages), commands that look at one take it as `stage=NAME`.
 """
 
 
@@ -62,6 +64,7 @@ def _sections() -> Iterator[str]:
                 options = engine_info(ENGINES[name], engine, name).options_model
                 if options is not None:
                     yield from _section(f"{name}.options", options, "", f" of {engine}")
+    yield from _section(STAGES, StageSection, "A list. May be left out.")
 
 
 def _remark(field: FieldInfo) -> str:

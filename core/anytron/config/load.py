@@ -19,6 +19,7 @@ from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
+from anytron.config.stages import STAGE, STAGES, choose_stage, split_stages
 from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
 
     Returns:
         The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
-        the places of its keys. :mod:`anytron.preflight` checks whether the run can work.
+        the places of its keys. :mod:`anytron.preflight` checks whether the run can work. Of a file with stages it is
+        the one that the key ``stage`` names.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
@@ -78,12 +80,49 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
             came from.
     """
     try:
-        return _read_config(path, overrides, relative_to or path.parent)
+        values, places = _read_values(path, overrides)
+        if STAGES in values:
+            values, by_key = choose_stage(split_stages(values, places.by_key), values.get(STAGE), str(path))
+            places = Places(path, by_key)
+        config, mistakes = _validated(values, places)
+        refuse(mistakes)
     except RecursionError:
         raise _too_deep(str(path)) from None
+    assert config is not None, "what is not valid has mistakes"
+    return anchor(config, relative_to or path.parent), places
 
 
-def _read_config(path: Path, overrides: Sequence[str], relative_to: Path) -> tuple[RunConfig, Places]:
+def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[RunConfig, Places]]:
+    """Read all stages of a configuration, as :func:`read_config` reads one.
+
+    Returns:
+        By their names, in the order in which they are trained; of a file without stages the run itself, by "".
+    """
+    try:
+        values, places = _read_values(path, overrides)
+        if STAGES not in values:
+            return {"": read_config(path, overrides)}
+        if STAGE in values:
+            raise ConfigError(
+                "A single stage cannot be trained.",
+                where=places.of(STAGE),
+                why="it begins with the weights of the one before",
+                fix=f"leave {STAGE} out; what is done already is not done again with resume=auto",
+            )
+        read: dict[str, tuple[RunConfig, Places]] = {}
+        mistakes: list[Diagnostic] = []
+        for name, (own, by_key) in split_stages(values, places.by_key).items():
+            config, found = _validated(own, of_stage := Places(path, by_key))
+            mistakes += found
+            if config is not None:
+                read[name] = config, of_stage
+        refuse(mistakes)
+    except RecursionError:
+        raise _too_deep(str(path)) from None
+    return {name: (anchor(config, path.parent), of_stage) for name, (config, of_stage) in read.items()}
+
+
+def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], Places]:
     text = _read(path)
     tree = _parse(path, text)
     by_key = _lines(path, text)
@@ -105,14 +144,19 @@ def _read_config(path: Path, overrides: Sequence[str], relative_to: Path) -> tup
         ) from error
     if is_too_deep(values):
         raise _too_deep(str(path))
-    mistakes = [*_text_mistakes(values), *_option_mistakes(values)]
+    assert isinstance(values, dict), "a file that is no mapping has been refused"
+    return values, places
+
+
+def _validated(values: dict[str, Any], places: Places) -> tuple[RunConfig | None, list[Diagnostic]]:
+    """The run that some values describe, if they do, its paths as they stand; and what is wrong with the values."""
+    config, mistakes = None, [*_text_mistakes(values), *_option_mistakes(values)]
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         place_of = partial(_place_of_option, values=values)
         mistakes = [*in_words(error, RunConfig, place_of=place_of), *mistakes]
-    refuse(places.locate(mistakes))
-    return anchor(config, relative_to), places
+    return config, places.locate(mistakes)
 
 
 def _too_deep(where: str) -> ConfigError:

@@ -129,7 +129,7 @@ class TrainerSection(Section):
     """The loop."""
 
     total_steps: int = Field(100, ge=1)
-    """Training steps; one step = one batch of rollouts and its updates."""
+    """Training steps; one step = one batch of rollouts, or of examples, and its updates."""
     seed: int = 0
     """Everything random follows from it."""
     output_dir: str = "runs/default"
@@ -191,7 +191,7 @@ class TrackingSection(Section):
     progress: bool = True
     """Show a progress bar (plain lines where the output is not a terminal); without it, warnings alone."""
     plot: bool = True
-    """Draw ``plots/reward.png`` at the end."""
+    """Draw ``plots/reward.png`` at the end; with ``algorithm.name=sft``, ``plots/loss.png``."""
     sinks: list[SinkSection] = Field(default_factory=list)
     """Where else metrics go; keys below."""
     close_timeout_s: float = Field(60.0, ge=0.0)

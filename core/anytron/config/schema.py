@@ -30,6 +30,7 @@ from anytron.config.section import Section
 from anytron.errors import did_you_mean
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
+Direction = Literal["max", "min"]
 
 
 class LoraSection(Section):
@@ -88,7 +89,10 @@ class ModelSection(Section):
 
 
 class RewardSection(Section):
-    """One reward function; several are added with their weights. None is needed with ``algorithm.advantage=none``."""
+    """One reward function; the rewards of several are added with their weights.
+
+    At least one is required, and none is with ``algorithm.name=sft`` or ``algorithm.advantage=none``.
+    """
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
@@ -124,7 +128,8 @@ class ValidationSetSection(Section):
     """As section ``data``; every prompt is taken once, in the source's order: leave out ``prompts_per_step`` and
     ``shuffle``."""
     rewards: list[RewardSection] = Field(default_factory=list)
-    """As section ``rewards``; empty = the rewards of training. The functions run in processes of their own."""
+    """As section ``rewards``; empty = the rewards of training. The functions run in processes of their own. With
+    ``algorithm.name=sft`` a set has neither these nor the keys below: what is measured is the loss of its responses."""
     samples_per_prompt: int = Field(1, ge=1)
     """Responses to each prompt: the n of ``mean@n``."""
     pass_at: list[int] = Field(default_factory=lambda: [1])
@@ -150,6 +155,11 @@ class ValidationSetSection(Section):
         """Name of the metric of an entry of ``pass_at``."""
         return f"validation/{self.name}/pass@{k}"
 
+    @property
+    def loss_metric(self) -> str:
+        """Name of the metric that every set has in supervised fine-tuning."""
+        return f"validation/{self.name}/loss"
+
     @model_validator(mode="after")
     def _possible(self) -> ValidationSetSection:
         wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
@@ -173,10 +183,10 @@ class ValidationSection(Section):
     before_training: bool = False
     """Examine before the first step."""
     metric: str | None = None
-    """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set. Default: the mean
-    of the first set."""
-    direction: Literal["max", "min"] = "max"
-    """Whether the highest or the lowest ``metric`` is best."""
+    """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set; with
+    ``algorithm.name=sft`` its ``loss``. Default: the mean, or the loss, of the first set."""
+    direction: Direction | None = None
+    """Whether the highest or the lowest ``metric`` is best. Default: the lowest loss, the highest of all others."""
     keep_best: bool = False
     """Save a checkpoint when ``metric`` is better than in all validations before, and keep it beside the newest ones;
     ``checkpoints/best`` names it."""
@@ -185,10 +195,10 @@ class ValidationSection(Section):
     min_delta: float = Field(0.0, ge=0.0)
     """``patience``: what counts as better is better by more than this."""
 
-    @property
-    def criterion(self) -> str:
-        """``metric``, or its default."""
-        return self.sets[0].mean_metric if self.metric is None else self.metric
+    def criterion(self, *, supervised: bool) -> tuple[str, Direction]:
+        """``metric`` and ``direction``, or their defaults."""
+        default = self.sets[0].loss_metric if supervised else self.sets[0].mean_metric
+        return self.metric or default, self.direction or ("min" if supervised else "max")
 
     @model_validator(mode="after")
     def _possible(self) -> ValidationSection:
@@ -196,9 +206,10 @@ class ValidationSection(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"two sets have the same name: {', '.join(names)}")
         known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
-        if self.criterion not in known:
-            hint = did_you_mean(self.criterion, known)
-            raise ValueError(f"unknown metric {self.criterion}; {hint or 'there are ' + ', '.join(known)}")
+        known += [one.loss_metric for one in self.sets]
+        if self.metric is not None and self.metric not in known:
+            hint = did_you_mean(self.metric, known)
+            raise ValueError(f"unknown metric {self.metric}; {hint or 'there are ' + ', '.join(known)}")
         if self.every_steps is None and (self.keep_best or self.patience):
             raise ValueError(
                 "keep_best and patience compare validations, and there is only the last one: set every_steps"
@@ -234,6 +245,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _critic_where_it_is_used(self) -> RunConfig:
         advantage = self.algorithm.advantage
+        if self.supervised:  # anytron.preflight.supervised refuses a critic, as all else that has no meaning then
+            return self
         if advantage == "gae" and self.critic is None:
             raise ValueError("algorithm.advantage=gae needs a critic: add a section critic, {} for the defaults")
         if advantage != "gae" and ":" not in advantage and self.critic is not None:
@@ -342,10 +355,37 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _learns_from_something(self) -> RunConfig:
+        if not self.supervised and not self.rewards:
+            raise ValueError(
+                "rewards is required: a list of functions that say how good a response is, [{function: exact_match}]; "
+                "to learn from the responses of the data, set algorithm.name=sft"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _measured_criterion(self) -> RunConfig:
+        metric = None if self.validation is None else self.validation.metric
+        if metric is not None and metric.endswith("/loss") != self.supervised:
+            measured = f"algorithm.name={self.algorithm.name} measures {'losses' if self.supervised else 'rewards'}"
+            raise ValueError(f"validation.metric is {metric}, and {measured}: leave it out for that of the first set")
+        return self
+
+    @model_validator(mode="after")
     def _best_is_kept(self) -> RunConfig:
         if self.validation is not None and self.validation.keep_best and not self.checkpoint.keep:
             raise ValueError("validation.keep_best keeps a checkpoint, and checkpoint.keep=0 says that none is written")
         return self
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the data have the responses that are learnt, so that nothing is generated and nothing rewarded."""
+        return self.algorithm.name == "sft"
+
+    @property
+    def group_size(self) -> int:
+        """Sequences of a step that come from one prompt."""
+        return 1 if self.supervised else self.rollout.samples_per_prompt
 
     @property
     def longest_response(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from anytron.data.examples import tokenize_examples
 from anytron.data.prompts import tokenize
 from anytron.data.sampler import EpochSampler
 from anytron.data.sources import load_prompts
@@ -64,6 +65,11 @@ class Mixture:
         """Where each source stands; together they are the place in the mix."""
         return tuple(sampler.place for sampler in self._samplers)
 
+    @property
+    def epochs(self) -> float:
+        """Prompts drawn so far, by those that there are; 1.0 is one epoch of a mix without weights."""
+        return sum(sampler.drawn for sampler in self._samplers) / len(self)
+
     def seek(self, places: Sequence[Place]) -> None:
         """Go to the place of a mix of as many prompts with the same weights and the same seed.
 
@@ -121,7 +127,7 @@ def load_mixture(
     seed: int,
     vocab_size: int,
     context_length: int | None,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     key: str = "data",
 ) -> Mixture:
     """Read, tokenise and filter the prompts of all sources.
@@ -133,14 +139,14 @@ def load_mixture(
         seed: The order follows from it.
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
-        max_new_tokens: Room that a response needs.
+        max_new_tokens: Room that a response needs; None = the prompts have responses, which are learnt with them.
         key: Where the section stands in the configuration.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.
         DataError: A source fails, or has a prompt that is not usable, or none that is left.
     """
-    room = None if context_length is None else context_length - max_new_tokens
+    room = None if context_length is None else context_length - (max_new_tokens or 0)
     if room is not None and room < 1:
         raise ConfigError(
             "Responses may fill the model's context, and leave no room for a prompt.",
@@ -153,7 +159,8 @@ def load_mixture(
     sources = data.keyed_sources(key)
     tables = []
     for place, source in sources.items():
-        prompts = tokenize(
+        read = tokenize_examples if max_new_tokens is None else tokenize
+        prompts = read(
             load_prompts(source, place),
             tokenizer,
             vision,

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.imports import resolve
-from anytron.data.model_files import PROCESSOR_FILES, end_tokens, file_diagnostics, read_config, read_object
+from anytron.data.model_files import (
+    GENERATION_FILE,
+    PROCESSOR_FILES,
+    end_tokens,
+    file_diagnostics,
+    read_config,
+    read_object,
+)
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -187,6 +194,20 @@ def save_processor(model: ModelSection, directory: Path) -> None:
         for file in processor_files(Path(origin)):
             read_object(file)  # a link to anything else is not passed on
             shutil.copyfile(file, directory / file.name)
+
+
+def save_generation_config(model: ModelSection, directory: Path) -> None:
+    """Write what a model's directory says of generation beside its weights; nothing if it says nothing.
+
+    Tokens that end a response often stand there only (:func:`end_token_ids`).
+
+    Args:
+        model: Where it comes from; the file is copied as it is.
+        directory: An existing directory.
+    """
+    if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
+        read_object(file)  # a link to anything else is not passed on
+        shutil.copyfile(file, directory / GENERATION_FILE)
 
 
 def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> Any:

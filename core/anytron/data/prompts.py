@@ -35,7 +35,8 @@ class Prompt:
         tokens: Instead of ``text``: token ids.
         images: Pictures for a vision-language model, in memory (Pillow) or as paths, in the order of
             their image tokens: one token for each, whatever its size.
-        data: Whatever rewards need, for example the right answer.
+        data: Whatever rewards need, for example the right answer; for supervised fine-tuning the ``response``, a text
+            or token ids.
         tools: What the chat template says that the model may call, with ``messages``: for each tool
             ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}``.
     """
@@ -75,6 +76,8 @@ class TokenizedPrompt:
         data: As in :class:`Prompt`.
         images: As in :class:`Prompt`; every one could be read.
         patches: The images as the model reads them; None without images, and until the prompt is drawn.
+        response_mask: Of an example of supervised fine-tuning, whose tokens are those of prompt and response: which of
+            them are learnt, never the first; None for a prompt.
     """
 
     id: str
@@ -83,6 +86,7 @@ class TokenizedPrompt:
     data: Mapping[str, Any]
     images: tuple[Picture, ...] = ()
     patches: ImagePatches | None = None
+    response_mask: tuple[bool, ...] | None = None
 
 
 def tokenize(
@@ -110,19 +114,34 @@ def tokenize(
     rest = iter(prompts)
     while some := list(itertools.islice(rest, AT_ONCE)):
         texts = [
-            _render(one, tokenizer, chat_template_kwargs) if one.messages is not None else one.text for one in some
+            render(one, tokenizer, chat_template_kwargs, add_generation_prompt=True, tokenize=False)
+            if one.messages is not None
+            else one.text
+            for one in some
         ]
         for prompt, text in zip(some, texts, strict=True):
-            _check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
-        for prompt, given, tokens in zip(some, texts, _encode(some, texts, tokenizer), strict=True):
+            check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
+        for prompt, given, tokens in zip(some, texts, _encode_all(some, texts, tokenizer), strict=True):
             where = f"prompt {prompt.id}"
-            _check_tokens(where, tokens, vocab_size)
+            check_tokens(where, tokens, vocab_size)
             expanded = _expand(prompt, tokens, vision, where)
             text = tokenizer.decode(list(tokens)) if given is None else given
             yield TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images))
 
 
-def _render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> str:
+def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted: bool) -> Any:
+    """Apply the chat template to a prompt's messages, and its tools.
+
+    Args:
+        prompt: With messages.
+        tokenizer: A Hugging Face tokenizer.
+        template: Further arguments of the template (``data.chat_template_kwargs``).
+        wanted: Arguments of ``apply_chat_template`` that say what comes back.
+
+    Raises:
+        ConfigError: There is no template.
+        DataError: It refuses the messages.
+    """
     if not tokenizer.chat_template:
         raise ConfigError(
             "A prompt has messages, and the tokenizer has no chat template.",
@@ -132,12 +151,8 @@ def _render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> str:
         )
     try:
         with processor_time(TEMPLATE_SECONDS):
-            text: str = tokenizer.apply_chat_template(
-                prompt.messages,
-                tools=list(prompt.tools) or None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **template,
+            return tokenizer.apply_chat_template(
+                prompt.messages, tools=list(prompt.tools) or None, **wanted, **template
             )
     except Exception as error:  # the template is a program of the model directory
         raise DataError(
@@ -146,10 +161,9 @@ def _render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> str:
             why=f"{type(error).__name__}: {error}",
             fix="give each message a role and a content that the template knows",
         ) from error
-    return text
 
 
-def _encode(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: Any) -> list[tuple[int, ...]]:
+def _encode_all(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: Any) -> list[tuple[int, ...]]:
     """Tokenise in two calls: plain texts, and texts that a chat template has finished."""
     encoded = [prompt.tokens or () for prompt in prompts]
     for rendered in (False, True):
@@ -159,18 +173,35 @@ def _encode(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: A
             if texts[index] is not None and (prompt.messages is not None) == rendered
         ]
         if chosen:
-            try:
-                tokens = tokenizer([texts[index] for index in chosen], add_special_tokens=not rendered)["input_ids"]
-            except Exception as error:  # the library tokenizers raises nothing narrower
-                raise DataError(
-                    "The tokenizer fails on the prompts.",
-                    where=f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}",
-                    why=f"{type(error).__name__}: {error}",
-                    fix="use the tokenizer that belongs to the model (model.tokenizer)",
-                ) from error
+            where = f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}"
+            tokens = encode([texts[index] or "" for index in chosen], tokenizer, where, special=not rendered)
             for index, ids in zip(chosen, tokens, strict=True):
-                encoded[index] = tuple(ids)
+                encoded[index] = ids
     return encoded
+
+
+def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool) -> list[tuple[int, ...]]:
+    """Tokenise texts.
+
+    Args:
+        texts: At least one.
+        tokenizer: A Hugging Face tokenizer.
+        where: Names them in errors.
+        special: Add the special tokens that the tokenizer puts around a text.
+
+    Raises:
+        DataError: It fails.
+    """
+    try:
+        tokens = tokenizer(list(texts), add_special_tokens=special)["input_ids"]
+    except Exception as error:  # the library tokenizers raises nothing narrower
+        raise DataError(
+            "The tokenizer fails on the prompts.",
+            where=where,
+            why=f"{type(error).__name__}: {error}",
+            fix="use the tokenizer that belongs to the model (model.tokenizer)",
+        ) from error
+    return [tuple(ids) for ids in tokens]
 
 
 def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | None, where: str) -> tuple[int, ...]:
@@ -186,7 +217,8 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
     return tokens
 
 
-def _check_text(where: str, *written: object) -> None:
+def check_text(where: str, *written: object) -> None:
+    """Refuse text that cannot be written."""
     if not all(is_writable(one) for one in written if isinstance(one, str)):
         raise DataError(
             "A prompt has text that is none.",
@@ -196,7 +228,8 @@ def _check_text(where: str, *written: object) -> None:
         )
 
 
-def _check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
+def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse a sequence that is empty, or has tokens that the model does not know."""
     if not tokens:
         raise DataError("A prompt has no tokens.", where=where, fix="remove it from the data")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:

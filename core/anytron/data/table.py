@@ -42,13 +42,14 @@ class _Entry:
     tokens: array[int]
     data: Mapping[str, Any]
     images: tuple[Picture, ...]
+    mask: bytes | None
 
 
 class PromptTable(Sequence[TokenizedPrompt]):
     """The prompts of one source, in its order, with counts of those that were left out.
 
     The source is read once, prompt by prompt. What stays in memory of each prompt are its text, 4 bytes for each token,
-    and its data; images that are files stay on disk.
+    and its data, and of an example a byte more for each token; images that are files stay on disk.
 
     Args:
         name: Of the source, for people.
@@ -61,7 +62,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
         read: Prompts that the source gave.
         too_long: How many of them were longer than allowed.
         duplicates: How many were equal to an earlier one.
-        digest: Of the tokens of all that are kept, hexadecimal: says whether two tables hold the same prompts.
+        digest: Of the tokens of all that are kept, and of what is learnt of them, hexadecimal: says whether two tables
+            hold the same prompts.
 
     Raises:
         DataError: No prompt is left, or the source has given none.
@@ -91,8 +93,9 @@ class PromptTable(Sequence[TokenizedPrompt]):
                     self.duplicates += 1
                     continue
                 wanted.seen.add(digest)
-            whole.update(length.to_bytes(4, "little") + tokens.tobytes())
-            self._entries.append(_Entry(prefix + prompt.id, prompt.text, tokens, prompt.data, prompt.images))
+            mask = None if prompt.response_mask is None else bytes(prompt.response_mask)
+            whole.update(length.to_bytes(4, "little") + tokens.tobytes() + (mask or b""))
+            self._entries.append(_Entry(prefix + prompt.id, prompt.text, tokens, prompt.data, prompt.images, mask))
         self.digest = whole.hexdigest()
         if not self.read:
             raise DataError("There are no prompts.", where=name, fix="check the source and data.options")
@@ -103,7 +106,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 where=name,
                 why=f"of {self.read} it has, {self.too_long} have more than {wanted.longest} tokens{found}, and "
                 f"{self.duplicates} are those of an earlier one",
-                fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens, or use a model with a longer context",
+                fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens where something is generated, or use "
+                "a model with a longer context",
             )
 
     def __len__(self) -> int:
@@ -117,7 +121,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
         one = self._entries[index]
-        return TokenizedPrompt(one.id, one.text, tuple(one.tokens), one.data, one.images)
+        mask = None if one.mask is None else tuple(map(bool, one.mask))
+        return TokenizedPrompt(one.id, one.text, tuple(one.tokens), one.data, one.images, response_mask=mask)
 
     @property
     def lengths(self) -> list[int]:

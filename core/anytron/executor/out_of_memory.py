@@ -85,7 +85,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
         yield f"engine.recompute=full (now {engine.recompute})"
     if parallel.data_parallel_size > 1 and not engine.distributed_optimizer:
         yield "engine.distributed_optimizer=true shares the optimizer's state between replicas"
-    if not rollout.sleep and rollout.placement == "colocated":
+    if not rollout.sleep and rollout.placement == "colocated" and not config.supervised:
         yield "rollout.sleep=true, where the rollout engine can, gives its memory back while training works"
     if method == BUILDING and config.algorithm.kl_coefficient > 0.0 and config.model.lora is None:
         yield "algorithm.kl_coefficient=0 builds no reference model"

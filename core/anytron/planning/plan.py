@@ -124,7 +124,8 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
     Args:
         run: The configuration.
         device: What each device has.
-        prompt_tokens: Mean length of a prompt; None = not known, and all micro-batches are taken to be full.
+        prompt_tokens: Mean length of a prompt, or of an example with its response; None = not known, and all
+            micro-batches are taken to be full.
 
     Raises:
         ConfigError: The training engine gives no estimate, or the sizes of the model are not known.
@@ -141,10 +142,12 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
         )
     training: TrainingEstimate = estimate(run if prompt_tokens is None else _of_real_size(run, prompt_tokens))
     rank = [*training.parts, *_process(trains, device)]
-    replica = [] if of_replica is None else [*of_replica(run, training, device), *_process(generates, device)]
+    replica: list[MemoryPart] = []
+    if of_replica is not None and not run.supervised:
+        replica = [*of_replica(run, training, device), *_process(generates, device)]
     if generates.part_of:  # every training rank generates, and there is no other process
         rank, replica = [*rank, *replica], []
-    silent = (run.rollout.engine,) if of_replica is None else ()
+    silent = (run.rollout.engine,) if of_replica is None and not run.supervised else ()
     return Plan(tuple(_devices(run, tuple(rank), tuple(replica), device)), training.parameters, silent)
 
 
@@ -153,8 +156,8 @@ def _of_real_size(run: RunConfig, prompt_tokens: float) -> RunConfig:
     if run.environment is not None:  # nobody knows how long a conversation becomes
         return run
     shares = run.algorithm.mini_batches * run.parallel.data_parallel_size
-    sequences = math.ceil(run.data.prompts_per_step * run.rollout.samples_per_prompt / shares)
-    tokens = math.ceil(sequences * (prompt_tokens + run.rollout.max_new_tokens))
+    sequences = math.ceil(run.data.prompts_per_step * run.group_size / shares)
+    tokens = math.ceil(sequences * (prompt_tokens + (0 if run.supervised else run.rollout.max_new_tokens)))
     largest = min(tokens, run.engine.max_tokens_per_micro_batch)
     return run.model_copy(update={"engine": run.engine.model_copy(update={"max_tokens_per_micro_batch": largest})})
 

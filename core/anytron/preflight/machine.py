@@ -73,12 +73,13 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
             f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
             f"at most {prompts}, or raise data.prompts_per_step",
         )
-    elif (smallest := prompts // updates * config.rollout.samples_per_prompt) < replicas:
+    elif (smallest := prompts // updates * config.group_size) < replicas:
+        others = " or rollout.samples_per_prompt, or lower algorithm.mini_batches"
         yield Diagnostic(
             "error",
             "parallel.data_parallel_size",
             f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
-            "raise data.prompts_per_step or rollout.samples_per_prompt, or lower algorithm.mini_batches",
+            f"raise data.prompts_per_step{'' if config.supervised else others}",
         )
     if config.algorithm.needs_groups and config.rollout.samples_per_prompt == 1:
         yield Diagnostic(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.load import read_config
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.load import read_config, read_stages
 from anytron.config.options import engine_option_diagnostics
 from anytron.hooks.edits import apply_edits
 from anytron.platform import decisions_of
@@ -16,13 +17,14 @@ from anytron.preflight.limits import limit_diagnostics
 from anytron.preflight.machine import machine_diagnostics
 from anytron.preflight.output import output_diagnostics
 from anytron.preflight.rewards import reward_diagnostics
+from anytron.preflight.supervised import supervised_diagnostics
 from anytron.sinks.loading import sink_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.config.diagnostics import Diagnostic
+    from anytron.config.load import Places
     from anytron.config.schema import RunConfig
 
 
@@ -56,14 +58,43 @@ def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = No
     Arguments are those of :func:`~anytron.config.load.read_config`.
 
     Raises:
-        ConfigError: The configuration is not valid in itself.
+        ConfigError: The configuration is not valid in itself, or has several stages and none is chosen.
         PlatformError: No platform can be used, or not the one asked for.
         PluginError: A plugin is broken, or what it needs is not installed.
     """
     config, places = read_config(path, overrides, relative_to)
-    session = open_session(config.platform.name, config.platform.options, config.engine.name)
+    return _opened(config, places, _session(config), path)
+
+
+def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
+    """Open all stages of a configuration, with the same plugins and the same platform.
+
+    Each is checked as if it began with the model of the file, which has the sizes of what it will begin with.
+
+    Returns:
+        By their names, in the order in which they are trained; a run without stages by "".
+
+    Raises: As :func:`open_run`.
+    """
+    stages = read_stages(path, overrides)
+    session = _session(next(iter(stages.values()))[0])
+    opened = {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
+    for run, (_, places) in list(zip(opened.values(), stages.values(), strict=True))[:-1]:
+        if not run.config.trainer.save_hf:
+            message = "the next stage begins with the model that this one writes at its end"
+            run.diagnostics.extend(places.locate([Diagnostic("error", "trainer.save_hf", message, "leave it out")]))
+    return opened
+
+
+def _session(config: RunConfig) -> Session:
+    return open_session(config.platform.name, config.platform.options, config.engine.name)
+
+
+def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> OpenRun:
     unmet = check_requirements(session.hooks, config.engine.name)
+    useless = list(supervised_diagnostics(config))  # plugins set what they would for any run
     edits, found = session.hooks.remarks(config)
+    found += useless
     remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
@@ -86,7 +117,9 @@ def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = No
 
 
 def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:
-    """Add what the plugins want of the rollout engine; what the user set wins."""
+    """Add what the plugins want of the rollout engine, if there is one; what the user set wins."""
+    if config.supervised:
+        return config
     options = _merged(session.hooks.rollout_options(config.rollout.engine), config.rollout.options)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"options": options})})
 

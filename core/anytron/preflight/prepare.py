@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
-from anytron.data.mixture import Mixture, load_mixture
+from anytron.data.mixture import Mixture, Place, load_mixture
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.rollout_engine import SamplingParams
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedPrompts:
-    """The prompts of a run, as its model reads them.
+    """The prompts of a run, as its model reads them; of supervised fine-tuning with the responses that are learnt.
 
     Attributes:
         tokenizer: A Hugging Face tokenizer.
@@ -41,6 +41,11 @@ class PreparedPrompts:
     context_length: int | None
     vocab_size: int
     chat_template_kwargs: Mapping[str, Any]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where in the data the next draw begins."""
+        return self.sampler.places
 
     def draw(self, count: int) -> list[TokenizedPrompt]:
         """Take the next prompts, their images prepared: only now, because patches are large."""
@@ -69,12 +74,16 @@ class PreparedRun(PreparedPrompts):
 
 
 def prepare_prompts(config: RunConfig) -> PreparedPrompts:
-    """Load the tokenizer and all prompts, and check them against the model.
+    """Load the tokenizer and all prompts, or examples, and check them against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
+    return _prompts(config, None if config.supervised else config.rollout.max_new_tokens)
+
+
+def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
@@ -98,14 +107,14 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
         seed=config.trainer.seed,
         vocab_size=text_config.vocab_size,
         context_length=context_length,
-        max_new_tokens=config.rollout.max_new_tokens,
+        max_new_tokens=max_new_tokens,
     )
     template = config.data.chat_template_kwargs
     return PreparedPrompts(tokenizer, vision, sampler, context_length, text_config.vocab_size, template)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
-    """Load prompts, rewards and environment, and check them against the model.
+    """Load what responses are generated to, and how they are rewarded, and check it against the model.
 
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
@@ -116,7 +125,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     rewards = RewardSum.from_config(config.rewards)
     if config.environment is not None:
         check_environment(config.environment)
-    prompts = prepare_prompts(config)
+    prompts = _prompts(config, config.rollout.max_new_tokens)
     rewards.check(prompts.sampler.tables)
     tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
     ends = end_token_ids(config.model, tokenizer, vocab_size)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig, ValidationSetSection
-    from anytron.preflight.prepare import PreparedRun
+    from anytron.preflight.prepare import PreparedPrompts, PreparedRun
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,37 @@ def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[Validat
     return sets
 
 
+@dataclass(frozen=True)
+class HeldOutSet:
+    """Examples whose loss is measured.
+
+    Attributes:
+        section: Their configuration.
+        prepared: The run with these examples in the place of training's.
+    """
+
+    section: ValidationSetSection
+    prepared: PreparedPrompts
+
+
+def prepare_held_out(config: RunConfig, prepared: PreparedPrompts) -> list[HeldOutSet]:
+    """Load the validation sets of supervised fine-tuning; otherwise as :func:`prepare_validation`."""
+    sets = []
+    for index, section in enumerate([] if config.validation is None else config.validation.sets):
+        with of_set(section):
+            examples = _prompts(section, f"validation.sets.{index}.data", prepared, None)
+        sets.append(HeldOutSet(section, replace(prepared, sampler=examples)))
+    return sets
+
+
 def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, prepared: PreparedRun) -> ValidationSet:
     own = ("max_new_tokens", "temperature", "top_p", "top_k")
     given = {name: value for name in own if (value := getattr(section, name)) is not None}
     sampling = replace(prepared.sampling, **given)
     sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
-    tables = load_mixture(
-        section.data,
-        prepared.tokenizer,
-        prepared.vision,
-        seed=0,
-        vocab_size=prepared.vocab_size,
-        context_length=prepared.context_length,
-        max_new_tokens=sampling.max_new_tokens,
-        key=key,
-    ).tables
-    prompts = Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once
+    prompts = _prompts(section, key, prepared, sampling.max_new_tokens)
     rewards = RewardSum.from_config(section.rewards or config.rewards)
-    rewards.check(tables)
+    rewards.check(prompts.tables)
     own_prepared = replace(
         prepared,
         sampler=prompts,
@@ -79,6 +92,21 @@ def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, pre
     # Patches of images are large: no more of them are held than in a training step.
     at_one_time = len(prompts) if prepared.vision is None else min(len(prompts), config.data.prompts_per_step)
     return ValidationSet(section, own_prepared, at_one_time)
+
+
+def _prompts(section: ValidationSetSection, key: str, prepared: PreparedPrompts, max_new_tokens: int | None) -> Mixture:
+    """Load a set's prompts, of which each is drawn once, in the order of the source."""
+    tables = load_mixture(
+        section.data,
+        prepared.tokenizer,
+        prepared.vision,
+        seed=0,
+        vocab_size=prepared.vocab_size,
+        context_length=prepared.context_length,
+        max_new_tokens=max_new_tokens,
+        key=key,
+    ).tables
+    return Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ CHAPTERS = (
     ("Validation", ("validation/",)),
     ("Dynamic sampling", ("sampling/no_signal_fraction", "sampling/")),
     ("Responses", ("response/length_mean", "response/truncated_fraction", "response/", "environment/")),
-    ("Policy", ("policy/entropy", "loss/kl", "policy/teacher_kl", "policy/", "loss/")),
+    ("Policy", ("loss/nll", "policy/entropy", "loss/kl", "policy/teacher_kl", "policy/", "loss/")),
     ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),
     ("Optimizer", ("grad_norm", "lr", "update/")),
     ("Critic", ("critic/",)),
@@ -30,6 +30,7 @@ CHAPTERS = (
 """Titles, and names or beginnings of names in the order in which they are shown."""
 LEADING = (
     "reward/mean",
+    "loss/nll",
     "response/length_mean",
     "policy/entropy",
     "loss/kl",
@@ -44,15 +45,16 @@ LEADING = (
 
 
 def leading(names: Iterable[str]) -> list[str]:
-    """Choose what one looks at first: after the reward in training, that of each validation set."""
+    """Choose what one looks at first: after the reward or the loss in training, those of each validation set."""
     known = list(names)
     chosen = [name for name in LEADING if name in known]
     return [*chosen[:1], *validation_means(known), *chosen[1:]]
 
 
 def validation_means(names: Iterable[str]) -> list[str]:
-    """Find the mean rewards of validation sets."""
-    return [name for name in names if name.startswith("validation/") and name.rpartition("/")[2].startswith("mean@")]
+    """Find the mean rewards, or the losses, of validation sets."""
+    ends = ("mean@", "loss")
+    return [name for name in names if name.startswith("validation/") and name.rpartition("/")[2].startswith(ends)]
 
 
 def is_end(name: str) -> bool:

@@ -166,6 +166,9 @@ def _facts(run: Run, device: str) -> list[list[str]]:
         facts.append(["reward at first", f"{mean(rewards[:NEAR]):.4g}"])
         facts.append(["reward at last", f"{mean(rewards[-NEAR:]):.4g}"])
         facts.append(["best reward", f"{max(smooth(rewards, NEAR)[min(NEAR, len(rewards)) - 1 :]):.4g}"])
+    if losses := history.values("loss/nll"):
+        facts.append(["loss at first", f"{mean(losses[:NEAR]):.4g}"])
+        facts.append(["loss at last", f"{mean(losses[-NEAR:]):.4g}"])
     seconds = history.values(REST)
     if seconds:
         facts.append(["time of all steps", duration(math.fsum(seconds))])
@@ -179,7 +182,9 @@ def _facts(run: Run, device: str) -> list[list[str]]:
     if device:
         facts.append(["trained on", device])
     model = run.setting("model", "path") or run.setting("model", "config", "model_type")
-    for key, value in (("model", model), ("advantage", run.setting("algorithm", "advantage"))):
+    supervised = run.setting("algorithm", "name") == "sft"
+    taught = ("algorithm", "sft") if supervised else ("advantage", run.setting("algorithm", "advantage"))
+    for key, value in (("model", model), taught):
         if isinstance(value, str):
             facts.append([key, shortened(value, 200)])
     if traces := run.traces():

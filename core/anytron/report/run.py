@@ -23,6 +23,27 @@ DRIVER_LOG = Path("logs", "driver.log")
 TIME, REST = "time/", "time/step_s"
 
 
+_STAGE = re.compile(r"(\d+)-.+")
+"""Name of the directory of a stage, in that of a run of several."""
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Find the runs that a directory stands for: its own, or those of its stages, in their order.
+
+    Args:
+        path: What a person names; one that is no run's is given back, to be refused.
+    """
+    if _is_run(path) or not path.is_dir():
+        return [path]
+    numbered = ((_STAGE.fullmatch(inner.name), inner) for inner in path.iterdir())
+    stages = sorted((int(match[1]), inner) for match, inner in numbered if match is not None and _is_run(inner))
+    return [inner for _, inner in stages] or [path]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (RECORD, METRICS))
+
+
 class State(Enum):
     """Whether a run goes on; the value is said to people."""
 
@@ -53,7 +74,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        if not any((self.path / name).is_file() for name in (RECORD, METRICS)):
+        if not _is_run(self.path):
             raise ConfigError(
                 "This is not the directory of a run.",
                 where=str(path),

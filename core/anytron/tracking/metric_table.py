@@ -5,6 +5,7 @@ from __future__ import annotations
 from anytron.metric import Metric
 
 _CORRECTED = "`algorithm.importance_correction` is `measured`, `truncated` or `masked`, also by itself"
+_SUPERVISED = "`algorithm.name` is `sft`"
 _TURNS = "`environment` is given"
 _CRITIC = "`critic` is given"
 _OFFLOAD, _SLEEP = "`engine.offload` names something", "`rollout.sleep`"
@@ -77,6 +78,12 @@ METRICS = (
         "responses that were dropped, as a reward or environment failed",
         _VALIDATION,
     ),
+    Metric(
+        "validation/NAME/loss",
+        "nats",
+        "mean negative log-prob of the response tokens of a validation set",
+        f"{_VALIDATION}, and {_SUPERVISED}",
+    ),
     Metric("validation/time_s", "seconds", "the whole validation, all sets", _VALIDATION),
     Metric("environment/failed", "samples", "samples whose environment failed", _TURNS),
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),
@@ -85,6 +92,12 @@ METRICS = (
     Metric("environment/metrics/NAME", "", "mean of what the environment reports itself", _TURNS),
     Metric("loss/total", "", "the loss whose gradient was taken"),
     Metric("loss/policy", "", "its policy-gradient part: what `algorithm.loss` computes"),
+    Metric(
+        "loss/nll",
+        "nats",
+        "mean negative log-prob of the examples' response tokens, whatever `algorithm.aggregation` is",
+        _SUPERVISED,
+    ),
     Metric("loss/kl", "nats", "its KL part without the coefficient, averaged as `algorithm.aggregation` says"),
     Metric("policy/entropy", "nats", "mean entropy of the next-token distribution over response tokens"),
     Metric("policy/ratio_mean", "", "mean probability ratio of the policy to that before the step's updates"),
@@ -149,6 +162,8 @@ METRICS = (
     Metric("critic/lr", "", "as `lr`, of the critic", _CRITIC),
     Metric("critic/update/skipped", "updates", "as `update/skipped`, of the critic", _CRITIC),
     Metric("time/checkpoint_s", "seconds", "what saving a checkpoint took of the step"),
+    Metric("data/epochs", "epochs", "examples drawn so far, by those that there are", _SUPERVISED),
+    Metric("time/data_s", "seconds", "drawing examples", _SUPERVISED),
     Metric("time/rollout_s", "seconds", "waiting for responses"),
     Metric("time/sync_s", "seconds", "giving the weights to the rollout", "a rollout of its own processes"),
     Metric("time/validation_s", "seconds", "examining the policy from before the step", _VALIDATION),

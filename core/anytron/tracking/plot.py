@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from anytron.tracking.sinks import read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 INK, ACCENT, GRID = "#1f2933", "#0b6e99", "#d9dee4"
@@ -20,22 +20,39 @@ def plot_reward(metrics: Path, image: Path) -> None:
         metrics: A ``metrics.jsonl`` with ``step``, ``reward/mean``, ``reward/std``.
         image: The PNG to write; its directory is made.
     """
+    records = read_jsonl(metrics)
+    spread = smoothed([record["reward/std"] for record in records])
+    _plot(records, "reward/mean", "Reward", image, spread)
+
+
+def plot_loss(metrics: Path, image: Path) -> None:
+    """Draw the loss of supervised fine-tuning over steps: smoothed line, and each step's.
+
+    Args:
+        metrics: A ``metrics.jsonl`` with ``step`` and ``loss/nll``.
+        image: The PNG to write; its directory is made.
+    """
+    _plot(read_jsonl(metrics), "loss/nll", "Loss (nats per token)", image)
+
+
+def _plot(
+    records: Sequence[Mapping[str, float]], metric: str, title: str, image: Path, spread: Sequence[float] = ()
+) -> None:
     # The object interface, not pyplot: no global state, and no display is looked for.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    records = read_jsonl(metrics)
     steps = [record["step"] for record in records]
-    mean = [record["reward/mean"] for record in records]
+    mean = [record[metric] for record in records]
     smooth = smoothed(mean)
-    spread = smoothed([record["reward/std"] for record in records])
 
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    low = [value - width for value, width in zip(smooth, spread, strict=True)]
-    high = [value + width for value, width in zip(smooth, spread, strict=True)]
-    axes.fill_between(steps, low, high, color=ACCENT, alpha=0.12, linewidth=0, label="one standard deviation")
+    if spread:
+        low = [value - width for value, width in zip(smooth, spread, strict=True)]
+        high = [value + width for value, width in zip(smooth, spread, strict=True)]
+        axes.fill_between(steps, low, high, color=ACCENT, alpha=0.12, linewidth=0, label="one standard deviation")
     axes.plot(steps, mean, color=ACCENT, alpha=0.35, linewidth=0.8, label="mean of each step")
     axes.plot(steps, smooth, color=ACCENT, linewidth=2.2, label="smoothed")
     axes.annotate(
@@ -48,7 +65,7 @@ def plot_reward(metrics: Path, image: Path) -> None:
         weight="bold",
         annotation_clip=False,
     )
-    axes.set_title("Reward", loc="left", color=INK, weight="bold")
+    axes.set_title(title, loc="left", color=INK, weight="bold")
     axes.set_xlabel("training step", color=INK)
     axes.margins(x=0.01)
     axes.grid(visible=True, axis="y", color=GRID, linewidth=0.8)

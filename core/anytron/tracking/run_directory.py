@@ -54,7 +54,7 @@ class RunDirectory:
         self, claimed: ClaimedDirectory, config: RunConfig, record: RunRecord, *, after: int | None = None
     ) -> None:
         self.path = claimed.path
-        self._log_samples = config.trainer.log_samples
+        self._log_samples, self._supervised = config.trainer.log_samples, config.supervised
         self._record = record.model_copy(
             update={"failure": None, "early_stop": None, "versions": installed_versions(config)}
         )
@@ -179,10 +179,11 @@ class RunDirectory:
         self._record.write(self.path)
 
     def plot(self) -> None:
-        """Draw ``plots/reward.png`` from ``metrics.jsonl``."""
-        from anytron.tracking.plot import plot_reward
+        """Draw ``plots/reward.png`` from ``metrics.jsonl``, or ``plots/loss.png`` where nothing is rewarded."""
+        from anytron.tracking.plot import plot_loss, plot_reward
 
-        plot_reward(self.path / "metrics.jsonl", self.path / "plots" / "reward.png")
+        draw, name = (plot_loss, "loss") if self._supervised else (plot_reward, "reward")
+        draw(self.path / "metrics.jsonl", self.path / "plots" / f"{name}.png")
 
     def sync(self) -> None:
         """Wait until metrics and samples are on disk, so that they are not behind a checkpoint after a power cut."""

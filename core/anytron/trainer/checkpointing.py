@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import Self
 
@@ -23,10 +23,21 @@ if TYPE_CHECKING:
     from anytron.checkpoint.best import Best
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
-    from anytron.data.mixture import Mixture
-    from anytron.rollout.ahead import StepsAhead
+    from anytron.data.mixture import Mixture, Place
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.workers import TrainingWorkers
+
+
+class PlaceInData(Protocol):
+    """What knows where in the data a run is."""
+
+    @property
+    def sampler(self) -> Mixture:
+        """What prompts are drawn from."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where in each source the next step begins."""
 
 
 class Checkpointing:
@@ -55,7 +66,7 @@ class Checkpointing:
         self,
         config: RunConfig,
         trainer: TrainingWorkers,
-        ahead: StepsAhead,
+        ahead: PlaceInData,
         run: RunDirectory,
         tell: Callable[[str], None],
     ) -> None:

@@ -61,7 +61,7 @@ class Experience:
     @property
     def used_groups(self) -> int:
         """Prompts of which a sample is trained on."""
-        return self.groups[self.used].unique().numel()
+        return len(self.groups[self.used].unique())
 
     @property
     def used_rewards(self) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,8 @@ from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
+from anytron.trainer.summary import RunSummary
+from anytron.trainer.supervised import fine_tune
 from anytron.trainer.suspicions import Suspicions
 from anytron.trainer.throughput import Throughput
 from anytron.trainer.traces import Traces
@@ -41,8 +42,6 @@ from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.environments.pool import EnvironmentPool
@@ -55,29 +54,10 @@ if TYPE_CHECKING:
     from anytron.trainer.workers import TrainingWorkers
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What a run says of itself when it ends.
-
-    Attributes:
-        output_dir: Where its files lie.
-        steps: Training steps behind it, those before a resume included.
-        metrics: Those of the last step.
-        seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
-        stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
-        early_stop: Why validation ended it before its last step; None if it did not.
-    """
-
-    output_dir: Path
-    steps: int
-    metrics: Mapping[str, float]
-    seconds: float
-    stopped_by: str | None = None
-    early_stop: str | None = None
-
-
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
-    """Train a policy by reinforcement learning, from the beginning or from a checkpoint, as ``resume`` says.
+    """Train a policy by reinforcement learning, or from the responses of the data, as ``algorithm.name`` says.
+
+    It begins anew or with a checkpoint, as ``resume`` says.
 
     Everything that can be wrong with configuration and data is found before a worker starts.
     Metrics and samples are on disk as soon as they are known. When a training rank is lost, all processes start again
@@ -108,6 +88,8 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
+    if config.supervised:
+        return fine_tune(config, executor, progress, restarts)
     prepared = prepare(config)
     examined = prepare_validation(config, prepared)
     for remark in prepared.sampler.remarks:

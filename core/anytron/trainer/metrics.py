@@ -73,6 +73,33 @@ def step_metrics(
     return metrics | {"time/step_s": seconds, "throughput/tokens_per_s": tokens / seconds}
 
 
+def supervised_metrics(
+    step: int, batch: RaggedBatch, outcome: Mapping[str, float], epochs: float, clock: Clock
+) -> dict[str, float]:
+    """Compute the metrics of a step of supervised fine-tuning.
+
+    Args:
+        step: Counted from 1.
+        batch: The step's examples.
+        outcome: Result of the step's update.
+        epochs: Of the data, behind the step.
+        clock: The step's times, in seconds.
+    """
+    sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
+    lengths = torch.zeros(batch.num_sequences).index_add_(0, sequence, batch.response_mask.float())
+    seconds = clock.elapsed()
+    return {
+        "step": step,
+        **outcome,
+        "data/epochs": epochs,
+        "response/length_mean": lengths.mean().item(),
+        "response/length_max": lengths.max().item(),
+        **{f"time/{name}_s": spent for name, spent in clock.seconds.items()},
+        "time/step_s": seconds,
+        "throughput/tokens_per_s": batch.num_tokens / seconds,
+    }
+
+
 def _of_environments(samples: Sequence[Sample]) -> dict[str, float]:
     """Average what environments say of samples that they have not failed for; nothing without environments."""
     found = [(sample, sample.environment) for sample in samples if sample.environment is not None]

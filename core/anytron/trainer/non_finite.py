@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.errors import EngineError
 from anytron.trainer.bad_batch import BadUpdate, write_bad_batch
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.algorithms.policy_loss import PolicyLoss
     from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
@@ -44,7 +44,7 @@ class GuardedUpdates:
         self._in_a_row = {"policy": 0, "critic": 0}
         self._trained = {"policy": after > 0, "critic": after > 0}
 
-    def update(self, mini_batch: RaggedBatch, loss: PolicyLoss, step: int, place: int) -> dict[str, float]:
+    def update(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
         """Update the policy and return the metrics.
 
         Args:
@@ -57,7 +57,8 @@ class GuardedUpdates:
             EngineError: The update was skipped, and the run is to stop.
         """
         metrics = self._trainer.update(mini_batch, self._plan, loss)
-        self._look("policy", metrics, mini_batch, step, place, loss.algorithm)
+        algorithm = loss.algorithm if isinstance(loss, PolicyLoss) else self._config.algorithm
+        self._look("policy", metrics, mini_batch, step, place, algorithm)
         return metrics
 
     def update_critic(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:

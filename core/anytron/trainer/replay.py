@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.algorithms.supervised_loss import SupervisedLoss
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.errors import DataError
 from anytron.trainer.updates import UpdatePlan
@@ -65,8 +66,8 @@ def replay(
     """
     if update.model == "critic" and config.critic is None:
         raise DataError("The update is a critic's, and the configuration has none.", where="critic")
-    loss: LossFunction | None = PolicyLoss(config.corrected_algorithm) if update.model == "policy" else None
-    if config.critic is not None and loss is None:
+    loss: LossFunction = SupervisedLoss() if config.supervised else PolicyLoss(config.corrected_algorithm)
+    if config.critic is not None and update.model == "critic":
         loss = ValueLoss(config.critic.clip_value)
     group = executor.start(training_group(config))
     trainer = TrainingWorkers.of(group)

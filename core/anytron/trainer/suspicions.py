@@ -132,10 +132,12 @@ def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config
 
     It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
     is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no
-    gradient as long as the policy is the reference.
+    gradient as long as the policy is the reference. Without advantages, in supervised fine-tuning, every token has
+    something to teach.
     """
+    if batch.advantages is None:
+        return True
     assert batch.token_shares is not None, "mini-batches have them"
-    assert batch.advantages is not None, "they come before mini-batches"
     advantaged = float(batch.token_shares[batch.advantages != 0].sum())
     clipped = metrics.get("policy/clip_fraction", 0.0)
     if config.algorithm.importance_correction == "masked":

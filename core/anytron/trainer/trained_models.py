@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.data.pretrained import save_processor
+from anytron.data.pretrained import save_generation_config, save_processor
 from anytron.files import publish_directory
 
 if TYPE_CHECKING:
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.trainer.workers import TrainingWorkers
+
+
+MODEL, ADAPTER, CRITIC = "hf", "adapter", "critic"
+"""Names, in the run's directory, of what it has trained."""
 
 
 def save_trained_models(
@@ -32,11 +36,11 @@ def save_trained_models(
         trainer.save_critic(str(directory))
         tokenizer.save_pretrained(directory)
 
-    publish_directory(path / "hf", lambda directory: save_model(config, trainer, tokenizer, directory))
+    publish_directory(path / MODEL, lambda directory: save_model(config, trainer, tokenizer, directory))
     if config.model.lora is not None:
-        publish_directory(path / "adapter", lambda directory: trainer.save_adapter(str(directory)))
+        publish_directory(path / ADAPTER, lambda directory: trainer.save_adapter(str(directory)))
     if config.critic is not None:
-        publish_directory(path / "critic", critic)
+        publish_directory(path / CRITIC, critic)
 
 
 def save_model(
@@ -46,3 +50,4 @@ def save_model(
     trainer.save_hf(str(directory))
     tokenizer.save_pretrained(directory)
     save_processor(config.model, directory)
+    save_generation_config(config.model, directory)

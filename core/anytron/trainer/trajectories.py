@@ -1,4 +1,4 @@
-"""Turn generated responses into what rewards and training read."""
+"""Turn generated responses, and those that the data have, into what rewards and training read."""
 
 from __future__ import annotations
 
@@ -77,6 +77,23 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
         groups=groups,
         rollout_log_probs=torch.tensor(list(log_probs), dtype=torch.float32),
         routing=_joined_routing(samples),
+        images=images if any(patches is not None for patches in images) else None,
+    )
+
+
+def assemble_examples(examples: Sequence[TokenizedPrompt]) -> RaggedBatch:
+    """Concatenate examples of supervised fine-tuning into a batch.
+
+    Args:
+        examples: B prompts with their ``response_mask``.
+    """
+    tokens = chain.from_iterable(example.tokens for example in examples)
+    mask = chain.from_iterable(example.response_mask or () for example in examples)
+    images = tuple(example.patches for example in examples)
+    return RaggedBatch(
+        lengths=torch.tensor([len(example.tokens) for example in examples]),
+        tokens=torch.tensor(list(tokens), dtype=torch.int64),
+        response_mask=torch.tensor(list(mask), dtype=torch.bool),
         images=images if any(patches is not None for patches in images) else None,
     )
 

@@ -1,4 +1,4 @@
-"""Examine the policy on prompts of its own, and see what follows: a checkpoint that is kept, or the end of the run.
+"""Examine the policy on prompts of its own, by the rewards of its responses.
 
 It happens at the boundary between two steps, when the rollout engines have the weights of the first one and nothing of
 the second is under way::
@@ -7,29 +7,25 @@ the second is under way::
 
 Training goes on as if there were no validation: prompts, seeds, processes of reward functions and of environments are
 validation's own. Its prompts and seeds are the same each time, so that what differs between two validations is the
-policy. What was found lies in ``validation.jsonl``: a run that is resumed reads it there, and repeats a validation that
-was not finished.
+policy.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.checkpoint.best import Best
 from anytron.environments.loading import start_environments
 from anytron.errors import DataError
 from anytron.preflight.validation import of_set
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
 from anytron.trainer.trajectories import make_samples
+from anytron.trainer.validation_schedule import ValidationSchedule
 from anytron.validation.metrics import set_metrics
-from anytron.validation.standing import standing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from anytron.config.schema import RunConfig
     from anytron.preflight.validation import ValidationSet
@@ -38,14 +34,13 @@ if TYPE_CHECKING:
     from anytron.rollout.conversations import Conversations, SingleTurns
     from anytron.rollout.pool import RolloutPool
     from anytron.sinks.delivery import MetricSinks
-    from anytron.tracking.clock import Clock
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.checkpointing import Checkpointing
 
 
-class Validation:
-    """Examines the policy when it is time to.
+class Validation(ValidationSchedule):
+    """Has the policy answer prompts.
 
     Args:
         config: The run.
@@ -57,12 +52,7 @@ class Validation:
         progress: Is told of every validation.
         sinks: Are given its numbers.
         first: Steps behind the policy with which the run begins.
-
-    Attributes:
-        early_stop: Why the run should end now; None if it should not.
     """
-
-    early_stop: str | None = None
 
     def __init__(
         self,
@@ -76,53 +66,13 @@ class Validation:
         sinks: MetricSinks,
         first: int,
     ) -> None:
-        self._config, self._section, self._sets = config, config.validation, sets
-        self._pool, self._turns = pool, turns
-        self._run, self._checkpoints, self._progress, self._sinks = run, checkpoints, progress, sinks
-        self._found = {int(metrics["step"]): metrics for metrics in run.validations()}
-        self._untrained = None if run.last_metrics() else first
+        super().__init__(config, run, checkpoints, progress, sinks, first)
+        self._sets, self._pool, self._turns = sets, pool, turns
 
-    def due(self, step: int, *, last: bool = False) -> bool:
-        """Whether the policy after a step is to be examined, and has not been.
-
-        Args:
-            step: Steps behind it.
-            last: No step will follow.
-        """
-        if self._section is None or step in self._found:
-            return False
-        if last or (self._section.before_training and step == self._untrained):
-            return True
-        every = self._section.every_steps
-        return every is not None and step % every == 0 and step != self._untrained
-
-    def after(self, step: int, clock: Clock) -> None:
-        """Examine the policy if it is time to, and draw conclusions, also from a validation before a resume.
-
-        Args:
-            step: Steps behind the policy.
-            clock: That of the next step.
-        """
-        if self.due(step):
-            with clock.measure("validation"):
-                self.examine(step)
-        elif step in self._found:
-            self._keep_best(step)
-        if step in self._found:
-            self.early_stop = self._why_to_stop(step)
-
-    def examine(self, step: int) -> None:
-        """Examine the policy, with the weights that the rollout engines have, and keep it if it is the best so far.
-
-        Args:
-            step: Steps behind it.
-
-        Raises:
-            DataError: A reward function or an environment fails for every response.
-        """
-        began = time.perf_counter()
+    def _measure(self, step: int) -> dict[str, float]:
+        """Examine the policy with the weights that the rollout engines have."""
         self._turns.settle()
-        metrics: dict[str, float] = {"step": step}
+        metrics: dict[str, float] = {}
         examined = []
         for one in self._sets:
             with of_set(one.section):
@@ -131,12 +81,7 @@ class Validation:
             examined.append((one.section.name, samples, rewards))
         for name, samples, rewards in examined:
             self._run.write_samples(step, samples, rewards, name)
-        metrics["validation/time_s"] = time.perf_counter() - began
-        self._run.write_validation(metrics)
-        self._sinks.write(metrics, validation=True)
-        self._found[step] = metrics
-        self._progress.note(f"validation after step {step}: {_summary(metrics)}")
-        self._keep_best(step)
+        return metrics
 
     def _examine(self, one: ValidationSet, step: int) -> tuple[list[Sample], RewardScores]:
         """Let the policy answer a set's prompts, and score the answers."""
@@ -161,40 +106,3 @@ class Validation:
             except DataError:
                 self._run.write_samples(step, samples, None, section.name)
                 raise
-
-    def _keep_best(self, step: int) -> None:
-        """Keep the checkpoint of a step if no examined policy was better."""
-        assert self._section is not None, "the run validates"
-        metric, direction = self._section.criterion, self._section.direction
-        value = self._found[step].get(metric, math.nan)
-        if math.isnan(value):
-            text = f"step {step}: {metric} is not a number, and counts as no better than those before"
-            self._progress.warn(text)
-            self._run.log(f"warning: {text}")
-        elif self._section.keep_best and step > 0:
-            self._checkpoints.keep_best(Best(step=step, metric=metric, direction=direction, value=value))
-
-    def _why_to_stop(self, step: int) -> str | None:
-        assert self._section is not None, "the run validates"
-        section, metric = self._section, self._section.criterion
-        values = [(at, metrics[metric]) for at, metrics in self._found.items() if metric in metrics]
-        now = standing(values, section.direction, section.min_delta)
-        if section.patience is None or now.waited < section.patience:
-            return None
-        least = f" by more than {section.min_delta:g}" if section.min_delta else ""
-        best = "was never a number" if now.best is None else f"was {now.best:.4g} after step {now.best_step}"
-        return (
-            f"early stop after step {step}: {metric} {best} and did not become better{least} in {now.waited} "
-            f"validation{'s' if now.waited > 1 else ''} since (validation.patience)"
-        )
-
-
-def _summary(metrics: Mapping[str, float]) -> str:
-    """The estimates of a validation with their intervals, in a line."""
-    said = []
-    for name, value in metrics.items():
-        if name.rpartition("/")[2].startswith(("mean@", "pass@")):
-            low, high = (metrics.get(f"{name}/{end}") for end in ("low", "high"))
-            ends = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
-            said.append(f"{name.removeprefix('validation/')} {value:.3f}{ends}")
-    return ", ".join(said)

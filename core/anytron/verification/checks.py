@@ -36,7 +36,7 @@ from anytron.verification.prediction import check_prediction, trains_modules
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
 from anytron.verification.teacher import check_teacher
 from anytron.verification.tolerances import tolerance
-from anytron.verification.trajectories import Trajectories, sample_trajectories
+from anytron.verification.trajectories import MAX_NEW_TOKENS, Trajectories, sample_trajectories
 from anytron.verification.weights import compare_weights, stored_weights
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         AnytronError: The prompts are not usable, or the engines do not start.
     """
     watcher.begins("preparing prompts and weights")
+    if config.supervised:  # it says nothing of responses
+        config = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"max_new_tokens": MAX_NEW_TOKENS})}
+        )
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
     random = with_drawn_head(config)

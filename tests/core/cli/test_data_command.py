@@ -70,6 +70,7 @@ def test_it_shows_what_the_run_draws(mix):
         "text": "11>",
         "tokens": [1, 1, 10],
         "pieces": ["1", "1", ">"],
+        "response": [],
         "images": 0,
         "data": {"answer": "11"},
     }
@@ -120,3 +121,18 @@ def test_what_is_wrong_is_an_error(keys, error, message):
     assert isinstance(done.exception, error)
     with pytest.raises(error, match=message):
         raise done.exception
+
+
+def test_of_an_example_it_says_what_is_learnt():
+    config = ROOT / "examples" / "sft_then_grpo_sort.yaml"
+    done = show(config, "stage=sft", "data.shuffle=false", "-n", 1)
+    assert done.exit_code == 0, done.output
+    assert "8|7|4|2|>|2|4|7|8|<eos>\nlearnt: 2|4|7|8|<eos>\n" in done.stdout
+    (prompt,) = json.loads(show(config, "stage=sft", "-n", 1, "--json").stdout)["prompts"]
+    assert (prompt["length"], prompt["response"][-1], prompt["data"]) == (10, "<eos>", {})
+
+
+def test_of_several_stages_one_must_be_named():
+    done = show(ROOT / "examples" / "sft_then_grpo_sort.yaml")
+    assert isinstance(done.exception, ConfigError)
+    assert "stage=sft or stage=grpo" in str(done.exception)

@@ -320,3 +320,33 @@ def test_ctrl_c_while_modules_are_imported_gives_no_traceback(tmp_path):
     _, errors = run.communicate(timeout=120)
 
     assert (run.returncode, errors) == (130, "interrupted\n")
+
+
+def test_a_configuration_with_stages_is_shown_stage_by_stage():
+    example = str(ROOT / "examples/sft_then_grpo_sort.yaml")
+    done = anytron("config", "show", example, "stages[0].trainer.total_steps=7")
+    assert done.returncode == 0, done.stderr
+    first, second = yaml.safe_load_all(done.stdout)
+    assert "--- # stage sft\n" in done.stdout
+    assert [one["algorithm"]["name"] for one in (first, second)] == ["sft", "rl"]
+    assert (first["trainer"]["total_steps"], second["trainer"]["total_steps"]) == (7, 200)
+    assert [Path(one["trainer"]["output_dir"]).name for one in (first, second)] == ["1-sft", "2-grpo"]
+
+
+def test_mistakes_of_all_stages_are_told_before_any_is_trained(tmp_path):
+    example = str(ROOT / "examples/sft_then_grpo_sort.yaml")
+    done = anytron(
+        "train",
+        example,
+        f"trainer.output_dir={tmp_path / 'run'}",
+        "stages[0].trainer.save_hf=false",
+        "stages[0].rollout={temperature: 0.5}",
+        "stages[1].rewards[0].function=nowhere",
+    )
+    assert done.returncode != 0
+    assert "trainer.save_hf" in done.stderr
+    assert "the next stage begins with the model that this one writes" in done.stderr
+    assert "rollout.temperature" in done.stderr
+    assert "with algorithm.name=sft it has no meaning: nothing is generated" in done.stderr
+    assert "nowhere" in done.stderr
+    assert not (tmp_path / "run").exists()

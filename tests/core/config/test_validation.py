@@ -61,8 +61,13 @@ def test_files_that_do_not_exist_are_found_before_anything_starts(load):
 
 
 def test_without_more_the_mean_of_the_first_set_decides(load):
-    assert load().validation.criterion == "validation/hard/mean@8"
-    assert load("validation.metric=validation/hard/pass@8").validation.criterion == "validation/hard/pass@8"
+    def criterion(*overrides, supervised=False):
+        return load(*overrides).validation.criterion(supervised=supervised)
+
+    assert criterion() == ("validation/hard/mean@8", "max")
+    assert criterion("validation.metric=validation/hard/pass@8") == ("validation/hard/pass@8", "max")
+    assert criterion("validation.direction=min") == ("validation/hard/mean@8", "min")
+    assert criterion(supervised=True) == ("validation/hard/loss", "min")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +83,7 @@ def test_without_more_the_mean_of_the_first_set_decides(load):
         ("validation.sets=[]", r"at least 1 item"),
         ("validation.metric=validation/hard/pass@4", r"unknown metric validation/hard/pass@4.*pass@"),
         ("validation.metric=reward/mean", r"unknown metric reward/mean; there are validation/hard/mean@8"),
+        ("validation.metric=validation/hard/loss", r"algorithm.name=rl measures rewards"),
         ("validation.direction=up", r"direction"),
         ("validation.min_delta=.nan", r"min_delta"),
         ("validation.patience=0", r"patience"),

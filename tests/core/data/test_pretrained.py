@@ -10,7 +10,13 @@ import pytest
 
 from anytron.config.imports import resolve
 from anytron.config.schema import ModelSection
-from anytron.data.pretrained import directory_diagnostics, end_token_ids, load_hf_config, load_tokenizer
+from anytron.data.pretrained import (
+    directory_diagnostics,
+    end_token_ids,
+    load_hf_config,
+    load_tokenizer,
+    save_generation_config,
+)
 from anytron.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -92,3 +98,15 @@ def test_end_tokens_are_the_tokenizer_s_and_the_checkpoint_s(tmp_path, tokenizer
     )
     with pytest.raises(ConfigError, match="eos_token_id 14, and the vocabulary has 14"):
         end_token_ids(ModelSection(path=str(tmp_path), tokenizer="t"), tokenizer, 14)
+
+
+def test_a_trained_model_ends_its_responses_with_the_same_tokens(tmp_path, tokenizer):
+    for name in ("before", "trained", "random"):
+        (tmp_path / name).mkdir()
+    before, trained = (ModelSection(path=str(tmp_path / name), tokenizer="t") for name in ("before", "trained"))
+    (tmp_path / "before" / "generation_config.json").write_text('{"eos_token_id": [14, 13]}')
+    save_generation_config(before, tmp_path / "trained")
+    assert end_token_ids(trained, tokenizer, 16) == end_token_ids(before, tokenizer, 16) == (11, 13, 14)
+    save_generation_config(ModelSection(config={"model_type": "qwen3"}, tokenizer="t"), tmp_path / "random")
+    save_generation_config(ModelSection(path=str(tmp_path / "random"), tokenizer="t"), tmp_path / "random")
+    assert list((tmp_path / "random").iterdir()) == []

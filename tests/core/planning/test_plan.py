@@ -80,6 +80,16 @@ def test_a_teacher_lies_beside_the_policy_until_it_is_offloaded(tmp_path):
     assert (part.when, part.exact) == ("training", True)
 
 
+def test_what_learns_from_given_answers_has_no_replica_and_micro_batches_of_its_examples():
+    stages = ROOT / "examples" / "sft_then_grpo_sort.yaml"
+    sft, grpo = (load_config(stages, [f"stage={name}"]) for name in ("sft", "grpo"))
+    assert make_plan(sft, LARGE).devices[0].crowd == "1 training rank"
+    assert make_plan(grpo, LARGE).devices[0].crowd == "1 training rank and 1 rollout replica"
+    # 64 examples of 10 tokens are one micro-batch of 640, and of 20 one of 1280.
+    small, large = (make_plan(sft, LARGE, tokens).needed for tokens in (10.0, 20.0))
+    assert small < large < make_plan(sft, LARGE).needed
+
+
 def test_training_and_generation_take_turns_where_weights_sleep():
     awake, asleep = (plan_of(*QWEN3_8B, *more).needed for more in ((), ("rollout.sleep=true",)))
     assert awake > asleep

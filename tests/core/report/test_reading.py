@@ -14,7 +14,7 @@ from anytron.errors import ConfigError
 from anytron.files import Lock
 from anytron.report.history import History, Series
 from anytron.report.records import Tail
-from anytron.report.run import Run, State
+from anytron.report.run import Run, State, runs_in
 from tests.core.report.runs import make_run, metrics, record, sample, write_lines
 
 # ---- lines ----------------------------------------------------------------------------------------------
@@ -182,3 +182,22 @@ def test_another_directory_is_refused(tmp_path, there):
         write_lines(tmp_path / "samples.jsonl", [sample(1)])
     with pytest.raises(ConfigError, match="not the directory of a run"):
         Run(tmp_path if there else tmp_path / "nothing")
+
+
+# ---- stages ---------------------------------------------------------------------------------------------
+
+
+def test_a_directory_of_stages_stands_for_their_runs_in_their_order(tmp_path):
+    for name in ("10-last", "2-second", "1-first", "3-not-begun", "logs"):
+        (tmp_path / name).mkdir()
+    for name in ("10-last", "2-second", "1-first", "logs"):
+        write_lines(tmp_path / name / "metrics.jsonl", [metrics(1)])
+    assert [run.name for run in runs_in(tmp_path)] == ["1-first", "2-second", "10-last"]
+    assert runs_in(tmp_path / "2-second") == [tmp_path / "2-second"]
+
+
+def test_a_directory_without_runs_is_given_back_to_be_refused(tmp_path):
+    assert runs_in(tmp_path) == [tmp_path]
+    assert runs_in(tmp_path / "nowhere") == [tmp_path / "nowhere"]
+    with pytest.raises(ConfigError, match="not the directory of a run"):
+        Run(runs_in(tmp_path)[-1])

@@ -14,9 +14,10 @@ from anytron.tracking.metric_table import METRICS
 from tests.core.trainer.disturbed_runs import lines
 from tests.core.trainer.test_distillation import teacher
 from tests.core.trainer.test_environments import new_calculator
+from tests.core.trainer.test_supervised import HELD_OUT, new_sft
 from tests.core.trainer.validations import section
 
-__all__ = ["new_calculator", "teacher"]  # fixtures
+__all__ = ["new_calculator", "new_sft", "teacher"]  # fixtures
 
 ROOT = Path(__file__).parents[3]
 ELSEWHERE = {metric.name for metric in METRICS if metric.name.startswith("memory/")} - {"memory/training_peak_bytes"}
@@ -44,7 +45,7 @@ def unknown(keys, table=METRICS):
     return sorted(key for key in keys if sum(metric.matches(key) for metric in table) != 1)
 
 
-def test_three_runs_write_the_table(new_run, new_calculator, teacher, tmp_path):
+def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, teacher, tmp_path):
     ahead = new_run(
         REWARDS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
@@ -65,6 +66,8 @@ def test_three_runs_write_the_table(new_run, new_calculator, teacher, tmp_path):
         trainer={"total_steps": 1, "output_dir": str(tmp_path / "taught")},
     )
     keys |= written(taught)
+    tuned = {"total_steps": 1, "output_dir": str(tmp_path / "tuned")}
+    keys |= written(new_sft(trainer=tuned, validation={"sets": [HELD_OUT]}))
 
     assert unknown(keys) == []
     assert {metric.name for metric in METRICS if not any(metric.matches(key) for key in keys)} == ELSEWHERE
@@ -92,7 +95,7 @@ def test_capitals_stand_for_a_name(name, key, is_it):
 
 
 KEY = re.compile(
-    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|time|throughput|memory|moe|mtp|kl)"
+    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|data|time|throughput|memory|moe|mtp|kl)"
     r"/[\w/]+"
 )
 SOURCES = [path for folder in ("core", "backends") for path in (ROOT / folder).rglob("*.py")]

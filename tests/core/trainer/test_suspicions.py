@@ -169,3 +169,10 @@ def test_what_has_a_gradient(new_run, advantages, metrics, expected):
         token_shares=torch.tensor([0.0, 0.25, 0.25, 0.5]),
     )
     assert policy_has_to_learn(batch, metrics, new_run().config) is expected
+
+
+def test_a_supervised_update_without_a_gradient_is_suspicious():
+    """It has no advantages that could be 0: there is always something to learn."""
+    batch = RaggedBatch(torch.tensor([3]), torch.tensor([1, 2, 3]), torch.tensor([False, True, True]))
+    config = load_config(Path(__file__).parents[3] / "examples" / "sft_then_grpo_sort.yaml", ["stage=sft"])
+    assert policy_has_to_learn(batch, {"loss/total": 2.0}, config)

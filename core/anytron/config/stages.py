@@ -1,0 +1,160 @@
+"""Split a configuration of several stages into the runs that it describes, each of which is whole.
+
+Each stage is the file without its stages, and over it what the stage sets: mappings key by key, anything else as a
+whole. Whatever else reads a configuration knows nothing of stages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.config.options import in_words
+from anytron.config.running import TrainerSection
+from anytron.config.section import Section
+from anytron.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+STAGES, STAGE = "stages", "stage"
+"""The key of all stages, and that of the one which a command is to look at."""
+OF_ALL_STAGES = ("trainer.output_dir", "trainer.overwrite", "checkpoint.path", "engine.name")
+"""Keys of sections that stages have, which belong to all of them together."""
+
+_Section = dict[str, Any]
+
+
+class StageSection(Section):
+    """Of several trainings in a row: this one begins with the weights that the one before has trained.
+
+    What it sets wins over the same sections of the file, key by key; a list replaces a list, and null removes a section
+    that may be left out. docs/how-to/fine-tune.md has an example.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Its files are in ``1-NAME``, ``2-NAME``, ... of ``trainer.output_dir``, a run's each."""
+    data: _Section = Field(default_factory=dict)
+    """As section ``data``; likewise below."""
+    rewards: list[_Section] = Field(default_factory=list)
+    """Its reward functions."""
+    validation: _Section | None = None
+    """Its validation."""
+    rollout: _Section = Field(default_factory=dict)
+    """How it generates."""
+    environment: _Section | None = None
+    """Its environment."""
+    algorithm: _Section = Field(default_factory=dict)
+    """What its gradients are made of."""
+    optimizer: _Section = Field(default_factory=dict)
+    """Its optimizer, which begins anew: without moments, and at the first step of its schedule."""
+    critic: _Section | None = None
+    """Its critic."""
+    parallel: _Section = Field(default_factory=dict)
+    """How its model and work are split."""
+    engine: _Section = Field(default_factory=dict)
+    """Its training engine, of which ``name`` belongs to all stages."""
+    trainer: _Section = Field(default_factory=dict)
+    """Its loop; ``output_dir`` and ``overwrite`` belong to all stages."""
+    checkpoint: _Section = Field(default_factory=dict)
+    """Its checkpoints; ``path`` belongs to all stages."""
+
+
+class _Stages(Section):
+    """The stages of a file."""
+
+    stages: list[StageSection] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> _Stages:
+        names = [one.name for one in self.stages]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two stages have the same name: {', '.join(twice)}")
+        return self
+
+
+Stage = tuple[dict[str, Any], dict[str, str]]
+"""The values of a run, and where each of its keys was set."""
+
+
+def split_stages(values: Mapping[str, Any], by_key: Mapping[str, str]) -> dict[str, Stage]:
+    """Make the runs of a file that has stages.
+
+    Args:
+        values: The whole file, overrides applied.
+        by_key: Where each of its keys was set.
+
+    Returns:
+        The stages in their order, by name.
+
+    Raises:
+        ConfigError: The stages are none, or set what belongs to all of them.
+    """
+    mistakes: list[Diagnostic] = []
+    try:
+        stages = _Stages.model_validate({STAGES: values[STAGES]}).stages
+    except ValidationError as error:
+        stages, mistakes = [], list(in_words(error, _Stages))
+    mistakes += _of_all_stages(values[STAGES]) if stages else []
+    refuse([_placed(one, by_key) for one in mistakes])
+    shared = {name: value for name, value in values.items() if name not in (STAGES, STAGE)}
+    runs = {}
+    for index, (stage, given) in enumerate(zip(stages, values[STAGES], strict=True)):
+        own = {name: value for name, value in given.items() if name != "name"}
+        inside = f"{STAGES}.{index}."
+        places = {key: place for key, place in by_key.items() if not key.startswith(STAGES)}
+        places |= {key.removeprefix(inside): place for key, place in by_key.items() if key.startswith(inside)}
+        runs[stage.name] = _in_own_directory(_merged(shared, own), f"{index + 1}-{stage.name}"), places
+    return runs
+
+
+def choose_stage(runs: Mapping[str, Stage], name: Any, where: str) -> Stage:
+    """Take the stage that a command is to look at.
+
+    Raises:
+        ConfigError: None is named, or there is none of that name.
+    """
+    if isinstance(name, str) and name in runs:
+        return runs[name]
+    raise ConfigError(
+        "The configuration has several stages, and one of them is needed here.",
+        where=where,
+        why="none is named" if name is None else f"there is no stage {name!r}",
+        fix=did_you_mean(str(name), runs, f"{STAGE}=") or " or ".join(f"{STAGE}={one}" for one in runs),
+    )
+
+
+def _of_all_stages(stages: list[dict[str, Any]]) -> Iterator[Diagnostic]:
+    for index, stage in enumerate(stages):
+        for key in OF_ALL_STAGES:
+            section, _, name = key.partition(".")
+            if name in (stage.get(section) or {}):
+                message = "it belongs to all stages, and this one sets it"
+                yield Diagnostic("error", f"{STAGES}.{index}.{key}", message, f"set {key} for the whole file")
+
+
+def _placed(diagnostic: Diagnostic, by_key: Mapping[str, str]) -> Diagnostic:
+    key = diagnostic.key
+    while key and key not in by_key:
+        key = key.rpartition(".")[0]
+    return Diagnostic(diagnostic.severity, diagnostic.key, diagnostic.message, diagnostic.fix, by_key.get(key, ""))
+
+
+def _merged(shared: Any, own: Any) -> Any:
+    """Set what a stage sets; what is no mapping is replaced."""
+    if not isinstance(shared, dict) or not isinstance(own, dict):
+        return own
+    return {**shared, **{name: _merged(shared.get(name), value) for name, value in own.items()}}
+
+
+def _in_own_directory(values: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Let a stage write below the places that are set for all of them."""
+    default = TrainerSection.model_fields["output_dir"].default
+    for section, name, fallback in (("trainer", "output_dir", default), ("checkpoint", "path", None)):
+        given = values.get(section) or {}
+        place = given.get(name, fallback) if isinstance(given, dict) else None
+        if isinstance(place, str):  # otherwise the schema refuses it
+            values = {**values, section: {**given, name: f"{place.rstrip('/')}/{directory}"}}
+    return values

@@ -1,0 +1,59 @@
+"""Refuse what a run of supervised fine-tuning has no use for: nothing is generated, rewarded or criticised in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pydantic import BaseModel
+
+    from anytron.config.schema import RunConfig
+
+WITH = "algorithm.name=sft"
+OF_ALGORITHM = ("name", "aggregation", "length_constant")
+"""Keys of section ``algorithm`` that mean something here."""
+OF_A_SET = ("name", "data")
+"""Keys of a validation set that mean something here."""
+
+
+def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find settings of reinforcement learning in a run of supervised fine-tuning; nothing in any other run.
+
+    Args:
+        config: As the user has written it; keys that have their default ask for nothing.
+    """
+    if not config.supervised:
+        return
+    for key, given, what in (
+        ("rewards", config.rewards, "no response is scored"),
+        ("environment", config.environment, "nobody answers the model"),
+        ("critic", config.critic, "there are no advantages to estimate"),
+        ("engine.offload", config.engine.offload, "training never leaves the device to a rollout engine"),
+        ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "there is no rollout"),
+    ):
+        if given:
+            yield _useless(key, what)
+    yield from _changed("rollout", config.rollout, (), "nothing is generated")
+    yield from _changed("algorithm", config.algorithm, OF_ALGORITHM, "the loss is the responses' cross-entropy")
+    for index, one in enumerate([] if config.validation is None else config.validation.sets):
+        key = f"validation.sets.{index}"
+        yield from _changed(key, one, OF_A_SET, "what is measured is the loss of the responses that the set has")
+    if config.algorithm.aggregation == "length-constant" and config.algorithm.length_constant is None:
+        message = "aggregation=length-constant needs it: there is no rollout.max_new_tokens to take it from"
+        yield Diagnostic("error", "algorithm.length_constant", message, "set it to the longest response, in tokens")
+
+
+def _changed(key: str, section: BaseModel, meant: Collection[str], what: str) -> Iterator[Diagnostic]:
+    """Find the keys of a section that have another value than their default."""
+    for name, field in type(section).model_fields.items():
+        default: Any = field.get_default(call_default_factory=True)
+        if name not in meant and getattr(section, name) != default:
+            yield _useless(f"{key}.{name}", what)
+
+
+def _useless(key: str, what: str) -> Diagnostic:
+    return Diagnostic("error", key, f"with {WITH} it has no meaning: {what}", "remove it")
