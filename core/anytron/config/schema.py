@@ -257,6 +257,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _teacher_where_it_is_used(self) -> RunConfig:
+        if self.supervised:  # refused as a critic is
+            return self
         advantage, coefficient = self.algorithm.advantage, self.algorithm.distillation_coefficient
         if coefficient > 0.0 and self.teacher is None:
             raise ValueError("algorithm.distillation_coefficient needs a teacher: add a section teacher with its path")
@@ -274,10 +276,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _rewards_where_they_teach(self) -> RunConfig:
+        if self.supervised:
+            return self
         if not self.rewards and self.algorithm.advantage != "none":
             raise ValueError(
                 "rewards is required: a list of functions that say how good a response is, [{function: exact_match}]; "
-                "to learn from a teacher alone, set algorithm.advantage=none"
+                "to learn from the responses of the data, set algorithm.name=sft, and from a teacher alone, "
+                "algorithm.advantage=none"
             )
         examined = [] if self.validation is None else self.validation.sets
         for index, one in enumerate(examined):
@@ -303,6 +308,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sampling_of_groups(self) -> RunConfig:
+        if self.supervised:  # refused as a critic is
+            return self
         algorithm, limit = self.algorithm, self.rollout.max_new_tokens
         ours = ":" not in algorithm.advantage
         if algorithm.dynamic_sampling and ours and not algorithm.compares_a_group:
@@ -351,15 +358,6 @@ class RunConfig(Section):
             raise ValueError(
                 "trainer.rollout_log_prob_tolerance compares log-probs of the same weights, and with "
                 f"rollout.max_staleness={staleness} rollouts have older ones: leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _learns_from_something(self) -> RunConfig:
-        if not self.supervised and not self.rewards:
-            raise ValueError(
-                "rewards is required: a list of functions that say how good a response is, [{function: exact_match}]; "
-                "to learn from the responses of the data, set algorithm.name=sft"
             )
         return self
 

@@ -32,6 +32,7 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         ("rewards", config.rewards, "no response is scored"),
         ("environment", config.environment, "nobody answers the model"),
         ("critic", config.critic, "there are no advantages to estimate"),
+        ("teacher", config.teacher, "the data teach"),
         ("engine.offload", config.engine.offload, "training never leaves the device to a rollout engine"),
         ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "there is no rollout"),
     ):

@@ -59,7 +59,7 @@ def oracle(logits, batch, aggregation, constant):
 @pytest.mark.parametrize("aggregation", ["token-mean", "token-sum", "sequence-mean", "length-constant"])
 @pytest.mark.parametrize("max_tokens", [1000, 8])
 def test_value_and_gradient_are_those_of_cross_entropy(batch, logits, aggregation, max_tokens):
-    plan = UpdatePlan(1, 1, 1, aggregation, max_tokens, length_constant=6)
+    plan = UpdatePlan(1, 1, aggregation, max_tokens, length_constant=6)
     (mini_batch,) = plan.mini_batches(batch, seed=0)
     wanted = oracle(logits, batch, aggregation, 6)
     (right,) = torch.autograd.grad(wanted, logits)
@@ -79,7 +79,7 @@ def test_value_and_gradient_are_those_of_cross_entropy(batch, logits, aggregatio
 
 
 def test_numbers_outside_of_responses_do_not_matter(batch, logits):
-    (mini_batch,) = UpdatePlan(1, 1, 1, "token-mean", 1000).mini_batches(batch, seed=0)
+    (mini_batch,) = UpdatePlan(1, 1, "token-mean", 1000).mini_batches(batch, seed=0)
     found = outputs(logits, batch)
     spoilt = TokenOutputs(*(one.where(batch.response_mask, torch.inf) for one in (found.log_probs, found.entropy)))
     assert SupervisedLoss()(spoilt, mini_batch).loss == SupervisedLoss()(found, mini_batch).loss
