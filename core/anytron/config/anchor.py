@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.data import DataSection, MixedSource
-    from anytron.config.schema import RewardSection, RunConfig, ValidationSection
+    from anytron.config.schema import RunConfig
+    from anytron.config.scoring import RewardSection, ValidationSection
 
 
 def anchor(config: RunConfig, directory: Path) -> RunConfig:

@@ -1,9 +1,10 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
-what they teach in :mod:`anytron.config.algorithm`, the optimizer and the models beside the policy in
-:mod:`anytron.config.roles`, how the run is carried out in :mod:`anytron.config.running`. Every key is documented there
-or here and nowhere else: ``docs/reference/config.md`` is generated from them.
+how they are judged in :mod:`anytron.config.scoring`, what they teach in :mod:`anytron.config.algorithm`, the optimizer
+and the models beside the policy in :mod:`anytron.config.roles`, how the run is carried out in
+:mod:`anytron.config.running`. Every key is documented there or here and nowhere else: ``docs/reference/config.md`` is
+generated from them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from anytron.config.algorithm import AlgorithmSection
-from anytron.config.data import DataSection
+from anytron.config.data import DataSection  # noqa: TC001 - pydantic reads it
 from anytron.config.generation import EnvironmentSection, RolloutSection
 from anytron.config.roles import CriticSection, OptimizerSection, TeacherSection
 from anytron.config.running import (
@@ -26,11 +27,10 @@ from anytron.config.running import (
     TrackingSection,
     TrainerSection,
 )
+from anytron.config.scoring import RewardSection, ValidationSection  # noqa: TC001 - likewise
 from anytron.config.section import Section
-from anytron.errors import did_you_mean
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
-Direction = Literal["max", "min"]
 
 
 class LoraSection(Section):
@@ -85,135 +85,6 @@ class ModelSection(Section):
             raise ValueError("model.config needs model_type, for example qwen3")
         if self.config is not None and self.tokenizer is None:
             raise ValueError("model.config comes without a tokenizer: set model.tokenizer")
-        return self
-
-
-class RewardSection(Section):
-    """One reward function; the rewards of several are added with their weights.
-
-    At least one is required, and none is with ``algorithm.name=sft`` or ``algorithm.advantage=none``.
-    """
-
-    function: str
-    """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
-    ``reasoning_gym``, ``environment``), or ``module:function`` / ``file.py:function``; a class will do as well."""
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """What its metrics and its log are called; default: the function's name. Two rewards need two names."""
-    weight: float = 1.0
-    """Factor of this reward in the sum."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function, or of the class; docs/how-to/write-a-reward.md has those of registered
-    rewards."""
-    processes: int = Field(1, ge=1)
-    """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
-    timeout_s: float = Field(120.0, gt=0.0)
-    """Seconds from when the function takes a sample from its list until it takes the next one, or returns. One that
-    takes all of them first and then works, as one that asks a judge does, has this long for all of the work. A call
-    with N samples ends after N + 1 times as long at the latest, however often the function takes them."""
-    memory_gib: float | None = Field(None, gt=0.0)
-    """Memory that a process may allocate, in GiB; null = no limit."""
-    on_error: Literal["drop", "zero", "stop"] = "drop"
-    """What becomes of a sample for which the function raises, hangs, ends its process or gives no finite number:
-    ``drop`` leaves it out of the update and out of its group's mean and deviation, ``zero`` gives it the reward 0
-    (which may be more than others get), ``stop`` ends the run. A function that fails for every sample of a step ends
-    the run always."""
-
-
-class ValidationSetSection(Section):
-    """Prompts on which the policy is examined, how it answers them, and what a good answer is."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """Its metrics are called ``validation/NAME/...``."""
-    data: DataSection
-    """As section ``data``; every prompt is taken once, in the source's order: leave out ``prompts_per_step`` and
-    ``shuffle``."""
-    rewards: list[RewardSection] = Field(default_factory=list)
-    """As section ``rewards``; empty = the rewards of training. The functions run in processes of their own. With
-    ``algorithm.name=sft`` a set has neither these nor the keys below: what is measured is the loss of its responses."""
-    samples_per_prompt: int = Field(1, ge=1)
-    """Responses to each prompt: the n of ``mean@n``."""
-    pass_at: list[int] = Field(default_factory=lambda: [1])
-    """For each k in it, the probability that at least one of k responses passes: ``pass@k``."""
-    pass_threshold: float = 1.0
-    """A response passes whose reward is at least this."""
-    max_new_tokens: int | None = Field(None, ge=1)
-    """Longest response, in tokens; with an ``environment``, longest turn. Default: that of ``rollout``, as for the
-    keys below."""
-    temperature: float | None = Field(None, gt=0.0)
-    """Sampling temperature."""
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    """Nucleus sampling; 1 = off."""
-    top_k: int | None = Field(None, ge=0)
-    """Sample among the k most probable tokens; 0 = off, 1 = take the most probable one (greedy)."""
-
-    @property
-    def mean_metric(self) -> str:
-        """Name of the metric that every set has: the mean reward."""
-        return f"validation/{self.name}/mean@{self.samples_per_prompt}"
-
-    def pass_metric(self, k: int) -> str:
-        """Name of the metric of an entry of ``pass_at``."""
-        return f"validation/{self.name}/pass@{k}"
-
-    @property
-    def loss_metric(self) -> str:
-        """Name of the metric that every set has in supervised fine-tuning."""
-        return f"validation/{self.name}/loss"
-
-    @model_validator(mode="after")
-    def _possible(self) -> ValidationSetSection:
-        wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
-        if wrong or len(set(self.pass_at)) < len(self.pass_at):
-            raise ValueError(
-                f"pass_at={self.pass_at}: different numbers from 1 to samples_per_prompt={self.samples_per_prompt} are "
-                "possible, because pass@k cannot be estimated from fewer than k responses"
-            )
-        if not self.data.shuffle or self.data.prompts_per_step != DataSection.model_fields["prompts_per_step"].default:
-            raise ValueError("validation takes every prompt in order: remove data.prompts_per_step and data.shuffle")
-        return self
-
-
-class ValidationSection(Section):
-    """Examine the policy after the last step, and when these keys say so, on prompts from which nothing is learnt."""
-
-    sets: list[ValidationSetSection] = Field(min_length=1)
-    """The sets of prompts; keys below."""
-    every_steps: int | None = Field(None, ge=1)
-    """Examine after every so many steps."""
-    before_training: bool = False
-    """Examine before the first step."""
-    metric: str | None = None
-    """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set; with
-    ``algorithm.name=sft`` its ``loss``. Default: the mean, or the loss, of the first set."""
-    direction: Direction | None = None
-    """Whether the highest or the lowest ``metric`` is best. Default: the lowest loss, the highest of all others."""
-    keep_best: bool = False
-    """Save a checkpoint when ``metric`` is better than in all validations before, and keep it beside the newest ones;
-    ``checkpoints/best`` names it."""
-    patience: int | None = Field(None, ge=1)
-    """End the run after so many validations in a row in which ``metric`` did not become better; null = never."""
-    min_delta: float = Field(0.0, ge=0.0)
-    """``patience``: what counts as better is better by more than this."""
-
-    def criterion(self, *, supervised: bool) -> tuple[str, Direction]:
-        """``metric`` and ``direction``, or their defaults."""
-        default = self.sets[0].loss_metric if supervised else self.sets[0].mean_metric
-        return self.metric or default, self.direction or ("min" if supervised else "max")
-
-    @model_validator(mode="after")
-    def _possible(self) -> ValidationSection:
-        names = [one.name for one in self.sets]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two sets have the same name: {', '.join(names)}")
-        known = [name for one in self.sets for name in (one.mean_metric, *map(one.pass_metric, one.pass_at))]
-        known += [one.loss_metric for one in self.sets]
-        if self.metric is not None and self.metric not in known:
-            hint = did_you_mean(self.metric, known)
-            raise ValueError(f"unknown metric {self.metric}; {hint or 'there are ' + ', '.join(known)}")
-        if self.every_steps is None and (self.keep_best or self.patience):
-            raise ValueError(
-                "keep_best and patience compare validations, and there is only the last one: set every_steps"
-            )
         return self
 
 

@@ -13,7 +13,8 @@ from anytron.rewards.scoring import RewardSum
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.schema import RunConfig, ValidationSetSection
+    from anytron.config.schema import RunConfig
+    from anytron.config.scoring import ValidationSetSection
     from anytron.preflight.prepare import PreparedPrompts, PreparedRun
 
 

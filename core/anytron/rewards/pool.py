@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from anytron.config.schema import RewardSection
+    from anytron.config.scoring import RewardSection
     from anytron.rewards.answer import Answer, Failure
     from anytron.rewards.sample import Sample
 

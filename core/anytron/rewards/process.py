@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.config.schema import RewardSection
+    from anytron.config.scoring import RewardSection
     from anytron.rewards.sample import Sample
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from anytron.config.schema import RewardSection
+    from anytron.config.scoring import RewardSection
     from anytron.data.prompts import TokenizedPrompt
     from anytron.rewards.answer import Failure
     from anytron.rewards.sample import Sample

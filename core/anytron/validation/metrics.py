@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.config.schema import ValidationSetSection
+    from anytron.config.scoring import ValidationSetSection
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
 

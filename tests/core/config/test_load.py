@@ -11,7 +11,8 @@ from anytron.config.anchor import anchor
 from anytron.config.dump import to_yaml
 from anytron.config.load import load_config
 from anytron.config.options import known_keys
-from anytron.config.schema import RewardSection, RunConfig
+from anytron.config.schema import RunConfig
+from anytron.config.scoring import RewardSection
 from anytron.errors import ConfigError
 
 GOOD = """\

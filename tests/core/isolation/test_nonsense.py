@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.config.generation import EnvironmentSection
-from anytron.config.schema import RewardSection
+from anytron.config.scoring import RewardSection
 from anytron.environments import Observation, Task, Turn
 from anytron.environments.calls import Call, Reply
 from anytron.environments.pool import EnvironmentPool

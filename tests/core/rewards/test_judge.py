@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pydantic import ValidationError
 
-from anytron.config.schema import RewardSection
+from anytron.config.scoring import RewardSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample

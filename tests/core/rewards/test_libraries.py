@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from anytron.config.schema import DataSection, RewardSection, RunConfig
+from anytron.config.schema import DataSection, RunConfig
+from anytron.config.scoring import RewardSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.data.sources import load_prompts
 from anytron.errors import ConfigError, DataError

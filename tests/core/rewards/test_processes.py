@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.config.schema import RewardSection
+from anytron.config.scoring import RewardSection
 from anytron.environments.outcome import Outcome
 from anytron.errors import DataError
 from anytron.isolation.failure import Failure
@@ -184,7 +184,7 @@ def test_children_of_a_function_that_hangs_end_with_it(start, tmp_path):
 DRIVER = """
 import sys
 from pathlib import Path
-from anytron.config.schema import RewardSection
+from anytron.config.scoring import RewardSection
 from anytron.rewards import Sample
 from anytron.rewards.scoring import RewardSum
 function, logs = sys.argv[1:]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.config.schema import RewardSection
+from anytron.config.scoring import RewardSection
 from anytron.errors import DataError
 from anytron.rewards.scoring import RewardSum
 from tests.core.rewards.scribbling import NUMBERS

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from anytron.config.schema import RewardSection
+from anytron.config.scoring import RewardSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import ConfigError, DataError
 from anytron.rewards import Sample

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from anytron.config.schema import ValidationSetSection
+from anytron.config.scoring import ValidationSetSection
 from anytron.rewards.sample import Sample
 from anytron.rewards.scoring import RewardScores
 from anytron.validation.metrics import set_metrics
