@@ -45,13 +45,17 @@ class Recipe(NamedTuple):
         return load_config(FOLDER / f"{self.name}.yaml", self.settings)
 
 
-def recipes(kind: str = "") -> Iterator[Recipe]:
+def recipes(kind: str = "") -> list[Recipe]:
     """Read the headers of all files, and give the settings for one kind of devices, or for both."""
+    return [recipe for recipe in _all() if kind in ("", recipe.kind)]
+
+
+def _all() -> Iterator[Recipe]:
     for file in sorted(FOLDER.glob("*.yaml")):
         lines = iter(file.read_text(encoding="utf-8").splitlines())
         for line in lines:
             found = _DEVICES.fullmatch(line)
-            if found is None or kind not in ("", found[2]):
+            if found is None:
                 continue
             settings: list[str] = []
             while (line := next(lines)).startswith(_SETTINGS):

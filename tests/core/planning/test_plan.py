@@ -18,14 +18,8 @@ from tests.house import ROOT
 GIB = 1 << 30
 SORT = ROOT / "examples" / "grpo_sort.yaml"
 QWEN3_8B = (
-    "model.config.vocab_size=151936",
-    "model.config.hidden_size=4096",
-    "model.config.intermediate_size=12288",
-    "model.config.num_hidden_layers=36",
-    "model.config.num_attention_heads=32",
-    "model.config.num_key_value_heads=8",
-    "model.config.head_dim=128",
-    "model.config.tie_word_embeddings=false",
+    "model.config=null",
+    f"model.path={ROOT / 'examples' / 'models' / 'Qwen3-8B'}",
     "model.dtype=bfloat16",
     "rollout.max_new_tokens=2048",
     "rollout.max_batch_size=16",

@@ -17,6 +17,7 @@ from anytron_megatron.estimate.state import Held, optimizer_bytes, sharing_ranks
 from anytron_megatron.estimate.tensors import model_shapes
 from anytron_megatron.options import MegatronOptions
 from tests.backends.megatron.ranks import engine_config
+from tests.house import ROOT
 
 ADAM = {"name": "adam", "lr": 1e-3}
 
@@ -115,24 +116,13 @@ def test_gradient_buffers_are_filled_up_by_little(tiny_family, ranks):
     assert found["gradients"].when == "training", "they leave the device"
 
 
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": False,
-}
+QWEN3_8B = {"path": str(ROOT / "examples" / "models" / "Qwen3-8B")}
 
 
 def large(**sections) -> dict[str, MemoryPart]:
     run = RunConfig.model_validate(
         {
-            "model": {"config": QWEN3_8B, "tokenizer": "unused"},
+            "model": QWEN3_8B,
             "data": {"source": "unused"},
             "rewards": [{"function": "unused"}],
             **sections,
@@ -166,7 +156,7 @@ def test_recomputation_parallelism_and_offload_change_what_they_should():
     assert (plain["optimizer"].when, away["optimizer"].when) == ("always", "training")
     assert "reference" not in plain
     assert large(algorithm={"kl_coefficient": 0.1})["reference"].size == plain["parameters"].size
-    adapters = large(model={"config": QWEN3_8B, "tokenizer": "unused", "lora": {"rank": 16}})
+    adapters = large(model={**QWEN3_8B, "lora": {"rank": 16}})
     assert adapters["optimizer"].size < plain["optimizer"].size / 100
 
 
