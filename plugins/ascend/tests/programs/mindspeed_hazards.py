@@ -66,6 +66,7 @@ layer = gated_delta_net.GatedDeltaNet
 session.platform.prepare_engine(run_of(context_parallel_size=2), ledger)
 get_full_args().left_behind = True
 check("context parallelism patches process groups", parallel_state.initialize_model_parallel is not plain)
+check("mcore-bridge's Gated DeltaNet keeps its parent", gated_delta_net.GatedDeltaNet is layer)
 session.platform.prepare_engine(run_of(), ledger)
 left = vars(get_full_args())
 check("sticky arguments", left["context_parallel_size"] == 1 and "left_behind" not in left)
