@@ -34,4 +34,7 @@ def engine_arguments(defaults: Mapping[str, Any], config: RunConfig, options: Mi
         # for calls without a mask: MindSpeed's compressed triangle, left-up causal.
         "attention_mask_type": "causal",
         "sparse_mode": 2,
+        # With context parallelism MindSpeed would put a Gated DeltaNet of its own in the place of Megatron's, and it
+        # would be the parent of mcore-bridge's layer or not, by which of the two was imported first.
+        "gated_delta_net": False,
     }

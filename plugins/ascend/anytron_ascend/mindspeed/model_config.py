@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MEGATRONS = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "sequence_parallel",
-        "multi_latent_attention",
-        "transformer_impl",
-    }
-)
-"""Arguments that Megatron's config has itself; the engine sets them there."""
-
 
 def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:
-    """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments."""
+    """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments.
+
+    What Megatron's config has itself, such as ``variable_seq_lengths``, the engine has set there: MindSpeed's arguments
+    of these names decide about its patches only.
+    """
 
     def _augment_mindspeed_defaults(self: Any) -> None:
+        from megatron.core.transformer import TransformerConfig
         from mindspeed.args_utils import get_full_args
 
+        megatrons = {field.name for field in dataclasses.fields(TransformerConfig)}
         for name, value in vars(get_full_args()).items():
-            if name not in _MEGATRONS:
+            if name not in megatrons:
                 setattr(self, name, value)
 
     return _augment_mindspeed_defaults

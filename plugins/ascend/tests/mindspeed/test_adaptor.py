@@ -20,6 +20,7 @@ from anytron_ascend.mindspeed import installation, sequence_lengths
 from anytron_ascend.mindspeed.arguments import engine_arguments
 from anytron_ascend.mindspeed.attention import call_as_documented
 from anytron_ascend.mindspeed.installation import INSTALL, Installation, check_pair, find_installation
+from anytron_ascend.mindspeed.model_config import take_arguments
 from anytron_ascend.options import AscendOptions, MindSpeedOptions
 
 NONE, ROWS_2D, FULL = MaskKind.NONE, MaskKind.PADDING_2D, MaskKind.FULL_4D
@@ -172,6 +173,16 @@ def test_every_argument_is_set_for_every_engine():
     assert plain["sparse_mode"] == 2
     assert plain["use_flash_attn"]
     assert plain["cp_window_size"] == 1
+    assert ring["gated_delta_net"] is False
+
+
+def test_a_models_config_takes_no_argument_that_is_megatrons(monkeypatch):
+    module = ModuleType("mindspeed.args_utils")
+    module.get_full_args = lambda: SimpleNamespace(variable_seq_lengths=False, context_parallel_size=1, sparse_mode=2)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    config = SimpleNamespace(variable_seq_lengths=True, context_parallel_size=2)
+    take_arguments(print)(config)
+    assert vars(config) == {"variable_seq_lengths": True, "context_parallel_size": 2, "sparse_mode": 2}
 
 
 # ---- masks ----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def test_global_state(with_mindspeed):
     status, output, errors = run(with_mindspeed, str(PROGRAM))
     lines = [line for line in output.splitlines() if line.startswith(("caught", "MISSED"))]
     assert (status, [line for line in lines if line.startswith("MISSED")]) == (0, []), errors[-4000:]
-    assert len(lines) == 12
+    assert len(lines) == 16
 
 
 def test_megatron_must_not_be_imported_before_it(with_mindspeed):

@@ -4,6 +4,7 @@ Runs in one process with a real MindSpeed and without process groups.
 """
 
 import sys
+from types import SimpleNamespace
 
 from anytron.config.schema import RunConfig
 from anytron.errors import PatchError
@@ -11,6 +12,7 @@ from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Patch, Phase
 from anytron.plugins import open_session
 from anytron_ascend.mindspeed.arguments import engine_arguments
+from anytron_ascend.mindspeed.model_config import take_arguments
 from anytron_ascend.mindspeed.repatching import default_arguments, repatch
 from anytron_ascend.options import MindSpeedOptions
 
@@ -39,6 +41,7 @@ ledger.apply(Phase.BEFORE_IMPORT, session.hooks.patch_model(Phase.BEFORE_IMPORT,
 from importlib import metadata  # noqa: E402
 
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.ssm import gated_delta_net  # noqa: E402
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
 from mindspeed import utils  # noqa: E402
 from mindspeed.args_utils import get_full_args  # noqa: E402
@@ -59,13 +62,21 @@ utils.set_actual_seq_len(None)
 
 # Arguments stay from one engine to the next.
 plain = parallel_state.initialize_model_parallel
+layer = gated_delta_net.GatedDeltaNet
 session.platform.prepare_engine(run_of(context_parallel_size=2), ledger)
 get_full_args().left_behind = True
 check("context parallelism patches process groups", parallel_state.initialize_model_parallel is not plain)
+check("mcore-bridge's Gated DeltaNet keeps its parent", gated_delta_net.GatedDeltaNet is layer)
 session.platform.prepare_engine(run_of(), ledger)
 left = vars(get_full_args())
 check("sticky arguments", left["context_parallel_size"] == 1 and "left_behind" not in left)
 check("sticky patches", parallel_state.initialize_model_parallel is plain)
+
+# Arguments go into the config of every model, and some have the name of what an engine has set there.
+check("the hazard is there: pipeline stages do not tell each other shapes", not get_full_args().variable_seq_lengths)
+config = SimpleNamespace(variable_seq_lengths=True)
+take_arguments(print)(config)
+check("a model's config keeps what is Megatron's", config.variable_seq_lengths and config.sparse_mode == 2)
 
 
 # Repatching starts from the objects that MindSpeed saw first.
@@ -97,7 +108,8 @@ def of_the_test():
 
 from mindspeed.megatron_adaptor import repatch as unguarded  # noqa: E402
 
-unguarded({"context_parallel_size": 2})
+unguarded({"context_parallel_size": 2, "gated_delta_net": True})
+check("the hazard is there: another Gated DeltaNet", gated_delta_net.GatedDeltaNet is not layer)
 check("the hazard is there: patches are dropped", of_the_test() != [True, True])
 ledger.revalidate()
 repatch(arguments(), ledger)
