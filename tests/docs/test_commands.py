@@ -122,7 +122,7 @@ def assert_fits(words: list[str]) -> None:
     takes_one = {option for option, parameter in known.items() if not getattr(parameter, "is_flag", True)}
     values = {place + 1 for place, word in enumerate(rest) if word in takes_one}
     rest = [word for place, word in enumerate(rest) if place not in values and not word.startswith("-")]
-    read = read_stages if name in ("train", "config show") else load_config
+    read = read_stages if name in ("anytron train", "anytron config show") else load_config
     if rest and (ROOT / rest[0]).is_file():
         read(ROOT / rest[0], rest[1:])
     elif rest and rest[0] == "run.yaml":
