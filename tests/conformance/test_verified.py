@@ -13,6 +13,7 @@ REPRESENTATIVE = {
     kernel_mutants.EntropyDoesNotLearn: ("qwen3", {"hf-gradients"}),
     sequence_mutants.RollsLabels: ("qwen3", {"hf-log-probs", "hf-gradients", "rollout-equals-training"}),
     engine_mutants.UntaughtCritic: ("critic", {"critic-gradients"}),
+    engine_mutants.ForgottenAdapters: ("dropout", {"adapters-equal-merged"}),
     engine_mutants.UntaughtModules: ("mtp", {"multi-token-prediction"}),
 }
 """The run that they change, and what fails for it; the others are left to ``tox -e slow``."""
@@ -47,7 +48,7 @@ def test_a_platform_that_computes_as_the_processor_changes_nothing(run, laborato
     assert (finding.run, finding.how) == (None, "")
 
 
-@pytest.mark.parametrize("run", ["critic", "mtp"])
+@pytest.mark.parametrize("run", ["critic", "dropout", "mtp"])
 def test_what_changes_nothing_passes(run, laboratory):
     assert laboratory.verify(Unbroken, run) == {}
 

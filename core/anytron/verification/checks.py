@@ -18,6 +18,7 @@ from anytron.preflight.prepare import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.workers import TrainingWorkers
 from anytron.verification.adapted import NotPossible, adapted
+from anytron.verification.adapters import check_adapters
 from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.verification.critic import check_value_gradients, check_values, with_drawn_head
 from anytron.verification.engines import Engines
@@ -63,6 +64,7 @@ CHECKS = (
     "critic-gradients",
     "teacher-log-probs",
     "optimizer-update",
+    "adapters-equal-merged",
     "rollout-equals-training",
     "packed-equals-padded",
     "recomputed-equals-kept",
@@ -251,6 +253,20 @@ class _Run:
         self._forward()
         self._gradients()
         return check_optimizer(check, config, self._engines.trainer_to_update(config), self._trajectories().batch)
+
+    def adapters_equal_merged(self, check: str) -> CheckResult:
+        """Compare adapters that are not 0 with transformers' model of the merged weights."""
+        if self._config.model.lora is None:
+            return skipped(check, "the run trains no adapters (model.lora)")
+        wanted = with_visible_update(self._config)
+        try:
+            config = adapted(wanted, self._session.hooks, "optimizer", lambda one: one.optimizer)
+        except NotPossible as reason:
+            return skipped(check, f"it needs a higher rate: {reason}")
+        self._forward()
+        batch = self._trajectories().batch
+        result = check_adapters(check, config, self._engines.trainer_to_update(config), batch)
+        return self._after(("hf-gradients",), result)
 
     def rollout_equals_training(self, check: str) -> CheckResult:
         """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
