@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,9 +110,7 @@ def test_the_first_stage_is_not_trained_on_under_the_second(stages, tmp_path):
 
 def test_an_earlier_run_is_refused_before_the_first_stage_and_deleted_as_a_whole_if_asked(stages, tmp_path):
     train(stages(tmp_path))
-    for name in ("hf", "metrics.jsonl", "samples.jsonl", "checkpoints", "config.yaml", "patches.json", "run.json"):
-        gone = tmp_path / "1-sft" / name
-        gone.rename(tmp_path / name)
+    shutil.rmtree(tmp_path / "1-sft")
     started = []
     with pytest.raises(ConfigError, match=r"(?s)holds an earlier run.*2-grpo"):
         train(stages(tmp_path), lambda name, run: started.append(name))
