@@ -176,11 +176,24 @@ def test_every_argument_is_set_for_every_engine():
     assert ring["gated_delta_net"] is False
 
 
+@dataclass
+class TransformerConfig:
+    """What of Megatron's config the test is about; with the real one: ``programs/mindspeed_hazards.py``."""
+
+    variable_seq_lengths: bool
+    context_parallel_size: int
+
+
 def test_a_models_config_takes_no_argument_that_is_megatrons(monkeypatch):
-    module = ModuleType("mindspeed.args_utils")
-    module.get_full_args = lambda: SimpleNamespace(variable_seq_lengths=False, context_parallel_size=1, sparse_mode=2)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    config = SimpleNamespace(variable_seq_lengths=True, context_parallel_size=2)
+    arguments = SimpleNamespace(variable_seq_lengths=False, context_parallel_size=1, sparse_mode=2)
+    for name, content in (
+        ("megatron.core.transformer", {"TransformerConfig": TransformerConfig}),
+        ("mindspeed.args_utils", {"get_full_args": lambda: arguments}),
+    ):
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    config = TransformerConfig(variable_seq_lengths=True, context_parallel_size=2)
     take_arguments(print)(config)
     assert vars(config) == {"variable_seq_lengths": True, "context_parallel_size": 2, "sparse_mode": 2}
 
