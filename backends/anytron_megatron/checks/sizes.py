@@ -48,7 +48,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
     elif layers and layers % (pipeline * chunks) and not uneven:
         yield _not_divisible(key_chunks, f"{layers // pipeline} layers of a rank", chunks)
     longest, context = run.rollout.max_new_tokens, model.get("max_position_embeddings")
-    if context and longest >= context:
+    if context and longest >= context and not run.supervised:
         yield Diagnostic(
             "error",
             "rollout.max_new_tokens",
