@@ -341,7 +341,7 @@ def test_mistakes_of_all_stages_are_told_before_any_is_trained(tmp_path):
         f"trainer.output_dir={tmp_path / 'run'}",
         "stages[0].trainer.save_hf=false",
         "stages[0].rollout={temperature: 0.5}",
-        "stages[1].rewards[0].function=nowhere",
+        "stages[1].rewards[0].function=nowhere.py:reward",
     )
     assert done.returncode != 0
     assert "trainer.save_hf" in done.stderr

@@ -61,7 +61,7 @@ def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, tea
     )
     keys |= written(played)
     taught = new_run(
-        algorithm={"distillation_coefficient": 1.0},
+        algorithm={"distillation_coefficient": 1.0, "dynamic_sampling": True, "overlong_buffer": 1},
         teacher={"path": teacher},
         trainer={"total_steps": 1, "output_dir": str(tmp_path / "taught")},
     )

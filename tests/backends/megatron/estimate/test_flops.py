@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,9 +13,10 @@ from anytron.data.pretrained import model_class
 from anytron.engines.flops import AttentionLayers, ModelFlops
 from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.estimate.flops import model_flops
-from tests.backends.megatron.estimate.test_estimate import QWEN3_8B
+from tests.house import ROOT
 
 LENGTH = 24
+QWEN3_8B = json.loads((ROOT / "examples" / "models" / "Qwen3-8B" / "config.json").read_text())
 
 
 def config(fields, **sections) -> RunConfig:
