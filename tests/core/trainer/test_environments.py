@@ -86,27 +86,31 @@ def test_environments_that_fail_cost_their_samples_and_not_the_run(new_calculato
     assert all(record["turns"][-1].startswith("3") for record in failed)
 
 
-def test_an_environment_that_fails_for_all_of_a_later_round_costs_that_round(new_calculator, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversations, "HOPELESS", 10**6)  # the first prompts fail, and who answers first is chance
+def test_an_environment_that_fails_for_all_of_a_later_round_costs_that_round(new_calculator, tmp_path):
     code = (EXAMPLES / "calculator.py").read_text() + (
         "\n\nclass Choosy(Calculator):\n    def reset(self, task):\n"
-        "        assert task.prompt_text[0] not in '3456'\n        super().reset(task)\n"
+        "        self.hopeless = task.prompt_text[0] in '345'\n        super().reset(task)\n"
+        "    def step(self, turn):\n        assert not self.hopeless\n        return super().step(turn)\n"
     )
     (tmp_path / "choosy.py").write_text(code)
     run = new_calculator(
         environment={"path": f"{tmp_path}/choosy.py:Choosy"},
-        algorithm={**CALCULATOR["algorithm"], "dynamic_sampling": True, "dynamic_sampling_rounds": 300},
-        trainer={"total_steps": 2, "log_samples": 10**6},
+        algorithm={**CALCULATOR["algorithm"], "dynamic_sampling": True, "dynamic_sampling_rounds": 30},
+        trainer={"total_steps": 3, "log_samples": 10**6},
     )
     summary = run.train()
-    records = lines(summary.output_dir / "samples.jsonl")
+    records, hopeless = lines(summary.output_dir / "samples.jsonl"), 0
     for step, metrics in enumerate(run.progress.steps, start=1):
-        assert metrics["sampling/groups_missing"] == 0
-        drawn = [record for record in records if record["step"] == step][::8]
-        assert len(drawn) == metrics["sampling/groups_drawn"]
-        failed = [record["prompt"][0] in "3456" for record in drawn]
-        assert sum(failed) * 8 == metrics["environment/failed"]
-    assert max(metrics["sampling/rounds"] for metrics in run.progress.steps) > 2
+        own = [record for record in records if record["step"] == step]
+        groups = [[record["reward"] for record in own[start : start + 8]] for start in range(0, len(own), 8)]
+        assert metrics["environment/failed"] == sum(group.count(None) for group in groups) > 0
+        missing = 8
+        while missing:
+            of_round, groups = groups[:missing], groups[missing:]
+            hopeless += all(reward is None for group in of_round for reward in group)
+            missing -= sum(len(set(group) - {None}) > 1 for group in of_round)
+        assert groups == []
+    assert hopeless > 0
 
 
 def test_a_run_that_is_killed_and_resumed_equals_one_that_was_not(new_calculator, tmp_path, monkeypatch):
