@@ -23,7 +23,7 @@ OF_PARTS = {
     "critic-values": "the run has no critic",
     "critic-gradients": "the run has no critic",
     "teacher-log-probs": "the run has no teacher",
-    "adapters-equal-merged": "the run trains no adapters",
+    "adapters-equal-merged": "the run trains no adapters (model.lora)",
 }
 """Checks of what not every run has, and why they are skipped."""
 MADE = set(CHECKS) - {"recomputed-equals-kept", *OF_PARTS}
