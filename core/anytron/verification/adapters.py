@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from anytron.verification.report import CheckResult
 
 
+def without_dropout(config: RunConfig) -> RunConfig:
+    """Leave out the dropout of adapters: what is drawn at random is not the same twice."""
+    if config.model.lora is None:
+        return config
+    lora = config.model.lora.model_copy(update={"dropout": 0.0})
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+
+
 def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
     """Do an update; then compare log-probs, and the gradients of both factors of each adapter.
 

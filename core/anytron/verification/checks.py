@@ -18,7 +18,7 @@ from anytron.preflight.prepare import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.workers import TrainingWorkers
 from anytron.verification.adapted import NotPossible, adapted
-from anytron.verification.adapters import check_adapters
+from anytron.verification.adapters import check_adapters, without_dropout
 from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.verification.critic import check_value_gradients, check_values, with_drawn_head
 from anytron.verification.engines import Engines
@@ -101,7 +101,7 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
     random = with_drawn_head(config)
-    config = _without_dropout(random)
+    config = without_dropout(random)
     watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
         run = _Run(config, random, session, make_executor, executor, prepared)
@@ -112,14 +112,6 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
             results.append(run.make(check))
             watcher.made(results[-1], time.monotonic() - began)
         return Report(results, run.kernels)
-
-
-def _without_dropout(config: RunConfig) -> RunConfig:
-    """Leave out the dropout of adapters: what is drawn at random is not the same twice."""
-    if config.model.lora is None:
-        return config
-    lora = config.model.lora.model_copy(update={"dropout": 0.0})
-    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
 
 
 class _NotMade(Exception):  # noqa: N818 - what happened
