@@ -28,6 +28,7 @@ PACKAGES = {
     "anytron_cpu": ROOT / "plugins" / "cpu" / "anytron_cpu",
     "anytron_cuda": ROOT / "plugins" / "cuda" / "anytron_cuda",
     "anytron_ascend": ROOT / "plugins" / "ascend" / "anytron_ascend",
+    "anytron_verl": ROOT / "plugins" / "verl" / "anytron_verl",
 }
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -58,8 +59,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checks",),
         ("estimate", "experts", "patches"),
         ("critic", "plugin"),
-        ("building", "checkpoint"),
-        ("engine",),
+        ("building", "checkpoint", "own_trainer"),
+        ("engine", "reward_model"),
     ),
     "anytron_rollout": (
         ("__init__", "options", "placement", "routing", "routing_check", "shared_prompts", "weights"),
@@ -90,6 +91,14 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("adaptors",),
         ("platform",),
         ("__init__",),
+    ),
+    "anytron_verl": (
+        ("__init__", "configuration", "layouts", "names", "process"),
+        ("examination", "loading", "patches", "scoring"),
+        ("engines", "verification"),
+        ("device",),
+        ("plugin",),
+        ("activate",),
     ),
 }
 """From the ground up. Packages are stacked as well: a backend stands on the core, a plugin on both."""

@@ -142,9 +142,10 @@ def server_session() -> int:
 
 
 def end_server() -> None:
-    """End the server of this process, if it has one."""
+    """End the server of this process, if it has one; the next command starts another."""
     if WarmPopen.requests is not None:
         WarmPopen.requests.close()
+        WarmPopen.requests = None
         WarmPopen.server.kill()
         WarmPopen.server.wait()
 

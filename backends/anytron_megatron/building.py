@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from anytron.kernels.contract import LogProbSpec
+from anytron.layer import apply_phase
+from anytron.patches import Phase
+from anytron.platform import EngineFacts, decisions_of
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
@@ -14,6 +18,7 @@ from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.frozen_model import FrozenModel
 from anytron_megatron.training.micro_batch import BatchPreparer
+from anytron_megatron.training.reward_head import RewardHead
 from anytron_megatron.training.schedule import ModelChunk
 from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.vendor_attention import set_mask_type
@@ -24,16 +29,59 @@ if TYPE_CHECKING:
     from torch import nn
 
     from anytron.engines.context import EngineContext
+    from anytron.masks import AttnMask
     from anytron.runtime import DeviceRuntime
     from anytron.sequences import LayoutConstraints
     from anytron.sequences.layout import Format
     from anytron.traits import ModelTraits, ParallelSizes
     from anytron_megatron.lora.adapters import Adapters
+    from anytron_megatron.models.bridge import BridgeSource
     from anytron_megatron.models.source import ModelSource
 
 
+def prepare_platform(context: EngineContext, sizes: ParallelSizes) -> None:
+    """Let the platform set what of the process's global state depends on the run, before process groups exist."""
+    facts = EngineFacts(sizes, deterministic=context.config.engine.deterministic)
+    context.platform.prepare_engine(facts, context.ledger)
+
+
+def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:
+    """Let this rank meet the others of its group, with the patches that come before and after; return its device."""
+    config, runtime = context.config, context.platform.runtime()
+    apply_phase(Phase.BEFORE_PARALLEL_INIT, context.hooks, context.ledger)
+    parallel.initialize(
+        runtime,
+        sizes,
+        seed=config.trainer.seed,
+        timeout_s=config.executor.call_timeout_s,
+        init_method=context.init_method,
+    )
+    apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
+    return runtime
+
+
+def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -> dict[str, Any]:
+    """Collect what the run's records say of a rank.
+
+    Args:
+        context: Of its engine.
+        runtime: Its device.
+        mask: What the platform has answered at engine build.
+    """
+    return {
+        "rank": torch.distributed.get_rank(),
+        "device": runtime.device_name(),
+        "decisions": [asdict(decision) for decision in decisions_of(context.platform)],
+        "peak_flops": asdict(context.platform.peak_flops(context.config.model.dtype)),
+        "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
+        "kernels": context.hooks.suppliers(),
+        "kernel_descriptions": context.hooks.kernel_descriptions(),
+        "patches": context.ledger.report(),
+    }
+
+
 class ModelBuilder:
-    """Builds the policy, its reference, a teacher and the critic, each from a source.
+    """Builds the policy, its reference, a teacher, the critic and a reward model, each from a source.
 
     Args:
         context: Of the engine: configuration, hooks and platform.
@@ -115,6 +163,19 @@ class ModelBuilder:
         """
         preparer = self.preparer(source)
         return FrozenModel(self.language_model(source, preparer), preparer)
+
+    def reward_model(self, source: BridgeSource, preparer: BatchPreparer) -> FrozenModel:
+        """Build a model whose output layer gives one number per sequence, and that is not trained.
+
+        Raises:
+            EngineError: The weights do not fit the model.
+        """
+        padding = source.hf_config.get_text_config().pad_token_id
+        chunks = [
+            ModelChunk(module, RewardHead(module.output_layer, padding) if module.post_process else None)
+            for module in self._modules(source, preparer)
+        ]
+        return FrozenModel(chunks, preparer)
 
     def _scoring(self, source: ModelSource, modules: Sequence[nn.Module]) -> list[ModelChunk]:
         spec = LogProbSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,9 @@ from anytron.engines.device_memory import MemoryUse
 from anytron.errors import EngineError
 from anytron.layer import apply_phase
 from anytron.patches import Phase
-from anytron.platform import decisions_of
 from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
-from anytron_megatron.building import ModelBuilder
+from anytron_megatron.building import ModelBuilder, join_ranks, prepare_platform, rank_facts
 from anytron_megatron.checkpoint.checkpoints import Checkpoints
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.bridge import BridgeSource
@@ -72,17 +71,8 @@ class MegatronEngine:
         self._context = context
         self._options = MegatronOptions.of(config)
         self._sizes = self._options.sizes(config)
-        self._runtime = context.platform.runtime()
-        context.platform.prepare_engine(config, context.ledger)
-        apply_phase(Phase.BEFORE_PARALLEL_INIT, context.hooks, context.ledger)
-        parallel.initialize(
-            self._runtime,
-            self._sizes,
-            seed=config.trainer.seed,
-            timeout_s=config.executor.call_timeout_s,
-            init_method=context.init_method,
-        )
-        apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
+        self.prepare_platform()
+        self._runtime = join_ranks(context, self._sizes)
         self._source = self.open_source(model_directory(config), policy=True)
         self._builder = ModelBuilder(context, self._sizes, self._runtime)
         self._preparer = self._builder.preparer(self._source)
@@ -139,6 +129,10 @@ class MegatronEngine:
             rows = self._builder.preparer(self._source, "bshd")
             self._rollout = PolicyRollout(self._policy, rows, config, self._sizes, vocab_size=self._source.vocab_size)
         apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
+
+    def prepare_platform(self) -> None:
+        """Set what of the process's global state depends on the run, before process groups exist."""
+        prepare_platform(self._context, self._sizes)
 
     def open_source(self, directory: Path, *, policy: bool) -> ModelSource:
         """Open a model directory.
@@ -315,17 +309,7 @@ class MegatronEngine:
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records."""
-        mask = self._preparer.mask_kind
-        return {
-            "rank": torch.distributed.get_rank(),
-            "device": self._runtime.device_name(),
-            "decisions": [asdict(decision) for decision in decisions_of(self._context.platform)],
-            "peak_flops": asdict(self._context.platform.peak_flops(self._context.config.model.dtype)),
-            "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
-            "kernels": self._context.hooks.suppliers(),
-            "kernel_descriptions": self._context.hooks.kernel_descriptions(),
-            "patches": self._context.ledger.report(),
-        }
+        return rank_facts(self._context, self._runtime, self._preparer.mask_kind)
 
     def close(self) -> None:
         """Leave the process groups; another engine may be built in this process afterwards."""

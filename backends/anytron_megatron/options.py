@@ -57,6 +57,11 @@ class MegatronOptions(Section):
         """Take the options of a run; the defaults if its engine is another one over other models."""
         return cls.model_validate(config.engine.options) if config.engine.name == ENGINE else cls()
 
+    @property
+    def of_reward_model(self) -> MegatronOptions:
+        """What of them a reward model follows: it is not trained, and its pipeline has one chunk on each rank."""
+        return type(self)(share_prompts=self.share_prompts, transformer=self.transformer)
+
     def replay(self, config: RunConfig) -> RoutingReplay:
         """Tell whose routing updates replay; the checks let a run ask for one only."""
         return "rollout" if config.rollout.replay_routing else self.router_replay
@@ -138,6 +143,11 @@ MEGATRON = EngineInfo(
     memory="anytron_megatron.estimate.run:estimate",
     process_bytes=505 << 20,
     flops="anytron_megatron.estimate.flops:model_flops",
+    reward_model=EngineInfo(
+        engine="anytron_megatron.reward_model:MegatronRewardModel",
+        memory="anytron_megatron.estimate.reward_model:estimate",
+        process_bytes=505 << 20,
+    ),
 )
 
 MEGATRON_ROLLOUT = EngineInfo(

@@ -18,6 +18,8 @@ from anytron.executor.protocol import Host
 from anytron_ray.agent import Agent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anytron_ray.agent import Place
 
 logger = logging.getLogger(__name__)
@@ -166,19 +168,37 @@ def place_beside(trainers: Agents, rank: int, count: int, timeout_s: float) -> A
         ProcessLost: The machine is gone.
         WorkerError: They could not be started.
     """
-    node = trainers.places[rank].host.id
-    if not any(one["NodeID"] == node and one["Alive"] for one in ray.nodes()):
-        raise ProcessLost(
-            f"The machine of rank {rank} is gone, and the rollout process's with it.",
-            where="executor.kind=ray",
-            why=f"Ray counts node {node} as dead",
-        )
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    actors = [_actor(strategy, {}) for _ in range(count)]
+    devices = tuple(trainers.devices_at(rank))
+    return _placed_without_resources(trainers, [(rank, devices)] * count, timeout_s)
+
+
+def place_with(trainers: Agents, count: int, timeout_s: float) -> Agents:
+    """Place agents that hold no resources, each on the machine of one of the first training ranks, with its device.
+
+    Arguments and errors as for :func:`place_beside`.
+    """
+    ranks = [(rank, trainers.places[rank].devices) for rank in range(count)]
+    return _placed_without_resources(trainers, ranks, timeout_s)
+
+
+def _placed_without_resources(
+    trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]], timeout_s: float
+) -> Agents:
+    """Place agents on the machines of training ranks, which follow each other there, and let each have devices."""
+    alive = {one["NodeID"] for one in ray.nodes() if one["Alive"]}
+    for rank, _ in wanted:
+        if (node := trainers.places[rank].host.id) not in alive:
+            raise ProcessLost(
+                f"The machine of rank {rank} is gone, and that of a process beside it.",
+                where="executor.kind=ray",
+                why=f"Ray counts node {node} as dead",
+            )
+    nodes = [trainers.places[rank].host.id for rank, _ in wanted]
+    actors = [_actor(NodeAffinitySchedulingStrategy(node, soft=False), {}) for node in nodes]
     try:
         agents = _arranged(actors, None, None, timeout_s)
-        devices = tuple(trainers.devices_at(rank))
-        return replace(agents, places=[replace(place, devices=devices) for place in agents.places])
+        given = zip(agents.places, wanted, strict=True)
+        return replace(agents, places=[replace(place, devices=devices) for place, (_, devices) in given])
     except BaseException:
         _release(actors, None)
         raise

@@ -62,7 +62,8 @@ class RayExecutor(BaseExecutor):
     An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
     of training ranks take one device and one processor each; others take none, go to the machine of the training
     ranks beside which they are (:func:`~anytron.executor.environment.ranks_beside`) and work with those ranks' devices.
-    With ``rollout.placement=separate`` they take a device each like training ranks, wherever there is one.
+    Each rank of a reward model has the machine and the device of the training rank of its number. With
+    ``rollout.placement=separate`` replicas take a device each like training ranks, wherever there is one.
 
     What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.
 
@@ -115,7 +116,7 @@ class RayExecutor(BaseExecutor):
         Raises:
             ConfigError: No such engine is installed, or the platform restricts the processes to other devices than
                 Ray gives.
-            ProcessLost: The machine is gone on which a rollout process must be.
+            ProcessLost: The machine is gone on which a rollout process, or a reward model's, must be.
             WorkerError: Ray did not place the ranks in time, or a process could not be started.
         """
         from anytron_ray import cluster
@@ -123,7 +124,10 @@ class RayExecutor(BaseExecutor):
 
         find_component(spec.engine_group, spec.engine_name, "engine")
         timeout_s = self._config.executor.start_timeout_s
-        if spec.role == "trainer":
+        if spec.model == "reward_model":
+            assert self._trainers is not None, "training ranks are started first"
+            agents = cluster.place_with(self._trainers, spec.world_size, timeout_s)
+        elif spec.role == "trainer":
             agents = self._trainers = cluster.place_ranks(spec.world_size, self._resource, timeout_s)
         elif self._apart:
             agents = cluster.place_ranks(spec.world_size, self._resource, timeout_s)

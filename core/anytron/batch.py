@@ -151,6 +151,7 @@ class TokenOutputs:
             training never makes whole logits.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
             a token; None unless the engine records it.
+        scores: float32 ``[B]``, how good each sequence is; None unless the model is a reward model.
     """
 
     log_probs: Tensor | None = None
@@ -159,6 +160,7 @@ class TokenOutputs:
     values: Tensor | None = None
     logits: Tensor | None = None
     routing: Tensor | None = None
+    scores: Tensor | None = None
 
     def to(self, device: torch.device) -> TokenOutputs:
         """Copy everything to ``device``."""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
 EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
+VERIFICATIONS = "anytron.verifications"
+"""By the name of a framework: the function that verifies its engine as the framework's own configuration says. It takes
+the configuration's path, overrides, a directory for logs and a :class:`anytron.verification.report.Watcher`, and gives
+an :class:`anytron.verification.report.Report`."""
 
 Capability = Literal[
     "critic",
@@ -91,6 +95,8 @@ class EngineInfo:
         flops: Of a training engine: function that counts the floating-point operations of its models,
             ``module:function`` that imports no engine (:class:`anytron.engines.flops.CountsFlops`); empty = it gives no
             number.
+        reward_model: Of a training engine: how its ranks hold a reward model, which is another class
+            (:class:`anytron.engines.reward_model.RewardModelEngine`); None = it cannot.
     """
 
     engine: str
@@ -105,6 +111,7 @@ class EngineInfo:
     memory: str = ""
     process_bytes: int = 0
     flops: str = ""
+    reward_model: EngineInfo | None = None
 
     def load(self) -> Any:
         """Import the engine's class."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class AnytronError(Exception):
@@ -69,6 +70,16 @@ class ConfigError(AnytronError):
 
 class DataError(AnytronError):
     """Prompts, tokens or rewards are not usable."""
+
+
+@contextlib.contextmanager
+def within(part: str) -> Iterator[None]:
+    """Say in errors of configuration and data that they are those of a part: a stage, or a validation set."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        where = part + (f": {error.where}" if error.where else "")
+        raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from error
 
 
 class PluginError(AnytronError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anytron.hooks.facade import Hooks
     from anytron.hooks.types import Role
     from anytron.patches import Patch, PatchRecord
-    from anytron.platform import Platform
+    from anytron.platform import EngineFacts, Platform
     from anytron.plugins import Session
 
 
@@ -55,6 +55,10 @@ class Layer:
             PatchError: A required patch cannot be applied, or ``before_import`` comes after the import.
         """
         return apply_phase(phase, self.hooks, self.ledger, patches)
+
+    def prepare(self, facts: EngineFacts) -> None:
+        """Let the platform set this process's global state for a training engine, before its process groups exist."""
+        self.platform.prepare_engine(facts, self.ledger)
 
     def undo(self) -> None:
         """Undo all patches, the last one first: ``torch.cuda`` is torch's again.

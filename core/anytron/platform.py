@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.errors import HookContractError
 from anytron.limits import Feature, Limit
+from anytron.traits import ParallelSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pydantic import BaseModel
 
-    from anytron.config.schema import RunConfig
     from anytron.patches import Ledger
     from anytron.runtime import DeviceRuntime
 
@@ -63,6 +63,19 @@ class Decision:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.value} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What of an engine a process's global state depends on; see :meth:`Platform.prepare_engine`.
+
+    Attributes:
+        sizes: The parallel sizes.
+        deterministic: The same run must give the same bits.
+    """
+
+    sizes: ParallelSizes = field(default_factory=ParallelSizes)
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,14 +172,14 @@ class Platform(abc.ABC):
         del dtype
         return PeakFlops(None, f"platform {self.name} says no number")
 
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:  # noqa: B027 - optional to override
+    def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:  # noqa: B027 - optional to override
         """Set this process's global state for the engine that is about to be built.
 
-        Training engines call it for each engine, before its process groups exist. Patches depend only on the
-        process; global state that a vendor's library derives from the configuration is set here.
+        Called for each training engine, before its process groups exist. Patches depend only on the process; global
+        state that a vendor's library derives from an engine's settings is set here.
 
         Args:
-            config: The engine's run.
+            facts: What of the engine matters.
             ledger: The patches of this process; who replaces patched attributes calls ``revalidate``.
         """
 

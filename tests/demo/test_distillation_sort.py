@@ -50,7 +50,12 @@ def test_it_learns_to_sort_from_its_teacher_alone(split, home, teacher):
 @pytest.mark.timeout(600)
 def test_a_run_that_is_continued_learns_what_it_would_have_learnt(home, teacher):
     del teacher
-    short = ("trainer.save_hf=false", "trainer.overwrite=true", "data.prompts_per_step=32")
+    short = (
+        "trainer.save_hf=false",
+        "trainer.overwrite=true",
+        "data.prompts_per_step=32",
+        "optimizer.schedule=constant",
+    )
     whole = train(home, "distillation_sort", "trainer.total_steps=4", *short)
     train(home, "distillation_sort", "trainer.total_steps=2", *short)
     again = train(home, "distillation_sort", "trainer.total_steps=4", "resume=auto", *short[:1], *short[2:])

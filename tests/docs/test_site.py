@@ -11,7 +11,7 @@ SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 def pages_of(entries):
     for entry in entries:
-        (value,) = entry.values()
+        (value,) = [entry] if isinstance(entry, str) else entry.values()
         yield from pages_of(value) if isinstance(value, list) else [value]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from anytron.verification.checks import CHECKS
+from tests.reward_models import write_reward_model
 from tests.third_party_platform import USABLE, install_into
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ OF_PARTS = {
     "critic-values": "the run has no critic",
     "critic-gradients": "the run has no critic",
     "teacher-log-probs": "the run has no teacher",
+    "reward-model-scores": "the run has no reward model",
     "adapters-equal-merged": "the run trains no adapters (model.lora)",
 }
 """Checks of what not every run has, and why they are skipped."""
@@ -50,6 +52,10 @@ def permuting(original):
 
 def cut_off(kernel):
     return lambda *given: tuple(values.detach() + 0.0 * values for values in kernel(*given))
+
+
+def earlier(original):
+    return lambda batch, padding: original(batch, padding) - 1
 
 
 def of_one_rank(original):
@@ -110,6 +116,7 @@ class Sabotage:
         patches = [("megatron.core.tensor_parallel.mappings:_reduce", "sabotage:forgetting")] if {reduce} else []
         patches += [("anytron_megatron.models.bridge:BridgeSource.export", "sabotage:permuting")] if {export} else []
         patches += [(LAYER + ":get_parameter_local_cp", "sabotage:of_one_rank")] if {heads} else []
+        patches += [("anytron_megatron.training.reward_head:scored_places", "sabotage:earlier")] if {places} else []
         return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test",
                       replacement=replacement) for number, (target, replacement) in enumerate(patches)]
 """
@@ -121,6 +128,7 @@ def install(tmp_path):
 
     def write(**broken: bool | str) -> dict[str, str]:
         off = ("mask", "reduce", "export", "packed_only", "gradient", "temperature", "entropy", "attention", "heads")
+        off += ("places",)
         settings: dict[str, bool | str] = {**dict.fromkeys(off, False), **broken}
         (tmp_path / "sabotage.py").write_text(PLUGIN.format(**settings))
         metadata = tmp_path / "sabotage-1.0.dist-info"
@@ -199,16 +207,39 @@ def teacher(tmp_path_factory):
     return directory
 
 
-def test_a_teacher_on_two_ranks_is_compared_with_transformers(teacher):
-    code, results = verify_json("parallel.tensor_model_parallel_size=2", f"teacher.path={teacher}", *TAUGHT)
+@pytest.fixture(scope="module")
+def judge(teacher, tmp_path_factory):
+    """A reward model of the teacher's trunk."""
+    from anytron.testing.training.sort_task import tokenizer
+
+    directory = write_reward_model(teacher, tmp_path_factory.mktemp("judge"))
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def judged(judge, **parallel):
+    return (
+        f"reward_model={json.dumps({'path': str(judge), 'parallel': parallel})}",
+        "rewards=[{function: reward_model}]",
+    )
+
+
+def test_a_teacher_and_a_reward_model_of_another_layout_are_compared_with_transformers(teacher, judge):
+    models = (f"teacher.path={teacher}", *TAUGHT, *judged(judge, context_parallel_size=2))
+    code, results = verify_json("parallel.tensor_model_parallel_size=2", *models)
     assert code == 0, results
-    assert with_status(results, "passed") == MADE | {"teacher-log-probs"}, results
+    assert with_status(results, "passed") == MADE | {"teacher-log-probs", "reward-model-scores"}, results
+    assert results["reward-model-scores"]["detail"].startswith("8 sequences, scores from ")
 
 
-def test_a_teacher_whose_temperature_is_forgotten_fails_its_own_check(install, teacher):
-    code, results = verify_json(f"teacher.path={teacher}", *TAUGHT, environment=install(temperature=True))
+def test_what_a_teacher_and_a_reward_model_compute_wrongly_fails_their_own_checks(install, teacher, judge):
+    """The one forgets the temperature, the other reads its score before the last token."""
+    models = (f"teacher.path={teacher}", *TAUGHT, *judged(judge))
+    code, results = verify_json(*models, environment=install(temperature=True, places=True))
     assert code == 1
-    assert {"hf-log-probs", "teacher-log-probs"} <= with_status(results, "failed"), results
+    failing = {"hf-log-probs", "teacher-log-probs", "reward-model-scores"}
+    assert failing <= with_status(results, "failed"), results
+    assert results["reward-model-scores"]["max_abs_diff"] > 0.1
 
 
 def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):

@@ -12,6 +12,7 @@ from anytron_megatron.checks.linear_attention import linear_attention_diagnostic
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
 from anytron_megatron.checks.optimizer import optimizer_diagnostics, reduction_diagnostics
+from anytron_megatron.checks.reward_model import reward_model_diagnostics
 from anytron_megatron.checks.sizes import size_diagnostics
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.checks.teacher import teacher_diagnostics
@@ -48,13 +49,30 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
         for found in [] if model is None else _of_any_model(model, run, options):
             if found not in of_policy:  # facts of the layout concern no model
                 yield replace(found, message=f"the {whose}'s model: {found.message}")
+    if (scoring := Subject.reward_model(run)) is not None:
+        yield from _of_reward_model(scoring, policy, run, options)
+
+
+def _of_reward_model(model: Subject, policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check a reward model in its own layout; where its head is wrong, nothing else is worth saying."""
+    wrong = list(reward_model_diagnostics(model, policy))
+    yield from wrong
+    if not wrong:
+        for found in _of_any_model(model, run.of_reward_model, options.of_reward_model):
+            sizes = found.key.startswith("parallel.")
+            yield replace(
+                found,
+                key=f"reward_model.{found.key}" if sizes else found.key,
+                message=f"the reward model: {found.message}",
+                fix=found.fix.replace("parallel.", "reward_model.parallel."),
+            )
 
 
 def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """What policies, critics and teachers alike must pass."""
+    """What policies, critics, teachers and reward models alike must pass."""
     yield from model_diagnostics(model, options)
     if model.path is not None:
-        yield from weight_diagnostics(model.key, model.path, model.config)
+        yield from weight_diagnostics(model.key, model.path, model.config, scores=model.scores)
     yield from size_diagnostics(model, run, options)
     yield from linear_attention_diagnostics(model, run)
     yield from vision_diagnostics(model, run, options)

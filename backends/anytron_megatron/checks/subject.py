@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """The policy's model, the critic's, or the teacher's.
+    """The policy's model, the critic's, the teacher's, or a reward model.
 
     Attributes:
-        key: The configuration key that chose the model: ``model.path``, ``model.config``, ``critic.path`` or
-            ``teacher.path``.
+        key: The configuration key that chose the model: ``model.path``, ``model.config``, ``critic.path``,
+            ``teacher.path`` or ``reward_model.path``.
         config: Its Hugging Face config, whole; empty if its directory has none or a malformed one, which the core
             reports.
         path: Directory of its weights; None = they are random.
+        scores: It has the head of a reward model.
     """
 
     key: str
     config: Mapping[str, Any]
     path: Path | None
+    scores: bool = False
 
     @property
     def text(self) -> Mapping[str, Any]:
@@ -56,6 +58,12 @@ class Subject:
     def teacher(cls, run: RunConfig) -> Subject | None:
         """The model that the run learns from; None if there is none."""
         return None if run.teacher is None else cls._in_directory("teacher.path", run.teacher.path)
+
+    @classmethod
+    def reward_model(cls, run: RunConfig) -> Subject | None:
+        """The model that scores responses; None if there is none."""
+        section = run.reward_model
+        return None if section is None else replace(cls._in_directory("reward_model.path", section.path), scores=True)
 
     @classmethod
     def _in_directory(cls, key: str, directory: str) -> Subject:

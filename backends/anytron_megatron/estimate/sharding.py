@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anytron_megatron.models.weight_names import LM_HEAD, SCORE_HEAD
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
@@ -84,7 +86,7 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
         else:
             stage = 0 if vision or kind_of(name) == "embed_tokens" else last
         yield Piece(name, shape, size, stage, expert, number)
-        if kind_of(name) == "embed_tokens" and sizes.pipeline > 1 and "lm_head.weight" not in shapes:
+        if kind_of(name) == "embed_tokens" and sizes.pipeline > 1 and not {LM_HEAD, SCORE_HEAD} & shapes.keys():
             yield Piece(name, shape, size, last, expert=False, layer=None)  # tied, and used at both ends
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from anytron.errors import ConfigError
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_files import DamagedFileError, read_header
-from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
+from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors, with_score_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,7 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
     """
     family = FAMILIES.get(subject.config.get("model_type", ""))
     shapes = None if family is None or predicts_ahead else family.tensors(subject.config)
+    shapes = with_score_head(shapes) if shapes and subject.scores else shapes
     if shapes is None and subject.path is not None:
         shapes = _in_files(subject.path)
         ahead = prediction_tensors(shapes, subject.text.get("num_hidden_layers", 0))

@@ -7,17 +7,19 @@ find it loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from anytron.data.pretrained import read_hf_config
 from anytron.errors import EngineError
-from anytron.traits import AttentionHeads, ModelTraits
+from anytron.traits import AttentionHeads
 from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
 from anytron_megatron.models.precision import refuse_missing_quantisation
+from anytron_megatron.models.traits import traits_of
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import ModelPart
     from anytron.masks import MaskKind
-    from anytron.traits import ParallelSizes
+    from anytron.traits import ModelTraits, ParallelSizes
 
 _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
     "none": {},
@@ -58,6 +60,7 @@ class BridgeSource:
         recompute: ``none``, ``selective`` or ``full``.
         deterministic: Sets Megatron's ``deterministic_mode``.
         predicts_ahead: Build the model's multi-token prediction modules.
+        scores: It classifies sequences with one label: its output layer has one row.
         portable: It is built of portable modules: its activation is the platform's kernel.
         transformer: Fields of Megatron's transformer config to override.
 
@@ -74,6 +77,7 @@ class BridgeSource:
         recompute: str,
         deterministic: bool,
         predicts_ahead: bool = False,
+        scores: bool = False,
         portable: bool = False,
         transformer: Mapping[str, Any],
     ) -> None:
@@ -113,6 +117,10 @@ class BridgeSource:
             # Megatron's own output layer refuses it without Apex's extension, Transformer Engine or not
             # (megatron/core/tensor_parallel/layers.py, ColumnParallelLinear).
             "gradient_accumulation_fusion": False,
+            # A head of its own, also where the config ties the output layer of a language model to the embedding.
+            **(
+                {"task_type": "seq_cls", "num_labels": 1, "untie_embeddings_and_output_weights": True} if scores else {}
+            ),
         }
         self.config = config_class(**{**fields, **transformer})
         # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net_context.py does the rest.
@@ -144,15 +152,11 @@ class BridgeSource:
     @property
     def traits(self) -> ModelTraits:
         """What about the model decides the mask it needs."""
-        window = getattr(self.config, "window_size", None)
-        return ModelTraits(
-            causal=True,
+        traits = traits_of(self.config)
+        return replace(
+            traits,
             vision=bool(self.config.is_multimodal),
-            latent_attention=bool(self.config.multi_latent_attention),
-            linear_attention=self.config.experimental_attention_variant == "gated_delta_net"
-            or self.config.linear_num_value_heads is not None,
-            mixture_of_experts=bool(self.config.num_moe_experts),
-            window=None if window is None else (int(window[0]), int(window[1])),
+            linear_attention=traits.linear_attention or self.config.linear_num_value_heads is not None,
         )
 
     @property

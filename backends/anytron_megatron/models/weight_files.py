@@ -14,10 +14,18 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import parse_object, read_object
 from anytron.errors import ConfigError
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors, published_name
+from anytron_megatron.models.weight_names import (
+    LM_HEAD,
+    may_stay_unread,
+    prediction_tensors,
+    published_name,
+    with_score_head,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from anytron_megatron.models.weight_names import Shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What mcore-bridge looks for (mcore_bridge/utils/safetensors.py); the index wins."""
@@ -27,8 +35,16 @@ _LONGEST_HEADER = 100_000_000
 _DOWNLOAD = "complete the download"
 
 
-def weight_diagnostics(key: str, directory: Path, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def weight_diagnostics(
+    key: str, directory: Path, config: Mapping[str, Any], *, scores: bool = False
+) -> Iterator[Diagnostic]:
     """Check the headers of safetensors files against their index and the contents of ``config.json``.
+
+    Args:
+        key: The configuration key that names the directory.
+        directory: The model's.
+        config: Its Hugging Face config, whole.
+        scores: It is a reward model's, with a head of its own.
 
     Yields:
         Errors: weights in a format that mcore-bridge does not read (no weights at all are the core's to report);
@@ -36,11 +52,22 @@ def weight_diagnostics(key: str, directory: Path, config: Mapping[str, Any]) -> 
         of them counted and the first ones named. Names and shapes are checked for the families with ``layer`` in
         :mod:`anytron_megatron.models.families`; the training ranks check those of others.
     """
-    for message, fix in _faults(directory, config):
+    for message, fix in _faults(directory, config, scores=scores):
         yield Diagnostic("error", key, message, fix)
 
 
-def _faults(directory: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def stored_shapes(directory: Path) -> Shapes | None:
+    """Read names and shapes of all tensors of a directory; None if a file is damaged, which is reported elsewhere."""
+    shapes: Shapes = {}
+    try:
+        for name in _files(directory)[0]:
+            shapes |= read_header(directory / name)
+    except DamagedFileError:
+        return None
+    return shapes
+
+
+def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iterator[tuple[str, str]]:
     """What is wrong with the weights, and the fix."""
     readable = any((directory / name).is_file() for name in (SINGLE, INDEX))
     if not readable and any(found for pattern in ("*.safetensors", "*.bin") for found in directory.glob(pattern)):
@@ -60,6 +87,7 @@ def _faults(directory: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, s
     yield from faults
     family = FAMILIES.get(config.get("model_type", ""))
     expected = None if family is None else family.tensors(config)
+    expected = with_score_head(expected) if expected and scores else expected
     # Without all headers every tensor of a damaged file would be called missing.
     if faults or expected is None or not files:
         return
@@ -160,5 +188,5 @@ def _weight_map(directory: Path) -> dict[str, str]:
 
 def _allowed(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor may stand beside the expected ones."""
-    tied_copy = config.get("tie_word_embeddings") and name == "lm_head.weight"
+    tied_copy = config.get("tie_word_embeddings") and name == LM_HEAD
     return bool(tied_copy) or may_stay_unread(name)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     LayerTensors = Callable[[Mapping[str, Any], int], Shapes]
     TowerTensors = Callable[[Mapping[str, Any]], Shapes]
 
+LM_HEAD, SCORE_HEAD = "lm_head.weight", "score.weight"
+"""The output layer of a language model, and that of a model that classifies sequences."""
+
 _LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 _RECOMPUTED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _FP8_SCALE = "_scale_inv"
@@ -59,7 +62,7 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTe
         hidden, vocabulary = text["hidden_size"], text["vocab_size"]
         shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "model.norm.weight": (hidden,)}
         if not config["tie_word_embeddings"]:
-            shapes["lm_head.weight"] = (vocabulary, hidden)
+            shapes[LM_HEAD] = (vocabulary, hidden)
         for number in range(text["num_hidden_layers"]):
             shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer(text, number).items()}
         if tower is not None:
@@ -67,6 +70,12 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTe
     except (KeyError, TypeError):
         return None
     return shapes
+
+
+def with_score_head(shapes: Shapes) -> Shapes:
+    """Give the tensors of a classifier with one label: those of a language model, with another head."""
+    rest = {name: shape for name, shape in shapes.items() if name != LM_HEAD}
+    return {**rest, SCORE_HEAD: (1, *shapes["model.norm.weight"])}
 
 
 def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> Shapes:

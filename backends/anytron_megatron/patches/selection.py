@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from anytron.hooks.types import OWN_TRAINER
 from anytron_megatron.names import ENGINE
 from anytron_megatron.patches.catalog import (
+    classifiers,
     delta_net,
     device,
     experts,
@@ -52,6 +53,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         rotary.ROTARY_KERNEL: portable and models,
         rotary.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
         vision.DEEPSTACK: bridge,
+        classifiers.SCORE_HEAD: bridge,
         device.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(device.PEFT_PROBES, portable),
         delta_net.DELTA_NET_PADDING: bridge,

@@ -16,33 +16,38 @@ if TYPE_CHECKING:
     from anytron.runtime import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
 
-# The entries of torch's own list of device constructors that engine code calls, and the *_like family.
+# torch's own list of device constructors (torch.utils._device), and the *_like family.
 TORCH_FACTORIES = (
     "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like",
-    "empty_permuted", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window",
+    "empty_permuted", "empty_quantized", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window",
     "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint",
-    "randint_like", "randn", "randn_like", "randperm", "scalar_tensor", "sparse_coo_tensor", "tensor",
-    "tril_indices", "triu_indices", "zeros", "zeros_like",
+    "randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor", "sparse_bsc_tensor",
+    "sparse_bsr_tensor", "sparse_compressed_tensor", "sparse_coo_tensor", "sparse_csc_tensor", "sparse_csr_tensor",
+    "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
 TENSOR_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+OTHER_FACTORIES = ((torch.fft, "fftfreq"), (torch.fft, "rfftfreq"), (torch.nested, "nested_tensor"))
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace the factories of ``torch`` and of tensors, and ``torch.load``."""
+    """Replace torch's factories and those of tensors, and ``torch.load``."""
     # `with torch.device("meta")` recognises factories by identity, in a set that torch fills at its first use.
     # A set that was filled after the wrapping would hold the wrappers and not the originals, and from_pretrained
     # would leave buffers such as inv_freq uninitialised, without an error.
     device_mode._device_constructors()
     can_pin = runtime.can_pin_memory()
     for name in TORCH_FACTORIES:
-        yield Substitution(torch, name, _factory(getattr(torch, name), translate, can_pin))
+        yield _factory(torch, name, translate, can_pin)
     for name in TENSOR_FACTORIES:
-        yield Substitution(torch.Tensor, name, _factory(getattr(torch.Tensor, name), translate, can_pin))
+        yield _factory(torch.Tensor, name, translate, can_pin)
+    for owner, name in OTHER_FACTORIES:
+        yield _factory(owner, name, translate, can_pin)
     yield Substitution(torch, "load", _load(torch.load, translate))
 
 
-def _factory(original: Callable[..., Any], translate: DeviceTranslator, can_pin: bool) -> Callable[..., Any]:
+def _factory(owner: Any, name: str, translate: DeviceTranslator, can_pin: bool) -> Substitution:
     """Wrap a factory as thinly as possible: it is on the hot path."""
+    original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
@@ -54,7 +59,7 @@ def _factory(original: Callable[..., Any], translate: DeviceTranslator, can_pin:
                 del kwargs["pin_memory"]
         return original(*args, **kwargs)
 
-    return factory
+    return Substitution(owner, name, factory)
 
 
 def _load(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[..., Any]:

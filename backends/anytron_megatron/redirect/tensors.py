@@ -24,7 +24,7 @@ LEGACY_TYPES = (
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace ``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, ``Module.to``, legacy tensor types."""
+    """Replace ``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, what others parse ``to`` by, legacy types."""
     tensor = torch.Tensor
     device_type = runtime.device_type
     move = tensor.to
@@ -40,8 +40,9 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
     yield Substitution(tensor, "cuda", cuda)
     yield Substitution(tensor, "is_cuda", property(is_cuda))
     yield Substitution(tensor, "type", _type(tensor.type, device_type))
-    # Module.to parses its arguments in C++, which refuses the integers that current_device() returns.
-    yield Substitution(torch.nn.Module, "to", _to(torch.nn.Module.to, translate))
+    # Module.to, TensorDict.to and others have their arguments parsed in C++, which asks for an accelerator where it
+    # meets the integers that current_device() returns.
+    yield Substitution(torch._C._nn, "_parse_to", _parse_to(torch._C._nn._parse_to, translate))
     if not runtime.can_pin_memory():
         yield Substitution(tensor, "pin_memory", lambda self, *_, **__: self)
     if runtime.new_stream() is None:
@@ -67,6 +68,16 @@ def _to(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[.
         return original(self, **kwargs)
 
     return to
+
+
+def _parse_to(original: Callable[..., Any], translate: DeviceTranslator) -> Callable[..., Any]:
+    to = _to(lambda _, *args, **kwargs: original(*args, **kwargs), translate)
+
+    @functools.wraps(original)
+    def parse(*args: Any, **kwargs: Any) -> Any:  # a function, not a partial: torch.compile looks for one here
+        return to(None, *args, **kwargs)
+
+    return parse
 
 
 def _type(original: Callable[..., Any], device_type: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Ask a model that is never updated: the teacher of distillation. Does not build models."""
+"""Ask a model that is never updated: the teacher of distillation, a reward model. Does not build models."""
 
 from __future__ import annotations
 

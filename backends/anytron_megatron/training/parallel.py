@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,17 +26,21 @@ def initialize(
 ) -> None:
     """Join the process group, where ``init_method`` says, and split it as ``sizes`` says.
 
-    Reads ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``. A collective that takes longer than ``timeout_s`` is an error.
+    Reads ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``; where there are none, this rank is alone. A collective that takes
+    longer than ``timeout_s`` is an error.
     """
-    world_size = int(os.environ["WORLD_SIZE"])
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     assert sizes.model * sizes.data == world_size  # the executor starts RunConfig.parallel.world_size ranks
-    runtime.set_device(int(os.environ["LOCAL_RANK"]))
+    runtime.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    meeting: dict[str, Any] = {"init_method": init_method}
+    if "RANK" not in os.environ:
+        meeting = {"store": dist.HashStore()}  # type: ignore[attr-defined]  # of torch's C++
     dist.init_process_group(
         runtime.communication_backend,
-        init_method=init_method,
-        rank=int(os.environ["RANK"]),
+        rank=int(os.environ.get("RANK", "0")),
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
+        **meeting,
     )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tensor,

@@ -104,7 +104,7 @@ class TokenLosses:
         per_token: float32 ``[T]``, with gradient; looked at in responses only. ``algorithm.aggregation`` says how they
             become one loss.
         metrics: ``[T]`` by name, to be averaged over the response tokens of the mini-batch; of one whose name ends in
-            ``_max`` the largest is taken.
+            ``_max`` the largest is taken. Those of a user's loss are written below ``loss/metrics/``.
     """
 
     per_token: Tensor

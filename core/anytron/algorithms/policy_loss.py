@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
 
 OWNER = "PolicyLoss"
+OWN_METRICS = "loss/metrics/"
+"""Stands before the names of metrics that a loss of the user's returns."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class PolicyLoss:
                 raise unusable(LOSS_KEY, name, f"{what} {got} for {shape[0]} tokens")
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
             raise unusable(LOSS_KEY, name, "losses without a gradient, not made of tokens.log_probs")
-        return found
+        # Whatever they are called, they are none of ours: one named `reward/mean` would take its place.
+        return replace(found, metrics={f"{OWN_METRICS}{metric}": values for metric, values in found.metrics.items()})
 
 
 def _part(name: str, values: Tensor, shares: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ _ALONE = (
     "environment=null",
     "validation=null",
     "rewards=[{function: exact_match}]",
+    "reward_model=null",
     "rollout={samples_per_prompt: 2, max_new_tokens: 1}",  # what fits every algorithm and every model
     "checkpoint={}",
     "resume=never",
@@ -28,8 +29,8 @@ _CHUNKS = "virtual_pipeline_model_parallel_size"
 def alone(config: RunConfig) -> list[str]:
     """Give the overrides that leave of a run its training engine on one rank, which has no need of the rest.
 
-    Prompts, rewards, environment, validation, rollout engine and a teacher are not used: what stands for them needs no
-    files and no packages.
+    Prompts, rewards, environment, validation, rollout engine, a teacher and a reward model are not used: what stands
+    for them needs no files and no packages.
 
     Args:
         config: The run's.

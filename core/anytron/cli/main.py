@@ -102,6 +102,9 @@ def verify(
         bool,
         typer.Option("--json", help="Print a list of {check, max_abs_diff, tolerance, status, detail, kernels}."),
     ] = False,
+    of_verl: Annotated[
+        bool, typer.Option("--verl", help="CONFIG and overrides are verl's own: check verl's engine (anytron-verl).")
+    ] = False,
 ) -> None:
     """Check that this model, in this layout, on this machine, is computed right - before money is spent.
 
@@ -113,10 +116,14 @@ def verify(
 
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
-    from anytron.cli.verify import run_verification
+    from anytron.cli.verify import run_verification, run_verification_of
 
     _handle_signals()
-    if not run_verification(config, overrides or [], as_json=as_json):
+    if of_verl:
+        passed = run_verification_of("verl", config, overrides or [], as_json=as_json)
+    else:
+        passed = run_verification(config, overrides or [], as_json=as_json)
+    if not passed:
         raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ from anytron.config.diagnostics import refuse
 from anytron.preflight.open_run import open_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -74,16 +74,26 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
         make_progress(console, shown=config.tracking.progress) as progress,
     ):
         summary = train(config, executor, progress)
+    for line in last_words(summary, supervised=config.supervised):
+        console.print(line, markup=False)
+    return summary
+
+
+def last_words(summary: RunSummary, *, supervised: bool) -> Iterator[str]:
+    """Say how a run has ended.
+
+    Args:
+        summary: What it says of itself; one that has done no step has no reward and no loss.
+        supervised: It has a loss, and no reward.
+    """
+    name, metric = ("loss", "loss/nll") if supervised else ("reward", "reward/mean")
     if summary.early_stop is not None:
-        console.print(summary.early_stop, markup=False)
+        yield summary.early_stop
     if summary.stopped_by is not None:
         saved = f"{summary.steps} steps are done" if summary.steps else "no step was done"
-        console.print(f"stopped by {summary.stopped_by}: {saved}; {CONTINUE}", markup=False)
-    elif summary.metrics:
-        name, metric = ("loss", "loss/nll") if config.supervised else ("reward", "reward/mean")
-        console.print(
+        yield f"stopped by {summary.stopped_by}: {saved}; {CONTINUE}"
+    elif metric in summary.metrics:
+        yield (
             f"{summary.steps} step{'s' if summary.steps > 1 else ''}, {summary.seconds:.1f} s, "
-            f"last {name} {summary.metrics[metric]:.3f}; see {summary.output_dir}",
-            markup=False,
+            f"last {name} {summary.metrics[metric]:.3f}; see {summary.output_dir}"
         )
-    return summary

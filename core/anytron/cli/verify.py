@@ -1,4 +1,7 @@
-"""``anytron verify``: print the results of the checks as a table or as JSON."""
+"""``anytron verify``: print the results of the checks as a table or as JSON.
+
+Standard output has the table and the suppliers of the kernels, or the JSON list; progress goes to the error output.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from rich.console import Console
 
 from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import colored, kernels_line, print_table
-from anytron.components import EXECUTORS, find_component
+from anytron.components import EXECUTORS, VERIFICATIONS, component_names, find_component
 from anytron.config.diagnostics import refuse
+from anytron.errors import ConfigError
 from anytron.preflight.capabilities import verification_diagnostics
 from anytron.preflight.open_run import open_run
 
@@ -20,14 +24,13 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
-    from anytron.verification.report import CheckResult
+    from anytron.verification.report import CheckResult, Report
 
 
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
     """Make all checks and print what they found.
 
-    The standard output has the table and the suppliers of the kernels, or the JSON list; progress and the
-    platform go to the error output. Nothing is written into ``trainer.output_dir``: the files of the
+    Nothing is written into ``trainer.output_dir``: the files of the
     checks, mainly logs of worker processes, lie in a temporary directory; the logs are kept if a check fails.
 
     Returns:
@@ -51,13 +54,49 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         config = config.model_copy(update={"trainer": trainer})
         with notes.status("") as status:
             report = verify(config, session, executor_class, _Watcher(notes, status))
-        if as_json:
-            print(json.dumps(report.as_json(), indent=2))
-        else:
-            _print_table(report.results)
+        return _shown(report, scratch, as_json=as_json)
+
+
+def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
+    """Check the engine of another framework as that one's own configuration says, and print what was found.
+
+    Args:
+        framework: Its name among the entry points of :data:`~anytron.components.VERIFICATIONS`.
+        path: Its configuration.
+        overrides: Of it, in its grammar.
+        as_json: Print JSON.
+
+    Returns:
+        Whether no check failed.
+
+    Raises:
+        AnytronError: Nothing that is installed verifies it, or the engine cannot be built.
+    """
+    if framework not in component_names(VERIFICATIONS):
+        raise ConfigError(
+            f"A configuration of {framework} cannot be verified.",
+            where=f"--{framework}",
+            why=f"anytron-{framework} is not installed",
+            fix=f"pip install anytron-{framework}",
+        )
+    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    verify = find_component(VERIFICATIONS, framework, f"--{framework}").load()
+    with ScratchDirectory("verify", notes) as scratch:
+        with notes.status("") as status:
+            report = verify(path, overrides, scratch.path, _Watcher(notes, status))
+        return _shown(report, scratch, as_json=as_json)
+
+
+def _shown(report: Report, scratch: ScratchDirectory, *, as_json: bool) -> bool:
+    """Print a report, and keep the logs if a check has failed; say whether none has."""
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        _print_table(report.results)
+        if report.kernels:
             print(kernels_line(report.kernels))
-        if not report.passed:
-            scratch.keep_logs()
+    if not report.passed:
+        scratch.keep_logs()
     return report.passed
 
 

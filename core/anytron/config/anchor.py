@@ -25,9 +25,9 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
-    ``teacher.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths among the options of
-    registered sources of prompts, and ``rollout.python`` (whose links stay: an environment is known by the path of its
-    interpreter). Those of ``validation.sets`` are resolved like the run's own.
+    ``teacher.path``, ``reward_model.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths
+    among the options of registered sources of prompts, and ``rollout.python`` (whose links stay: an environment is
+    known by the path of its interpreter). Those of ``validation.sets`` are resolved like the run's own.
 
     Args:
         config: As read.
@@ -48,6 +48,9 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     teacher = config.teacher
     if teacher is not None:
         teacher = teacher.model_copy(update={"path": _absolute(teacher.path, directory)})
+    reward_model = config.reward_model
+    if reward_model is not None:
+        reward_model = reward_model.model_copy(update={"path": _absolute(reward_model.path, directory)})
     environment = config.environment
     if environment is not None:
         environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
@@ -58,6 +61,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
         update={
             "critic": critic,
             "teacher": teacher,
+            "reward_model": reward_model,
             "environment": environment,
             "rollout": config.rollout.model_copy(update=rollout),
             "model": config.model.model_copy(update=changed),

@@ -58,7 +58,8 @@ class RolloutSection(Section):
     max_batch_size: int = Field(512, ge=1)
     """Sequences that a replica generates at one time."""
     num_threads: int | None = Field(None, ge=1)
-    """Processor threads of a replica; default: the executor's choice."""
+    """Processor threads of a replica; default: ``OMP_NUM_THREADS`` where it is set, else processors divided by
+    replicas."""
     python: str | None = None
     """Interpreter of the environment in which the rollout engine runs, for an engine whose packages do not fit beside
     those of the training engine; relative paths are relative to the YAML file. Anytron must be installed there, in the

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from anytron.config.running import ParallelSection
 from anytron.config.section import Section
 
 
@@ -55,3 +56,22 @@ class TeacherSection(Section):
     """Directory of a Hugging Face causal language model and its tokenizer, in which every token of the policy's has the
     same number. It is split over the ranks as the policy is; the page docs/how-to/distil.md says more. Relative paths
     are relative to the YAML file."""
+
+
+class RewardModelSection(Section):
+    """A model that scores responses, for ``function: reward_model`` in ``rewards``; docs/how-to/use-a-reward-model.md.
+
+    Its ranks are processes of their own, which share the devices of the training ranks.
+    """
+
+    path: str
+    """Directory of a Hugging Face model for sequence classification with one label, and of its tokenizer, in which
+    every token of the policy's has the same number. Relative paths are relative to the YAML file. It computes in
+    ``model.dtype``."""
+    parallel: ParallelSection = ParallelSection()
+    """How it is split, whatever the policy's split is: rank i shares the device of training rank i, so that it has no
+    more ranks than training; keys below, as those of section ``parallel``."""
+    max_tokens_per_micro_batch: int = Field(16384, ge=1)
+    """Tokens that it reads at one time at most, as ``engine.max_tokens_per_micro_batch``."""
+    offload: bool = False
+    """Keep its weights on the host, and on the device only while it scores."""

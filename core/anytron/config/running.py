@@ -95,7 +95,8 @@ class ExecutorSection(Section):
     """Seconds without a sign of life after which a worker counts as lost: stopped, frozen, or stuck in a library. Each
     beats once a second, but not while a library holds Python's lock, as in loading another from a slow disk."""
     num_threads: int | None = Field(None, ge=1)
-    """Processor threads of each training rank; default: processors divided by ranks."""
+    """Processor threads of each training rank; default: ``OMP_NUM_THREADS`` where it is set, else processors divided by
+    ranks. Set it for runs that share a machine: threads of two that wait for each other take a multiple of the time."""
     pass_variables: list[str] = Field(default_factory=list)
     """Environment variables of the driver that also reach workers on other machines (``ray``), besides those that
     configure Anytron, Python, torch, Hugging Face and the device's libraries. ``local`` passes all."""

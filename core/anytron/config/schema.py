@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.data import DataSection  # noqa: TC001 - pydantic reads it
 from anytron.config.generation import EnvironmentSection, RolloutSection
-from anytron.config.roles import CriticSection, OptimizerSection, TeacherSection
+from anytron.config.roles import CriticSection, OptimizerSection, RewardModelSection, TeacherSection
 from anytron.config.running import (
     CheckpointSection,
     EngineSection,
@@ -27,7 +27,7 @@ from anytron.config.running import (
     TrackingSection,
     TrainerSection,
 )
-from anytron.config.scoring import RewardSection, ValidationSection  # noqa: TC001 - likewise
+from anytron.config.scoring import REWARD_MODEL, RewardSection, ValidationSection
 from anytron.config.section import Section
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
@@ -101,6 +101,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     critic: CriticSection | None = None
     teacher: TeacherSection | None = None
+    reward_model: RewardModelSection | None = None
     parallel: ParallelSection = ParallelSection()
     engine: EngineSection = EngineSection()
     executor: ExecutorSection = ExecutorSection()
@@ -203,11 +204,19 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _reward_of_an_environment(self) -> RunConfig:
+    def _reward_of_an_environment_or_a_model(self) -> RunConfig:
         examined = [] if self.validation is None else self.validation.sets
-        rewards = [*self.rewards, *(reward for one in examined for reward in one.rewards)]
-        if self.environment is None and any(reward.function == "environment" for reward in rewards):
+        functions = {
+            reward.function for rewards in (self.rewards, *(one.rewards for one in examined)) for reward in rewards
+        }
+        if self.environment is None and "environment" in functions:
             raise ValueError("the reward environment is what an environment gives: add a section environment")
+        if self.reward_model is None and REWARD_MODEL in functions:
+            raise ValueError("the reward reward_model is what a model says: add a section reward_model with its path")
+        if self.reward_model is not None and REWARD_MODEL not in functions and not self.supervised:
+            raise ValueError(
+                "nobody asks the reward_model: add {function: reward_model} to rewards, or remove the section"
+            )
         return self
 
     @model_validator(mode="after")
@@ -268,6 +277,23 @@ class RunConfig(Section):
         if self.algorithm.importance_correction != "auto" or not self.rollout.max_staleness:
             return self.algorithm
         return self.algorithm.model_copy(update={"importance_correction": "truncated"})
+
+    @property
+    def of_reward_model(self) -> RunConfig:
+        """The run as the ranks of its reward model see it: that model in the policy's place, split as it is."""
+        assert self.reward_model is not None
+        tokens = self.reward_model.max_tokens_per_micro_batch
+        engine = {"max_tokens_per_micro_batch": tokens, "offload": [], "recompute": "none"}
+        return self.model_copy(
+            update={
+                "model": ModelSection(path=self.reward_model.path, dtype=self.model.dtype),
+                "parallel": self.reward_model.parallel,
+                "engine": self.engine.model_copy(update=engine),
+                "algorithm": AlgorithmSection(),  # without the other models
+                "critic": None,
+                "teacher": None,
+            }
+        )
 
     @property
     def policy_steps(self) -> int:

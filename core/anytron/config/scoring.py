@@ -12,6 +12,9 @@ from anytron.errors import did_you_mean
 
 Direction = Literal["max", "min"]
 
+REWARD_MODEL = "reward_model"
+"""``rewards[].function`` of what the model of section ``reward_model`` says: no function, and no process of its own."""
+
 
 class RewardSection(Section):
     """One reward function; the rewards of several are added with their weights.
@@ -21,7 +24,8 @@ class RewardSection(Section):
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
-    ``reasoning_gym``, ``environment``), or ``module:function`` / ``file.py:function``; a class will do as well."""
+    ``reasoning_gym``, ``environment``, ``reward_model``), or ``module:function`` / ``file.py:function``; a class will
+    do as well."""
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """What its metrics and its log are called; default: the function's name. Two rewards need two names."""
     weight: float = 1.0
@@ -33,8 +37,9 @@ class RewardSection(Section):
     """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
     timeout_s: float = Field(120.0, gt=0.0)
     """Seconds from when the function takes a sample from its list until it takes the next one, or returns. One that
-    takes all of them first and then works, as one that asks a judge does, has this long for all of the work. A call
-    with N samples ends after N + 1 times as long at the latest, however often the function takes them."""
+    takes all of them first and then works has this long for all of the work; ``judge`` takes each once more when it
+    waits for its answer. A call with N samples ends after N + 1 times as long at the latest, however often the function
+    takes them."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
     on_error: Literal["drop", "zero", "stop"] = "drop"
@@ -42,6 +47,16 @@ class RewardSection(Section):
     ``drop`` leaves it out of the update and out of its group's mean and deviation, ``zero`` gives it the reward 0
     (which may be more than others get), ``stop`` ends the run. A function that fails for every sample of a step ends
     the run always."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> RewardSection:
+        if self.function == REWARD_MODEL:
+            for name in ("options", "processes", "timeout_s", "memory_gib"):
+                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                    raise ValueError(
+                        f"{name} is for functions, and {REWARD_MODEL} is none: it has a section of its own"
+                    )
+        return self
 
 
 class ValidationSetSection(Section):
@@ -70,6 +85,11 @@ class ValidationSetSection(Section):
     """Nucleus sampling; 1 = off."""
     top_k: int | None = Field(None, ge=0)
     """Sample among the k most probable tokens; 0 = off, 1 = take the most probable one (greedy)."""
+
+    @property
+    def title(self) -> str:
+        """What it is called in messages: training has prompts and rewards too."""
+        return f"validation set {self.name}"
 
     @property
     def mean_metric(self) -> str:

@@ -52,6 +52,10 @@ class StageSection(Section):
     """Its optimizer, which begins anew: without moments, and at the first step of its schedule."""
     critic: _Section | None = None
     """Its critic."""
+    teacher: _Section | None = None
+    """Its teacher."""
+    reward_model: _Section | None = None
+    """Its reward model."""
     parallel: _Section = Field(default_factory=dict)
     """How its model and work are split."""
     engine: _Section = Field(default_factory=dict)

@@ -1,8 +1,12 @@
-"""Examine topic by topic. What one of them raises becomes its own entry."""
+"""Examine topic by topic. What one of them raises becomes its own entry.
+
+Distributions add topics by entry points of the group :data:`GROUP`.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from anytron.doctor import (
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     Topic = Callable[[Subject], Iterable[Entry]]
     LiveTopic = Callable[[Subject, Live], Iterable[Entry]]
 
+GROUP = "anytron.doctor"
+"""Entry points, named as their topics: functions from a :class:`~anytron.doctor.subject.Subject` to entries."""
 TOPICS: Mapping[str, Topic] = {
     "versions": versions.examine,
     "duplicates": duplicates.examine,
@@ -65,9 +71,16 @@ def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator
     subject = look(path, overrides)
     for name, topic in TOPICS.items():
         yield from _guarded(name, partial(topic, subject))
+    for added in entry_points(group=GROUP):
+        yield from _guarded(added.name, partial(_added, added, subject))
     with Live(subject) as live:
         for name, live_topic in LIVE_TOPICS.items():
             yield from _guarded(name, partial(live_topic, subject, live))
+
+
+def _added(found: EntryPoint, subject: Subject) -> Iterable[Entry]:
+    topic: Topic = found.load()
+    return topic(subject)
 
 
 def _guarded(name: str, topic: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:

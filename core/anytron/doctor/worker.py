@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from anytron.isolation.worker import calls, enter, send
+from anytron.isolation.worker import calls, enter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ def main(channel: int, lifeline: int) -> None:
     """Answer until the driver is gone. Arguments as for :func:`anytron.isolation.worker.enter`."""
     connection, start = enter(channel, lifeline)
     bench: Bench | None = None
-    for probe in calls(connection):
+    for probe, give in calls(connection, start):
         try:
             bench = bench or _bench(start)
             answer = _answer(bench, probe)
@@ -31,7 +31,7 @@ def main(channel: int, lifeline: int) -> None:
                 "fix": getattr(error, "fix", ""),
                 "suppliers": suppliers,
             }
-        send(connection, answer)
+        give(answer)
 
 
 def _bench(start: dict[str, Any]) -> Bench:

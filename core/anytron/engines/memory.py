@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 """Of one number, by ``model.dtype``."""
 
-When = Literal["always", "training", "generation"]
-"""``always``: from the start to the end. ``training``, ``generation``: only while that is done."""
+Phase = Literal["training", "generation", "scoring"]
+"""``scoring``: a reward model reads responses, between the other two."""
+When = Literal["always"] | Phase
+"""``always``: from the start to the end; otherwise only in that phase."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,12 @@ class EstimatesRollout(Protocol):
 
 
 def peak(parts: Sequence[MemoryPart]) -> int:
-    """Give the most that is there at one time: ``always`` and the larger one of the two phases."""
-    held = {
-        when: sum(part.size for part in parts if part.when == when) for when in ("always", "training", "generation")
-    }
-    return held["always"] + max(held["training"], held["generation"])
+    """Give the most that is there at one time: ``always`` and the largest of the phases."""
+
+    def held(when: When) -> int:
+        return sum(part.size for part in parts if part.when == when)
+
+    return held("always") + max(map(held, get_args(Phase)))
 
 
 def key_value_elements(config: Mapping[str, Any]) -> int:

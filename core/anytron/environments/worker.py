@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anytron.environments.calls import answer
-from anytron.isolation.worker import calls, enter, send
+from anytron.isolation.worker import calls, enter
 
 if TYPE_CHECKING:
     from anytron.environments.protocol import Environment
@@ -26,8 +26,8 @@ def main(channel: int, lifeline: int) -> None:
 
     make = partial(resolve(start["path"], key="environment.path"), **start["options"])
     environments: dict[int, Environment] = {}
-    for call in calls(connection):
+    for call, give in calls(connection, start):
         found = answer(call, environments, make)
-        send(connection, found)
+        give(found)
         if found.get("failure", {}).get("ends"):
             return

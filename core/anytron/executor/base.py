@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from anytron.executor.bootstrap import Bootstrap
+from anytron.executor.environment import threads_asked_for
 from anytron.executor.pending import PendingCall, wait_once
 
 if TYPE_CHECKING:
@@ -100,14 +101,15 @@ class BaseExecutor(abc.ABC):
             local_world_size=len(here),
             replica=spec.replica,
             init_method=init_method,
-            num_threads=spec.num_threads or max(1, processors // (len(here) * spec.replicas)),
+            num_threads=spec.num_threads or threads_asked_for() or max(1, processors // (len(here) * spec.replicas)),
             platform=self._session.platform.name,
             platform_options=self._config.platform.options,
-            config=self._config.model_dump(mode="json"),
+            config=(spec.config or self._config).model_dump(mode="json"),
             engine_group=spec.engine_group,
             engine_name=spec.engine_name,
             sys_path=list(sys.path),
             python=self._config.rollout.python if spec.role == "rollout" else None,
+            model=spec.model,
         )
 
     def _leave(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from anytron import __version__
 from anytron.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
     from anytron.hooks.types import Role
+
+Model = Literal["policy", "reward_model"]
+"""Whose ranks processes are: those of the policy, with all that stands beside it in them, or of a reward model."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Bootstrap:
         engine_name: Name of the engine in that group.
         sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
         python: Interpreter of an environment of its own, whose ``sys.path`` the worker keeps; None = the driver's.
+        model: Whose rank it is.
         version: The driver's version of Anytron.
     """
 
@@ -50,24 +54,29 @@ class Bootstrap:
     engine_name: str
     sys_path: list[str]
     python: str | None = None
+    model: Model = "policy"
     version: str = __version__
 
     @property
     def name(self) -> str:
         """For people: role, replica if it is not the first, and rank."""
         replica = f" replica {self.replica}" if self.replica else ""
-        return f"{self.role}{replica} rank {self.rank}"
+        return f"{self._kind.replace('_', ' ')}{replica} rank {self.rank}"
 
     @property
     def log(self) -> str:
         """Name of the file that holds what the process writes."""
         replica = f"-{self.replica}" if self.replica else ""
-        return f"{self.role}{replica}-{self.rank}.log"
+        return f"{self._kind}{replica}-{self.rank}.log"
 
     @property
     def process(self) -> ProcessInfo:
         """The same as plugins are told."""
         return ProcessInfo(self.role, self.rank, self.local_rank, self.world_size)
+
+    @property
+    def _kind(self) -> str:
+        return self.role if self.model == "policy" else self.model
 
     def distributed_env(self) -> dict[str, str]:
         """The variables by which launchers such as torchrun tell a process its place."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 from typing import TYPE_CHECKING
+
+from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +57,26 @@ def loopback_variables(platform: Platform, interface: str | None) -> dict[str, s
     """
     names = ("GLOO_SOCKET_IFNAME", *platform.socket_interface_variables)
     return {} if interface is None else dict.fromkeys(names, interface)
+
+
+def threads_asked_for() -> int | None:
+    """Read how many threads a process is to have from the driver's ``OMP_NUM_THREADS``; None if it is not set.
+
+    It may be a list, whose later numbers are of nested parallel regions (OpenMP 5.2, section 21.2).
+
+    Raises:
+        ConfigError: It is no number.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    first = said.split(",")[0].strip()
+    if said and not (first.isdecimal() and int(first)):
+        raise ConfigError(
+            f"OMP_NUM_THREADS is {said!r}.",
+            where="environment variables",
+            why="it is the number of threads of each process",
+            fix="set it to a positive number, or unset it",
+        )
+    return int(first) if said else None
 
 
 def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks: Hooks) -> dict[str, str]:

@@ -73,9 +73,9 @@ class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.executor.protocol.Executor` of processes on this machine.
 
     What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
-    (``<role>-<replica>-<rank>.log`` from the second replica on). Nothing listens on an address
-    that other machines reach: ranks meet in a :class:`~anytron.executor.address.StoreFiles`, and collectives use the
-    loopback interface.
+    (``<role>-<replica>-<rank>.log`` from the second replica on; ``reward_model-<rank>.log``). Nothing listens on an
+    address that other machines reach: ranks meet in a :class:`~anytron.executor.address.StoreFiles`, and collectives
+    use the loopback interface.
     """
 
     on_this_machine: ClassVar[bool] = True

@@ -52,12 +52,13 @@ class MemoryExplainer:
         from anytron.config.schema import RunConfig  # a worker imports nothing heavy before its first message
 
         config, role = RunConfig.model_validate(self.bootstrap.config), self.bootstrap.role
+        reads = self.bootstrap.model == "reward_model"
         doing = "to build its engine" if method == BUILDING else f"for {method}()"
         return ResourceError(
             f"The device has no memory left {doing}.",
             where=f"{self.bootstrap.name}, {runtime.device_name()}",
             why=f"{_first_line(error)} ({_sizes(runtime.memory_stats())})",
-            fix="; ".join(advice(config, role, method)),
+            fix="; ".join(advice_for_scores(config) if reads else advice(config, role, method)),
         )
 
 
@@ -94,6 +95,21 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
         f"(now {parallel.tensor_model_parallel_size}), parallel.pipeline_model_parallel_size "
         f"(now {parallel.pipeline_model_parallel_size})"
     )
+
+
+def advice_for_scores(config: RunConfig) -> Iterator[str]:
+    """Name the settings that lower what a reward model needs, which shares its device with training.
+
+    Args:
+        config: As its ranks have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+    """
+    section, tensor = config.reward_model, config.parallel.tensor_model_parallel_size
+    assert section is not None
+    yield f"lower reward_model.max_tokens_per_micro_batch (now {section.max_tokens_per_micro_batch})"
+    if not section.offload:
+        yield "reward_model.offload=true leaves the device to the others while nothing is scored"
+    yield "rollout.sleep=true and engine.offload=[optimizer,gradients] leave it more"
+    yield f"split it over more devices: reward_model.parallel.tensor_model_parallel_size (now {tensor})"
 
 
 def _first_line(error: Exception) -> str:

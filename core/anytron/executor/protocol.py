@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.entries import Entry
+    from anytron.executor.bootstrap import Model
     from anytron.hooks.types import Role
     from anytron.platform import Platform
 
@@ -51,9 +52,13 @@ class GroupSpec:
         engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
         engine_name: Name of the engine in that group.
         world_size: Number of processes.
-        num_threads: Processor threads of each; None = a machine's processors shared by its ranks, and by the replicas.
+        num_threads: Processor threads of each; None = as the driver's ``OMP_NUM_THREADS`` says, or where it does not, a
+            machine's processors shared by its ranks, and by the replicas.
         replica: Which of several groups of this role and engine it is.
         replicas: How many of those there are; they work at the same time.
+        model: Whose ranks they are. Those of a reward model are training ranks for plugins. They share the devices of
+            the policy's, of which there are at least as many and which are started before.
+        config: What their engine is built with; None = the run's configuration.
     """
 
     role: Role
@@ -63,6 +68,8 @@ class GroupSpec:
     num_threads: int | None = None
     replica: int = 0
     replicas: int = 1
+    model: Model = "policy"
+    config: RunConfig | None = None
 
 
 class Pending(Protocol):

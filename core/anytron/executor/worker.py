@@ -122,7 +122,11 @@ def start(bootstrap: Bootstrap) -> Parts:
     from anytron.engines.context import EngineContext
 
     torch.set_num_threads(bootstrap.num_threads)
-    engine_class = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine").load()
+    info = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine")
+    if bootstrap.model == "reward_model":
+        assert info.reward_model is not None, "an engine without one is refused before"
+        info = info.reward_model
+    engine_class = info.load()
 
     def build(config: dict[str, Any], init_method: str) -> Any:
         return engine_class(

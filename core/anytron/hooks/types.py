@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from anytron.traits import ModelTraits, ParallelSizes
 
 Role = Literal["driver", "trainer", "rollout"]
-"""Kinds of process: ``driver`` runs the RL loop, ``trainer`` is a training rank, ``rollout`` generates."""
+"""Kinds of process: ``driver`` runs the RL loop, ``trainer`` is a training rank or one of a reward model, ``rollout``
+generates."""
 
 
 OWN_TRAINER = "own_trainer"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import signal
 import socket
 import struct
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -55,6 +57,7 @@ class ProcessSettings:
             answer to the last of them is taken; if the worker notes how far it has come, from there on (:meth:`send`).
         memory_gib: Memory that it may allocate; None = no limit.
         start_timeout_s: Seconds until it must be ready.
+        tells: Before it answers, a call may say where it stands, in messages with ``at``.
     """
 
     title: str
@@ -64,6 +67,7 @@ class ProcessSettings:
     timeout_s: float
     memory_gib: float | None
     start_timeout_s: float
+    tells: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class IsolatedProcess:
         self.settings, self.log = settings, log
         self._ready = False
         self._owed: Sequence[object] = ()
+        self._tokens = deque([secrets.token_hex()])  # of the answers that must come, the next one first
         self._steps = 0
         try:
             self._start()
@@ -141,8 +146,13 @@ class IsolatedProcess:
         finally:
             os.close(lifeline)
             os.close(progress)
-        ours_to_say = {"memory_gib": self.settings.memory_gib, "sys_path": sys.path, "progress": progress}
-        start = {**self.settings.start, **ours_to_say}
+        start = {
+            **self.settings.start,
+            "memory_gib": self.settings.memory_gib,
+            "sys_path": sys.path,
+            "progress": progress,
+            "token": self._tokens[0],
+        }
         self._write(json.dumps(start).encode())
         self.deadline = self._end = monotonic() + self.settings.start_timeout_s
 
@@ -165,7 +175,8 @@ class IsolatedProcess:
     def receive(self) -> Mapping[str, Any] | Gone | None:
         """Take what has come, or find that the time is over; None if there is nothing yet.
 
-        A message is a JSON object; what stands in it is the caller's to check, who calls :meth:`reject` if it is wrong.
+        An answer is a JSON object that came with the token of its call; what stands in it is the caller's to check, who
+        calls :meth:`reject` if it is wrong.
 
         Raises:
             DataError: The process could not start, or cannot read the call.
@@ -177,11 +188,18 @@ class IsolatedProcess:
         if frame is None:
             return self._overdue() if self._late() else None
         try:
-            message = json.loads(frame)
-        except (ValueError, RecursionError) as error:
-            return self.reject(f"no JSON: {error}")
-        if not isinstance(message, dict):
-            return self.reject(f"a {type(message).__name__} instead of an object")
+            token, message = json.loads(frame)
+        except (ValueError, TypeError, RecursionError) as error:
+            return self.reject(f"no answer: {error}")
+        if not self._tokens or token != self._tokens[0] or not isinstance(message, dict):
+            return self.reject("what answers no call, or another one")
+        if not (self.settings.tells and "at" in message):
+            self._tokens.popleft()
+        if not self._ready:
+            self._ready = True
+            if self._owed:
+                self._call()
+            return None
         if "unreadable" in message:
             raise DataError(
                 f"{self.settings.title} cannot read a prompt's data.",
@@ -189,13 +207,6 @@ class IsolatedProcess:
                 why=str(message["unreadable"]),
                 fix="let Prompt.data hold plain values, or objects of an importable module",
             )
-        if "ready" in message:
-            if self._ready:
-                return self.reject("that it is ready, once more")
-            self._ready = True
-            if self._owed:
-                self._call()
-            return None
         self._begin_time()
         return message
 
@@ -216,8 +227,8 @@ class IsolatedProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone; another one must take its place."""
-        return self._process.poll() is not None
+        """Whether another process must take its place: it is gone, or has written without being asked."""
+        return self._process.poll() is not None or (not self._tokens and self.connection.poll())
 
     def end(self) -> None:
         """Kill the process and all that it has started."""
@@ -232,7 +243,7 @@ class IsolatedProcess:
 
     def _call(self) -> None:
         try:
-            frames = [pickle.dumps(call, protocol=5) for call in self._owed]
+            frames = [(secrets.token_hex(), pickle.dumps(call, protocol=5)) for call in self._owed]
         except Exception as error:  # an object may refuse to be pickled in any way
             raise DataError(
                 f"A prompt's data cannot be sent: {self.settings.title.lower()} must read it.",
@@ -241,6 +252,7 @@ class IsolatedProcess:
                 fix="let Prompt.data hold plain values, or objects of an importable module",
             ) from error
         self._owed = ()
+        self._tokens.extend(token for token, _ in frames)
         self._write(pickle.dumps(frames, protocol=5))
         self._begin_time()
 

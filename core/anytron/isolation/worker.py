@@ -1,7 +1,9 @@
 """What every process does that runs a user's code, before and between its calls.
 
 Plain JSON comes first: what to call. Then come lists of pickled calls. All that goes back is JSON: what has run a
-user's code is not trusted with more. Importing this module imports no torch; the user's code may.
+user's code is not trusted with more. Each answer repeats the token of its call, so that what such code writes into the
+channel by itself is no answer, and never moves later ones to another call. Importing this module imports no torch; the
+user's code may.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import select
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    Answer = Callable[[dict[str, Any]], None]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes the process write the stacks of all its threads to its log, whatever it does, when a call takes too long."""
@@ -51,26 +56,29 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
     return connection, start
 
 
-def calls(connection: Connection) -> Iterator[Any]:
-    """Say that this process is ready, and yield the driver's calls until it is gone."""
-    send(connection, {"ready": True})
+def calls(connection: Connection, start: dict[str, Any]) -> Iterator[tuple[Any, Answer]]:
+    """Say that this process is ready, and yield the driver's calls until it is gone, each with what answers it.
+
+    Arguments are what :func:`enter` gives. Answers are plain values.
+    """
+    _send(connection, start["token"], {"ready": True})
     while True:
         try:
             frames = pickle.loads(connection.recv_bytes())  # noqa: S301 - the driver made it
         except EOFError:
             return
-        for frame in frames:
+        for token, frame in frames:
+            answer = partial(_send, connection, token)
             try:
                 call = pickle.loads(frame)  # noqa: S301 - the driver made it
             except Exception as error:  # noqa: BLE001 - whatever the prompts' data is made of
-                send(connection, {"unreadable": f"{type(error).__name__}: {error}"})
+                answer({"unreadable": f"{type(error).__name__}: {error}"})
                 continue
-            yield call
+            yield call, answer
 
 
-def send(connection: Connection, record: dict[str, Any]) -> None:
-    """Send plain values to the driver."""
-    connection.send_bytes(json.dumps(record).encode())
+def _send(connection: Connection, token: str, record: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps([token, record]).encode())
 
 
 def _end_with_driver(lifeline: int) -> None:

@@ -29,7 +29,7 @@ class Share:
     """Processes of one kind on a device.
 
     Attributes:
-        who: What each of them is: ``training rank``, ``rollout replica`` or ``driver``.
+        who: What each of them is: ``training rank``, ``reward model rank``, ``rollout replica`` or ``driver``.
         count: How many are on the device.
         parts: What each of them has there.
     """
@@ -147,8 +147,14 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
         replica = [*of_replica(run, training, device), *_process(generates, device)]
     if generates.part_of:  # every training rank generates, and there is no other process
         rank, replica = [*rank, *replica], []
+    scoring: list[MemoryPart] = []
+    if run.reward_model is not None and trains.reward_model is not None:
+        scoring = [
+            *trains.reward_model.load_memory()(run.of_reward_model).parts,
+            *_process(trains.reward_model, device),
+        ]
     silent = (run.rollout.engine,) if of_replica is None and not run.supervised else ()
-    return Plan(tuple(_devices(run, tuple(rank), tuple(replica), device)), training.parameters, silent)
+    return Plan(tuple(_devices(run, tuple(rank), tuple(scoring), tuple(replica), device)), training.parameters, silent)
 
 
 def _of_real_size(run: RunConfig, prompt_tokens: float) -> RunConfig:
@@ -170,13 +176,22 @@ def _process(engine: EngineInfo, device: DeviceMemory) -> list[MemoryPart]:
 
 
 def _devices(
-    run: RunConfig, rank: tuple[MemoryPart, ...], replica: tuple[MemoryPart, ...], device: DeviceMemory
+    run: RunConfig,
+    rank: tuple[MemoryPart, ...],
+    scoring: tuple[MemoryPart, ...],
+    replica: tuple[MemoryPart, ...],
+    device: DeviceMemory,
 ) -> Sequence[DevicePlan]:
     """One of each kind, the fullest."""
+    scoring_ranks = 0 if run.reward_model is None else run.reward_model.parallel.world_size
 
     def shares(ranks: int, replicas: int) -> tuple[Share, ...]:
-        both = Share("training rank", ranks, rank), Share("rollout replica", replicas, replica)
-        return tuple(share for share in both if share.count and share.parts)
+        all_kinds = (
+            Share("training rank", ranks, rank),
+            Share("reward model rank", min(ranks, scoring_ranks), scoring),
+            Share("rollout replica", replicas, replica),
+        )
+        return tuple(share for share in all_kinds if share.count and share.parts)
 
     if not device.accelerator:
         own = MemoryPart("process", DRIVER_BYTES, "Python and what it imports, as measured")

@@ -71,6 +71,8 @@ def candidates(run: RunConfig) -> Iterator[str]:
     parts = ["optimizer", "gradients", *([] if run.teacher is None else ["teacher"])]
     if missing := [name for name in parts if name not in engine.offload]:
         yield f"engine.offload=[{', '.join([*engine.offload, *missing])}]"
+    if run.reward_model is not None and not run.reward_model.offload:
+        yield "reward_model.offload=true"
     for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"):
         yield f"parallel.{key}={2 * getattr(parallel, key)}"
     if run.model.lora is None:

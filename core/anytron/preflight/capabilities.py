@@ -26,6 +26,11 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
     if config.teacher is not None:
         yield from _lacking(config, "engine", "teacher", "teacher", "ask a teacher", "use another engine")
+    if config.reward_model is not None:
+        info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+        if info is not None and info.reward_model is None:
+            message = f"the engine {config.engine.name} cannot hold a reward model: it declares none"
+            yield Diagnostic("error", "reward_model", message, "use another engine, or rewards that are functions")
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
     if config.engine.offload:

@@ -51,8 +51,10 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Find what of a run the platform declares not to do (:meth:`anytron.platform.Platform.limits`)."""
     limits = limits_of(platform)
-    asked = {**_asked_by_configuration(config), **_asked_by_model(config)} if limits else {}
-    for feature, key in asked.items():
+    asked = list({**_asked_by_configuration(config), **_asked_by_model(config)}.items()) if limits else []
+    if limits and config.reward_model is not None:
+        asked += _asked_by_reward_model(config)
+    for feature, key in asked:
         if feature in limits:
             message = f"the platform {platform.name} has no {feature.value}: {limits[feature]}"
             yield Diagnostic("error", key, message, "change it, or use another platform")
@@ -67,6 +69,13 @@ def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
         for key, nothing in keys
         if _value(config, key, nothing) != nothing
     }
+
+
+def _asked_by_reward_model(config: RunConfig) -> list[tuple[Feature, str]]:
+    """What its own sizes and its own config ask for; the rest is the policy's."""
+    own = config.of_reward_model
+    found = [(feature, f"reward_model.{key}") for feature, key in SIZES.items() if _value(own, key) > 1]
+    return found + [(feature, "reward_model.path") for feature in _asked_by_model(own)]
 
 
 def _value(config: RunConfig, key: str, default: Any = None) -> Any:

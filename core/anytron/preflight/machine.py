@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.config.running import ParallelSection
     from anytron.config.schema import ModelSection, RunConfig
     from anytron.platform import Platform, Probe
 
@@ -44,6 +45,7 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     yield from _model(config.model)
     yield from _critic(config)
     yield from _teacher(config)
+    yield from _reward_model(config)
     yield from _references(config)
     yield from _profile(config)
     yield from weight_diagnostics(config)
@@ -91,13 +93,7 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
         )
     yield from _aggregation(config.algorithm)
     yield from _penalty(config.algorithm)
-    if config.parallel.sequence_parallel and config.parallel.tensor_model_parallel_size == 1:
-        yield Diagnostic(
-            "error",
-            "parallel.sequence_parallel",
-            "there are no ranks to split activations over: parallel.tensor_model_parallel_size is 1",
-            "leave it out: the default follows the tensor-parallel size",
-        )
+    yield from _sequence_parallel(config.parallel, "parallel.")
     if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
         yield Diagnostic(
             "error",
@@ -110,6 +106,16 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
     for key, optimizer in optimizers.items():
         if optimizer.min_lr > optimizer.lr:
             yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+
+
+def _sequence_parallel(parallel: ParallelSection, inside: str) -> Iterator[Diagnostic]:
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        yield Diagnostic(
+            "error",
+            f"{inside}sequence_parallel",
+            f"there are no ranks to split activations over: {inside}tensor_model_parallel_size is 1",
+            "leave it out: the default follows the tensor-parallel size",
+        )
 
 
 def _aggregation(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
@@ -172,14 +178,29 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def _teacher(config: RunConfig) -> Iterator[Diagnostic]:
-    if config.teacher is None:
+    if config.teacher is not None:
+        fix = "complete the download; a run leaves its model in hf/ of its output directory"
+        yield from _with_tokenizer("teacher.path", Path(config.teacher.path), fix)
+
+
+def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
+    section = config.reward_model
+    if section is None:
         return
-    directory = Path(config.teacher.path)
-    fix = "complete the download; a run leaves its model in hf/ of its output directory"
-    yield from directory_diagnostics("teacher.path", directory, fix)
+    yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
+    ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
+    if ranks > hosts:
+        message = f"{ranks} ranks would share the devices of {hosts} training rank{'s' if hosts > 1 else ''}, one each"
+        yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
+    yield from _sequence_parallel(section.parallel, f"{key}.")
+
+
+def _with_tokenizer(key: str, directory: Path, fix: str) -> Iterator[Diagnostic]:
+    """Check the directory of a model that is asked about the policy's tokens."""
+    yield from directory_diagnostics(key, directory, fix)
     if directory.is_dir() and not any(directory.glob("tokenizer*")):
         message = f"{directory} has no tokenizer, so that nobody knows which tokens its numbers are"
-        yield Diagnostic("error", "teacher.path", message, "copy the files of its tokenizer there")
+        yield Diagnostic("error", key, message, "copy the files of its tokenizer there")
 
 
 def _profile(config: RunConfig) -> Iterator[Diagnostic]:

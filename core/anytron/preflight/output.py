@@ -63,6 +63,7 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "model.lora.path": None if lora is None else lora.path,
         "critic.path": None if critic is None else critic.path,
         "teacher.path": None if config.teacher is None else config.teacher.path,
+        "reward_model.path": None if config.reward_model is None else config.reward_model.path,
         "environment.path": None if config.environment is None else config.environment.path,
         "algorithm.advantage": config.algorithm.advantage,
         "algorithm.loss": config.algorithm.loss,

@@ -30,7 +30,8 @@ class PreparedPrompts:
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
         sampler: Draws prompts.
-        context_length: Tokens that the model, and a teacher, can see, prompt and response together; None = unlimited.
+        context_length: Tokens that the model, a teacher and a reward model can see, prompt and response together;
+            None = unlimited.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.
     """
@@ -88,9 +89,10 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
     contexts = [getattr(text_config, "max_position_embeddings", None)]
-    if config.teacher is not None:
-        check_vocabulary(config.teacher, tokenizer)
-        contexts.append(context_length_of(config.teacher))
+    for asked in (config.teacher, config.reward_model):
+        if asked is not None:
+            check_vocabulary(asked, tokenizer)
+            contexts.append(context_length_of(asked))
     context_length = min((one for one in contexts if one is not None), default=None)
     vision = load_vision(config.model, hf_config, tokenizer)
     if vision is not None and config.environment is not None:

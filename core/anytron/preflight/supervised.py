@@ -33,6 +33,7 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         ("environment", config.environment, "nobody answers the model"),
         ("critic", config.critic, "there are no advantages to estimate"),
         ("teacher", config.teacher, "the data teach"),
+        ("reward_model", config.reward_model, "no response is scored"),
         ("engine.offload", config.engine.offload, "training never leaves the device to a rollout engine"),
         ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "there is no rollout"),
     ):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.data.mixture import Mixture, load_mixture
-from anytron.errors import ConfigError, DataError
+from anytron.errors import within
 from anytron.rewards.scoring import RewardSum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from anytron.config.schema import RunConfig
     from anytron.config.scoring import ValidationSetSection
     from anytron.preflight.prepare import PreparedPrompts, PreparedRun
@@ -47,7 +44,7 @@ def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[Validat
     """
     sets = []
     for index, section in enumerate([] if config.validation is None else config.validation.sets):
-        with of_set(section):
+        with within(section.title):
             sets.append(_prepare_set(section, f"validation.sets.{index}.data", config, prepared))
     return sets
 
@@ -69,7 +66,7 @@ def prepare_held_out(config: RunConfig, prepared: PreparedPrompts) -> list[HeldO
     """Load the validation sets of supervised fine-tuning; otherwise as :func:`prepare_validation`."""
     sets = []
     for index, section in enumerate([] if config.validation is None else config.validation.sets):
-        with of_set(section):
+        with within(section.title):
             examples = _prompts(section, f"validation.sets.{index}.data", prepared, None)
         sets.append(HeldOutSet(section, replace(prepared, sampler=examples)))
     return sets
@@ -108,13 +105,3 @@ def _prompts(section: ValidationSetSection, key: str, prepared: PreparedPrompts,
         key=key,
     ).tables
     return Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once
-
-
-@contextlib.contextmanager
-def of_set(section: ValidationSetSection) -> Iterator[None]:
-    """Say in errors of prompts and rewards that they are those of a validation set, not training's."""
-    try:
-        yield
-    except (ConfigError, DataError) as error:
-        where = f"validation set {section.name}" + (f": {error.where}" if error.where else "")
-        raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from error

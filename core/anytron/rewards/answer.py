@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from anytron.rewards.registered import RewardFunction
     from anytron.rewards.sample import Sample
 
-LARGEST = 3.4028234663852886e38
-"""The largest float32: rewards become float32."""
+LARGEST = 1e15
+"""Of a reward, either way. Deviations of rewards, and a critic's losses, add squares of them in float32, which ends at
+3.4e38: a hundred million squares have room."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Answer:
         if not found.values and (len(places) != 1 or places[0] not in (None, *range(samples))):
             raise ValueError(f"no values, and failures of {places}, for {samples} samples")
         if not all(value is None or abs(value) <= LARGEST for value in found.values):
-            raise ValueError("values that are not finite in float32")
+            raise ValueError(f"values that are not finite, or beyond {LARGEST:g}")
         return found
 
     @classmethod
@@ -116,13 +117,17 @@ def _unusable(value: object, position: int) -> Failure | None:
         return Failure(
             "A reward is not a number.", f"it is {value!r}", "return one number for each sample", sample=position
         )
-    number = float(value)
-    if math.isfinite(number) and abs(number) <= LARGEST:
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = -math.inf if value < 0 else math.inf
+    if abs(number) <= LARGEST:
         return None
     return Failure(
-        f"A reward is {number if not math.isfinite(number) else math.copysign(math.inf, number)}.",
-        "rewards must be finite in float32: one that is not would reach every weight of the model",
-        "return a finite number for every sample",
+        f"A reward is {number:g}.",
+        f"rewards must be finite, and within {LARGEST:g} either way, so that float32 has room for sums of their "
+        "squares: one that is not would reach every weight of the model",
+        "return such a number for every sample",
         sample=position,
     )
 

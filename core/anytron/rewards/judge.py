@@ -96,7 +96,9 @@ class Judge(Section):
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Ask about all samples; a question that gets no usable answer is a failure of its sample."""
         with ThreadPoolExecutor(self.concurrency) as threads:
-            return list(threads.map(self._score, samples))
+            asked = [threads.submit(self._score, sample) for sample in samples]
+            # Taken again when its answer is waited for: what a time-out names is the first that has none.
+            return [answer.result() for _, answer in zip(samples, asked, strict=True)]
 
     @property
     def _secret(self) -> str:

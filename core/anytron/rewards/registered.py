@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.imports import resolve
+from anytron.config.scoring import REWARD_MODEL
+from anytron.config.section import Section
 from anytron.errors import DataError
 from anytron.rewards.code import Code
 from anytron.rewards.judge import Judge
@@ -41,6 +43,10 @@ def _outcome(sample: Sample) -> Outcome:
     return sample.environment
 
 
+class OfModel(Section):
+    """Stand for what the reward model says: its ranks are asked (:mod:`anytron.rewards.judged`), and no function."""
+
+
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "code": Code,
@@ -52,6 +58,7 @@ REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "math": Math,
         "reasoning_gym": ReasoningGym,
         "regex": Regex,
+        REWARD_MODEL: OfModel,
     }
 )
 """By their name in ``rewards[].function``."""

@@ -15,17 +15,21 @@ from torch import Tensor
 from typing_extensions import Self
 
 from anytron.config.imports import resolve
+from anytron.config.scoring import REWARD_MODEL
 from anytron.errors import ConfigError, DataError
+from anytron.rewards.answer import LARGEST
+from anytron.rewards.judged import judged
 from anytron.rewards.pool import RewardPool, Scored
 from anytron.rewards.registered import REWARDS, RewardFunction, made
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.scoring import RewardSection
     from anytron.data.prompts import TokenizedPrompt
     from anytron.rewards.answer import Failure
+    from anytron.rewards.judged import RewardModel
     from anytron.rewards.sample import Sample
 
 
@@ -114,39 +118,57 @@ class RewardSum:
             pools = [
                 started.enter_context(RewardPool(name, section, f"rewards[{index}]", logs, start_timeout_s))
                 for index, (name, section) in enumerate(self.sections.items())
+                if section.function != REWARD_MODEL
             ]
             started.pop_all()
-        return RewardWorkers(pools)
+        return RewardWorkers(self.sections, pools)
 
 
 class RewardWorkers:
-    """Reward functions in their processes. A context manager: leaving ends the processes."""
+    """Reward functions in their processes, and a reward model. A context manager: leaving ends the processes.
 
-    def __init__(self, pools: Sequence[RewardPool]) -> None:
-        self._pools = pools
+    Args:
+        sections: All rewards, by name.
+        pools: The processes of those that are functions.
+        model: What the others ask.
+    """
+
+    def __init__(
+        self, sections: Mapping[str, RewardSection], pools: Sequence[RewardPool], model: RewardModel | None = None
+    ) -> None:
+        self._sections, self._pools, self._model = sections, pools, model
+
+    def beside(self, model: RewardModel | None) -> RewardWorkers:
+        """The same processes, and the run's reward model, if it has one."""
+        return RewardWorkers(self._sections, self._pools, model)
 
     def __call__(self, samples: Sequence[Sample], *, more: bool = False) -> RewardScores:
-        """Score samples by every function; those whose environment failed are shown to none, and dropped.
+        """Score samples by every function and the model; those whose environment failed are shown to none, and dropped.
 
         Args:
             samples: At least one.
             more: The step has others, among which no function has failed for all.
 
         Raises:
-            DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step.
+            DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step;
+                or a weight makes a reward larger than one may be.
         """
         whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
         plain = [_plain(samples[index]) for index in whole]
         parts: dict[str, Tensor] = {}
         failures: dict[str, Mapping[int, Failure]] = {}
-        for pool, (values, found) in zip(self._pools, _together(self._pools, plain, more=more), strict=True):
-            failures[pool.name] = {whole[index]: failure for index, failure in found.items()}
-            missing = float("nan") if pool.section.on_error == "drop" else 0.0
-            parts[pool.name] = torch.full((len(samples),), float("nan"))
-            parts[pool.name][whole] = torch.tensor([missing if value is None else value for value in values])
+        scored = self._scored(plain, more=more)
+        for name, section in self._sections.items():
+            values, found = scored[name]
+            failures[name] = {whole[index]: failure for index, failure in found.items()}
+            missing = float("nan") if section.on_error == "drop" else 0.0
+            parts[name] = torch.full((len(samples),), float("nan"))
+            parts[name][whole] = torch.tensor([missing if value is None else value for value in values])
         nothing = torch.full((len(samples),), float("nan"))
         nothing[whole] = 0.0
-        total = sum((pool.section.weight * parts[pool.name] for pool in self._pools), nothing)
+        total = sum(
+            (_weighted(name, section.weight, parts[name], samples) for name, section in self._sections.items()), nothing
+        )
         if total.isnan().all() and not more:
             name, first = next((name, found) for name, found in failures.items() if found)
             raise DataError(
@@ -158,12 +180,36 @@ class RewardWorkers:
             )
         return RewardScores(total, parts, failures)
 
+    def _scored(self, samples: Sequence[Sample], *, more: bool) -> dict[str, Scored]:
+        """Let the model and all functions score samples at the same time."""
+        asking = {name: one for name, one in self._sections.items() if one.function == REWARD_MODEL}
+        scores: Callable[[], list[float]] = list
+        if asking and samples:
+            assert self._model is not None, "a reward that asks one needs a section reward_model"
+            scores = self._model.begin(samples)
+        found = _together(self._pools, samples, more=more)
+        by_function = {pool.name: one for pool, one in zip(self._pools, found, strict=True)}
+        return by_function | (judged(asking, scores(), samples, more=more) if asking else {})
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         for pool in self._pools:
             pool.close()
+
+
+def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Multiply a function's rewards by its weight, and refuse what is beyond that which a function may give."""
+    weighted = weight * values
+    for index in (weighted.abs() > LARGEST).nonzero().flatten().tolist()[:1]:
+        raise DataError(
+            "A reward with its weight is too large.",
+            where=f"reward {name}, prompt {samples[index].prompt_id}",
+            why=f"{weight:g} * {values[index]:g} is not within {LARGEST:g} either way",
+            fix="lower rewards[].weight",
+        )
+    return weighted
 
 
 def joined(found: Sequence[RewardScores]) -> RewardScores:

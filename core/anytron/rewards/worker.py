@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from anytron.isolation.confined import confine
 from anytron.isolation.progress import Progress
-from anytron.isolation.worker import calls, enter, send
+from anytron.isolation.worker import calls, enter
 from anytron.rewards.answer import answer
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def main(channel: int, lifeline: int) -> None:
     if getattr(function, "confined", False):
         confine()
     progress = Progress(start["progress"])
-    for samples in calls(connection):
+    for samples, give in calls(connection, start):
         with WatchedSamples(samples, progress.at) as watched:
             found = answer(function, watched)
-        send(connection, found.as_json())
+        give(found.as_json())
         if any(failure.ends for failure in found.failures):
             return
 

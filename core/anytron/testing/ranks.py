@@ -12,7 +12,7 @@ from anytron.executor.address import StoreFiles
 from anytron.executor.environment import loopback_interface, loopback_variables
 from anytron.hooks.types import ProcessInfo
 from anytron.isolation.process import Gone, IsolatedProcess, ProcessSettings
-from anytron.isolation.worker import calls, enter, send
+from anytron.isolation.worker import calls, enter
 from anytron.testing.checking import raised
 from anytron.testing.rules import Broken, Inapplicable
 from anytron.testing.worker import open_subject
@@ -183,8 +183,8 @@ def main(channel: int, lifeline: int) -> None:
         subject.runtime.communication_backend, init_method=start["meet"], rank=rank, world_size=size
     )
     member = Member(rank, size, subject)
-    for function, arguments in calls(connection):
-        send(connection, _answer(function, member, arguments))
+    for (function, arguments), give in calls(connection, start):
+        give(_answer(function, member, arguments))
     os._exit(0)  # process groups that are still referred to would end the interpreter with std::terminate
 
 

@@ -103,6 +103,7 @@ class Checker:
             timeout_s=limit_s,
             memory_gib=None,
             start_timeout_s=START_S,
+            tells=True,
         )
 
 

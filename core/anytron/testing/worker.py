@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.errors import AnytronError
 from anytron.hooks.types import ProcessInfo
-from anytron.isolation.worker import calls, enter, send
+from anytron.isolation.worker import calls, enter
 from anytron.testing.levels import find_rule
 from anytron.testing.subject import Source, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from anytron.isolation.worker import Answer
+    from anytron.testing.rules import Case
 
 
 def main(channel: int, lifeline: int) -> None:
@@ -30,9 +33,12 @@ def main(channel: int, lifeline: int) -> None:
 
     from anytron.testing.checking import check_rule
 
-    for level, name in calls(connection):
-        result = check_rule(find_rule(level, name), subject, lambda case: send(connection, {"at": case.name}))
-        send(connection, result.as_json())
+    for (level, name), give in calls(connection, start):
+
+        def tell(case: Case, give: Answer = give) -> None:
+            give({"at": case.name})
+
+        give(check_rule(find_rule(level, name), subject, tell).as_json())
     subject.close()
 
 

@@ -73,6 +73,12 @@ METRICS = (
     Metric("validation/NAME/response/length_mean", "tokens", "as `response/length_mean`", _VALIDATION),
     Metric("validation/NAME/response/truncated_fraction", "fraction", "as `response/truncated_fraction`", _VALIDATION),
     Metric(
+        "validation/NAME/reward/NAME/mean",
+        "",
+        "mean of one reward of a validation set, without its weight",
+        "several rewards",
+    ),
+    Metric(
         "validation/NAME/failed",
         "samples",
         "responses that were dropped, as a reward or environment failed",
@@ -92,6 +98,7 @@ METRICS = (
     Metric("environment/metrics/NAME", "", "mean of what the environment reports itself", _TURNS),
     Metric("loss/total", "", "the loss whose gradient was taken"),
     Metric("loss/policy", "", "its policy-gradient part: what `algorithm.loss` computes"),
+    Metric("loss/metrics/NAME", "", "what a loss of your own returns as a metric", "it returns some"),
     Metric(
         "loss/nll",
         "nats",
@@ -192,4 +199,4 @@ METRICS = (
     Metric("memory/rollout_peak_bytes", "bytes", "the most that a rollout process had allocated", _SLEEP),
     Metric("memory/asleep_bytes", "bytes", "what all rollout processes gave back", _SLEEP),
 )
-"""In the order of the reference, ``docs/reference/metrics.md``. A loss of one's own adds what it returns."""
+"""In the order of the reference, ``docs/reference/metrics.md``."""

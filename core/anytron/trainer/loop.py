@@ -15,8 +15,8 @@ from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
 from anytron.errors import ProcessLost
 from anytron.preflight.capabilities import generates_in_training
-from anytron.preflight.prepare import prepare
-from anytron.preflight.validation import prepare_validation
+from anytron.preflight.prepare import prepare, prepare_prompts
+from anytron.preflight.validation import prepare_held_out, prepare_validation
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
@@ -38,16 +38,19 @@ from anytron.trainer.traces import Traces
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.updates import UpdatePlan
 from anytron.trainer.validation import Validation
+from anytron.trainer.validation_schedule import ValidationSchedule
 from anytron.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.trainer.workers import kernel_suppliers, start_workers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Executor
-    from anytron.preflight.prepare import PreparedRun
-    from anytron.preflight.validation import ValidationSet
+    from anytron.preflight.prepare import PreparedPrompts, PreparedRun
+    from anytron.preflight.validation import HeldOutSet, ValidationSet
     from anytron.rewards.scoring import RewardWorkers
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
@@ -88,22 +91,21 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
+    shared = executor, progress, restarts
     if config.supervised:
-        return fine_tune(config, executor, progress, restarts)
+        examples = prepare_prompts(config)
+        held_out = prepare_held_out(config, examples)
+
+        def learn(start: Start, run: RunDirectory) -> RunSummary:
+            return fine_tune(config, examples, held_out, start, run, *shared)
+
+        return _in_directory(config, examples, held_out, progress, learn)
+
     prepared = prepare(config)
     examined = prepare_validation(config, prepared)
-    for remark in prepared.sampler.remarks:
-        progress.note(remark)
-    for one in examined:
-        for remark in one.prepared.sampler.remarks:
-            progress.note(f"validation set {one.section.name}: {remark}")
-    with ClaimedDirectory(config, progress.note) as claimed:
-        start = choose_start(config, claimed, progress.note)
-        if start.finished is not None:
-            progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
-            return RunSummary(claimed.path, start.finished, {}, 0.0)
+
+    def reinforce(start: Start, run: RunDirectory) -> RunSummary:
         with (
-            start.open(config, claimed) as run,
             PrivateDirectory(WEIGHTS) as exchange,
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
             start_environments(config, run.path / "logs") as environments,
@@ -112,8 +114,31 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
                 transfer: WeightTransfer | WeightsInPlace = WeightsInPlace()
             else:
                 transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
-            shared = executor, progress, restarts
             return _train(config, prepared, examined, score_rewards, environments, start, run, transfer, *shared)
+
+    return _in_directory(config, prepared, examined, progress, reinforce)
+
+
+def _in_directory(
+    config: RunConfig,
+    prepared: PreparedPrompts,
+    examined: Sequence[HeldOutSet | ValidationSet],
+    progress: Progress,
+    carry_out: Callable[[Start, RunDirectory], RunSummary],
+) -> RunSummary:
+    """Take the run's directory, find out where the run begins, and carry it out, unless it is finished."""
+    for remark in prepared.sampler.remarks:
+        progress.note(remark)
+    for one in examined:
+        for remark in one.prepared.sampler.remarks:
+            progress.note(f"{one.section.title}: {remark}")
+    with ClaimedDirectory(config, progress.note) as claimed:
+        start = choose_start(config, claimed, progress.note)
+        if start.finished is not None:
+            progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
+            return RunSummary(claimed.path, start.finished, {}, 0.0)
+        with start.open(config, claimed) as run:
+            return carry_out(start, run)
 
 
 def _train(
@@ -134,17 +159,19 @@ def _train(
     seed, steps = config.trainer.seed, config.trainer.total_steps
 
     write_random_model(config, prepared.tokenizer)
-    trainer, rollout = start_workers(executor, config, restarts)
+    trainer, rollout, judge = start_workers(executor, config, restarts)
     turns = turns_of(config, prepared, rollout, environments)
-    trainer = trainer.beside(turns) if config.rollout.max_staleness else trainer
+    if config.rollout.max_staleness:
+        trainer, judge = trainer.beside(turns), None if judge is None else judge.beside(turns)
     updates = UpdatePlan.from_config(config, trainer.topology[0])
     guarded = GuardedUpdates(trainer, updates, config, run.path, after=start.step)
     facts = trainer.describe()
     throughput = Throughput.of(config, facts)
     throughput.remark(progress.note)
-    run.write_patches({"trainer": facts, "rollout": rollout.describe()})
+    scoring = {} if judge is None else {"reward_model": judge.describe()}
+    run.write_patches({"trainer": facts, "rollout": rollout.describe(), **scoring})
     ahead = StepsAhead(config, prepared, rollout, turns)
-    maker = ExperienceMaker(config, ahead, score_rewards, prepared.tokenizer, run)
+    maker = ExperienceMaker(config, ahead, score_rewards.beside(judge), prepared.tokenizer, run)
     checkpoints = Checkpointing(config, trainer, ahead, run, progress.note)
     checkpoints.restore(start)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
@@ -153,11 +180,11 @@ def _train(
 
     traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
     sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
-    validation = Validation(config, examined, rollout, turns, run, checkpoints, progress, sinks, first=start.step)
+    examine = Validation(config, examined, rollout, turns, judge, run)
+    validation = ValidationSchedule(config, examine, run, checkpoints, progress, sinks, first=start.step)
     with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
-            traces.begin(step)
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, version, metrics)
 
@@ -166,10 +193,12 @@ def _train(
             with transfer.measured(clock):  # also before the first rollout: the training engine has the only weights
                 version, memory = _send_weights(step, config, trainer, transfer, ahead)
 
-            with checkpoints.abandonable():
+            with checkpoints.interruptible():
                 validation.after(step - 1, clock)
-                if validation.early_stop is not None:
-                    break
+            if validation.early_stop is not None:
+                break
+            traces.begin(step)
+            with checkpoints.abandonable():
                 experience = maker.make(step, clock)
 
             with clock.measure("score"):

@@ -10,8 +10,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.checkpoint.differences import differences, is_free
 from anytron.checkpoint.resume import choose_start
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, within
 from anytron.preflight.prepare import prepare, prepare_prompts
 from anytron.preflight.validation import prepare_held_out, prepare_validation
 from anytron.tracking.claim import ClaimedDirectory
@@ -36,7 +37,8 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
         tell: Is told what is left out, for people.
 
     Raises:
-        ConfigError: Earlier runs are in the way; or a stage is to be trained on whose successor has begun already.
+        ConfigError: Earlier runs are in the way; or a stage is to be trained on, or otherwise than it was, whose
+            successor has begun already.
         DataError: The data of a stage are not usable.
     """
     configs = list(stages.values())
@@ -50,13 +52,14 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
     if configs[0].resume == "never":
         _clear(configs, tell)
     begun = [index for index, config in enumerate(configs) if _record(config) is not None]
-    for config in configs[1:]:
-        _read_data(config)
+    for name, config in list(stages.items())[1:]:
+        with within(f"stage {name}"):
+            _read_data(config)
     before: RunConfig | None = None
     for index, (name, config) in enumerate(stages.items()):
         before = config if before is None else continued(config, before)
         if index < max(begun, default=0):
-            _require_over(name, config)
+            _require_over(name, before)
             tell(f"stage {name} is over")
         else:
             yield name, before
@@ -101,17 +104,23 @@ def _record(config: RunConfig) -> RunRecord | None:
 
 
 def _require_over(name: str, config: RunConfig) -> None:
-    """Refuse to train on where a later stage has begun: it would go on from weights that are not there any more."""
-    record, asked = _record(config), config.trainer.total_steps
-    finished = None if record is None else record.finished_step
-    trained = None if record is None else record.config["trainer"]["total_steps"]
-    if finished is not None and trained == asked:
+    """Refuse to train on, or otherwise, where a later stage has begun: it has begun with the weights that are there.
+
+    Args:
+        name: The stage's.
+        config: It, with the model that it begins with.
+    """
+    record = _record(config)
+    found = [] if record is None else differences(record.config, config.model_dump(mode="json"))
+    changes = [one for one in found if not is_free(one.key) or one.key == "trainer.total_steps"]
+    over = record is not None and record.finished_step is not None
+    if over and not changes:
         return
     raise ConfigError(
         f"The stage {name} is to be trained, and a later one has begun already.",
         where=f"trainer.output_dir = {config.trainer.output_dir}",
-        why="it has no record of a run that came to its end"
-        if finished is None
-        else f"it ended with trainer.total_steps={trained}, and now that is {asked}",
+        why=f"it is over, and {'; '.join(map(str, changes))}"
+        if over
+        else "it has no record of a run that came to its end",
         fix="undo the change, or begin all stages again: resume=never trainer.overwrite=true",
     )

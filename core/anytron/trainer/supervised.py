@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.algorithms.supervised_loss import SupervisedLoss
-from anytron.checkpoint.resume import choose_start
-from anytron.preflight.prepare import prepare_prompts
-from anytron.preflight.validation import prepare_held_out
 from anytron.seeds import derive_seed
 from anytron.sinks.delivery import MetricSinks
-from anytron.tracking.claim import ClaimedDirectory
 from anytron.tracking.clock import Clock
 from anytron.trainer.checkpointing import Checkpointing
 from anytron.trainer.held_out import HeldOutLoss
@@ -24,6 +20,7 @@ from anytron.trainer.traces import Traces
 from anytron.trainer.trained_models import save_trained_models
 from anytron.trainer.trajectories import assemble_examples
 from anytron.trainer.updates import UpdatePlan
+from anytron.trainer.validation_schedule import ValidationSchedule
 from anytron.trainer.workers import kernel_suppliers, start_training
 
 if TYPE_CHECKING:
@@ -37,25 +34,7 @@ if TYPE_CHECKING:
     from anytron.trainer.restarts import Restarts
 
 
-def fine_tune(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
-    """Train a policy from the responses of the data; otherwise as :func:`anytron.trainer.loop.train`."""
-    prepared = prepare_prompts(config)
-    examined = prepare_held_out(config, prepared)
-    for remark in prepared.sampler.remarks:
-        progress.note(remark)
-    for one in examined:
-        for remark in one.prepared.sampler.remarks:
-            progress.note(f"validation set {one.section.name}: {remark}")
-    with ClaimedDirectory(config, progress.note) as claimed:
-        start = choose_start(config, claimed, progress.note)
-        if start.finished is not None:
-            progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
-            return RunSummary(claimed.path, start.finished, {}, 0.0)
-        with start.open(config, claimed) as run:
-            return _train(config, prepared, examined, start, run, executor, progress, restarts)
-
-
-def _train(
+def fine_tune(
     config: RunConfig,
     prepared: PreparedPrompts,
     examined: list[HeldOutSet],
@@ -65,6 +44,18 @@ def _train(
     progress: Progress,
     restarts: Restarts,
 ) -> RunSummary:
+    """Train a policy from the responses of the data; otherwise as :func:`anytron.trainer.loop.train`.
+
+    Args:
+        config: The run.
+        prepared: Its examples.
+        examined: Those of its validation.
+        start: Where it begins.
+        run: Its directory, opened there.
+        executor: Starts the workers.
+        progress: Is told of every step.
+        restarts: Is told of finished ones.
+    """
     write_random_model(config, prepared.tokenizer)
     trainer = start_training(executor, config)
     updates = UpdatePlan.from_config(config, trainer.topology[0])
@@ -81,19 +72,19 @@ def _train(
 
     traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
     sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
-    validation = HeldOutLoss(config, examined, trainer, updates, run, checkpoints, progress, sinks, first=start.step)
+    held_out = HeldOutLoss(examined, trainer, updates, config.data.prompts_per_step)
+    validation = ValidationSchedule(config, held_out, run, checkpoints, progress, sinks, first=start.step)
     with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
-            traces.begin(step)
             with clock.measure("checkpoint"):
                 checkpoints.boundary(step - 1, 0, metrics)  # nothing is sampled from them
             validation.after(step - 1, clock)  # not interrupted: it uses the training ranks
-            with checkpoints.abandonable():
-                if validation.early_stop is not None:
-                    break
-                with clock.measure("data"):
-                    batch = assemble_examples(prepared.draw(config.data.prompts_per_step))
+            if validation.early_stop is not None:
+                break
+            traces.begin(step)
+            with checkpoints.abandonable(), clock.measure("data"):
+                batch = assemble_examples(prepared.draw(config.data.prompts_per_step))
 
             with clock.measure("update"):
                 batch = trainer.with_scores(batch, updates, reference=False)

@@ -12,16 +12,14 @@ policy.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.environments.loading import start_environments
-from anytron.errors import DataError
-from anytron.preflight.validation import of_set
+from anytron.errors import DataError, within
 from anytron.rollout.conversations import turns_of
 from anytron.seeds import derive_seed
 from anytron.trainer.trajectories import make_samples
-from anytron.trainer.validation_schedule import ValidationSchedule
 from anytron.validation.metrics import set_metrics
 
 if TYPE_CHECKING:
@@ -33,66 +31,54 @@ if TYPE_CHECKING:
     from anytron.rewards.scoring import RewardScores
     from anytron.rollout.conversations import Conversations, SingleTurns
     from anytron.rollout.pool import RolloutPool
-    from anytron.sinks.delivery import MetricSinks
-    from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
-    from anytron.trainer.checkpointing import Checkpointing
+    from anytron.trainer.reward_model import RewardModelRanks
 
 
-class Validation(ValidationSchedule):
+@dataclass(frozen=True)
+class Validation:
     """Has the policy answer prompts.
 
-    Args:
+    Attributes:
         config: The run.
         sets: On what; empty for a run without validation.
         pool: The rollout engines, which have the weights that are examined.
         turns: Training's responses, none of which is under way during a validation.
-        run: The run's directory.
-        checkpoints: Keep what is best.
-        progress: Is told of every validation.
-        sinks: Are given its numbers.
-        first: Steps behind the policy with which the run begins.
+        judge: The reward model; None without one.
+        run: The run's directory, which keeps samples.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        sets: Sequence[ValidationSet],
-        pool: RolloutPool,
-        turns: SingleTurns | Conversations,
-        run: RunDirectory,
-        checkpoints: Checkpointing,
-        progress: Progress,
-        sinks: MetricSinks,
-        first: int,
-    ) -> None:
-        super().__init__(config, run, checkpoints, progress, sinks, first)
-        self._sets, self._pool, self._turns = sets, pool, turns
+    config: RunConfig
+    sets: Sequence[ValidationSet]
+    pool: RolloutPool
+    turns: SingleTurns | Conversations
+    judge: RewardModelRanks | None
+    run: RunDirectory
 
-    def _measure(self, step: int) -> dict[str, float]:
-        """Examine the policy with the weights that the rollout engines have."""
-        self._turns.settle()
+    def __call__(self, step: int) -> dict[str, float]:
+        """Examine the policy with the weights that the rollout engines have, those of after a step."""
+        self.turns.settle()
         metrics: dict[str, float] = {}
         examined = []
-        for one in self._sets:
-            with of_set(one.section):
+        for one in self.sets:
+            with within(one.section.title):
                 samples, rewards = self._examine(one, step)
             metrics |= set_metrics(one.section, samples, rewards)
             examined.append((one.section.name, samples, rewards))
         for name, samples, rewards in examined:
-            self._run.write_samples(step, samples, rewards, name)
+            self.run.write_samples(step, samples, rewards, name)
         return metrics
 
     def _examine(self, one: ValidationSet, step: int) -> tuple[list[Sample], RewardScores]:
         """Let the policy answer a set's prompts, and score the answers."""
-        section, prepared, config = one.section, one.prepared, self._config
-        logs = self._run.path / "logs" / f"validation-{section.name}"
+        section, prepared, config = one.section, one.prepared, self.config
+        logs = self.run.path / "logs" / f"validation-{section.name}"
         # Started anew each time: what functions and environments remember would make two validations differ.
         with (
             prepared.rewards.start(logs, config.executor.start_timeout_s) as score,
             start_environments(config, logs) as environments,
         ):
-            turns = turns_of(config, prepared, self._pool, environments)
+            turns = turns_of(config, prepared, self.pool, environments)
             prepared.sampler.seek([(0, 0)] * len(prepared.sampler.tables))
             samples: list[Sample] = []
             for begin in range(0, len(prepared.sampler), one.at_one_time):
@@ -102,7 +88,7 @@ class Validation(ValidationSchedule):
                 made = make_samples(prompts, turns.finish(begun), prepared.tokenizer)
                 samples += [replace(sample, patches=None, routing=None) for sample in made]  # only training reads them
             try:
-                return samples, score(samples)
+                return samples, score.beside(self.judge)(samples)
             except DataError:
-                self._run.write_samples(step, samples, None, section.name)
+                self.run.write_samples(step, samples, None, section.name)
                 raise

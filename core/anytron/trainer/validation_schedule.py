@@ -6,7 +6,6 @@ finished.
 
 from __future__ import annotations
 
-import abc
 import math
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from anytron.checkpoint.best import Best
 from anytron.validation.standing import standing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anytron.config.schema import RunConfig
     from anytron.sinks.delivery import MetricSinks
@@ -25,11 +24,12 @@ if TYPE_CHECKING:
     from anytron.trainer.checkpointing import Checkpointing
 
 
-class ValidationSchedule(abc.ABC):
+class ValidationSchedule:
     """Has the policy examined when it is time to.
 
     Args:
         config: The run.
+        measure: Examines the policy on all sets, as it is after so many steps, and returns the metrics.
         run: The run's directory.
         checkpoints: Keep what is best.
         progress: Is told of every validation.
@@ -45,20 +45,17 @@ class ValidationSchedule(abc.ABC):
     def __init__(
         self,
         config: RunConfig,
+        measure: Callable[[int], dict[str, float]],
         run: RunDirectory,
         checkpoints: Checkpointing,
         progress: Progress,
         sinks: MetricSinks,
         first: int,
     ) -> None:
-        self._config, self._section = config, config.validation
+        self._config, self._section, self._measure = config, config.validation, measure
         self._run, self._checkpoints, self._progress, self._sinks = run, checkpoints, progress, sinks
         self._found = {int(metrics["step"]): metrics for metrics in run.validations()}
         self._untrained = None if run.last_metrics() else first
-
-    @abc.abstractmethod
-    def _measure(self, step: int) -> dict[str, float]:
-        """Examine the policy on all sets, as it is after a step; return the metrics."""
 
     def due(self, step: int, *, last: bool = False) -> bool:
         """Whether the policy after a step is to be examined, and has not been.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from anytron.metric import joined
 from anytron.preflight.capabilities import generates_in_training
 from anytron.rollout.attended import AttendedGroup
 from anytron.rollout.pool import RolloutPool
+from anytron.trainer.reward_model import RewardModelRanks, reward_model_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -246,10 +247,22 @@ def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
     return TrainingWorkers.of(executor.start(training_group(config)))
 
 
-def start_workers(
-    executor: Executor, config: RunConfig, restarts: Restarts | None = None
-) -> tuple[TrainingWorkers, RolloutPool]:
-    """Start the engines at the same time, and wait for the training ranks. Those may be the only ones.
+class Workers(NamedTuple):
+    """All engines of a run.
+
+    Attributes:
+        trainer: The training ranks.
+        rollout: What generates.
+        reward_model: The ranks of the reward model; None without one.
+    """
+
+    trainer: TrainingWorkers
+    rollout: RolloutPool
+    reward_model: RewardModelRanks | None
+
+
+def start_workers(executor: Executor, config: RunConfig, restarts: Restarts | None = None) -> Workers:
+    """Start the engines at the same time, and wait for those that train and score. These may be the only ones.
 
     Args:
         executor: Starts the processes.
@@ -257,15 +270,17 @@ def start_workers(
         restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
     """
     training = executor.start(training_group(config))
+    scoring = None if config.reward_model is None else executor.start(reward_model_group(config))
     if generates_in_training(config):
         trainer = TrainingWorkers.of(training)
         at_one_time = config.rollout.max_batch_size * trainer.dp_size
         settings = config.rollout.model_copy(update={"max_batch_size": at_one_time})
-        return trainer, RolloutPool(executor, settings, lost=None, within=training)
-    rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
-    trainer = TrainingWorkers.of(training)
-    rollout.routing = trainer.topology[0].rollout_routing
-    return trainer, rollout
+        rollout = RolloutPool(executor, settings, lost=None, within=training)
+    else:
+        rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
+        trainer = TrainingWorkers.of(training)
+        rollout.routing = trainer.topology[0].rollout_routing
+    return Workers(trainer, rollout, None if scoring is None else RewardModelRanks.of(scoring, config))
 
 
 def training_group(config: RunConfig) -> GroupSpec:

@@ -44,6 +44,8 @@ def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], reward
         found = [pass_at_k(count, passed, k) for count, passed in counted if count >= k]
         metrics |= _estimate(section.pass_metric(k), torch.tensor(found, dtype=torch.float64))
     name = f"validation/{section.name}"
+    if len(rewards.parts) > 1:
+        metrics |= {f"{name}/reward/{part}/mean": values.nanmean().item() for part, values in rewards.parts.items()}
     return metrics | {
         f"{name}/response/length_mean": sum(sample.own_tokens for sample in samples) / len(samples),
         f"{name}/response/truncated_fraction": sum(not sample.finished for sample in samples) / len(samples),

@@ -33,8 +33,10 @@ from anytron.verification.observation import (
     observe_forward,
 )
 from anytron.verification.optimizer import check_optimizer, with_visible_update
-from anytron.verification.prediction import check_prediction, trains_modules
+from anytron.verification.parts import absence
+from anytron.verification.prediction import check_prediction
 from anytron.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
+from anytron.verification.reward_model import check_scores
 from anytron.verification.teacher import check_teacher
 from anytron.verification.tolerances import tolerance
 from anytron.verification.trajectories import MAX_NEW_TOKENS, Trajectories, sample_trajectories
@@ -63,6 +65,7 @@ CHECKS = (
     "critic-values",
     "critic-gradients",
     "teacher-log-probs",
+    "reward-model-scores",
     "optimizer-update",
     "adapters-equal-merged",
     "rollout-equals-training",
@@ -72,7 +75,6 @@ CHECKS = (
 )
 """In the order of the report."""
 
-_NO_CRITIC = "the run has no critic"
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
@@ -149,6 +151,8 @@ class _Run:
     def make(self, check: str) -> CheckResult:
         """Make a check: its method has its name."""
         self._check = check
+        if (reason := absence(check, self._config)) is not None:
+            return skipped(check, reason)
         try:
             result: CheckResult = getattr(self, check.replace("-", "_"))(check)
         except _NotMade as lost:
@@ -202,24 +206,17 @@ class _Run:
 
     def multi_token_prediction(self, check: str) -> CheckResult:
         """Compare the loss of multi-token prediction modules, and its gradients, with those of their definition."""
-        config = self._config
-        if not trains_modules(config):
-            return skipped(check, "the run trains no multi-token prediction modules")
-        if not shows_gradients(config):
+        if not shows_gradients(self._config):
             return skipped(check, self._without_gradients())
         self._gradients()
-        return check_prediction(check, config, self._engines.trainer_to_update(), self._trajectories().batch)
+        return check_prediction(check, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
 
-    def critic_values(self, check: str) -> CheckResult:
+    def critic_values(self, _: str) -> CheckResult:
         """Compare the critic's weights with what it was built with, and its values with transformers'."""
-        if self._config.critic is None:
-            return skipped(check, _NO_CRITIC)
         return self._values()
 
     def critic_gradients(self, check: str) -> CheckResult:
         """Compare the gradient of each of the critic's parameters, value head included, with that of transformers."""
-        if self._config.critic is None:
-            return skipped(check, _NO_CRITIC)
         if not shows_gradients(self._config):
             return skipped(check, self._without_gradients())
         self._values()  # without a forward pass there is none back
@@ -229,9 +226,11 @@ class _Run:
 
     def teacher_log_probs(self, check: str) -> CheckResult:
         """Compare the teacher's log-probs with what transformers makes of its logits, at two temperatures."""
-        if self._config.teacher is None:
-            return skipped(check, "the run has no teacher")
         return check_teacher(check, self._config, self._engines.trainer(), self._trajectories().batch)
+
+    def reward_model_scores(self, check: str) -> CheckResult:
+        """Compare what the reward model says of responses with what transformers' classifier does."""
+        return check_scores(check, self._config, self._engines.reward_model(), self._trajectories().batch)
 
     def optimizer_update(self, check: str) -> CheckResult:
         """Compare the way that one update moves each weight with what torch's optimizer does."""
@@ -248,8 +247,6 @@ class _Run:
 
     def adapters_equal_merged(self, check: str) -> CheckResult:
         """Compare adapters that are not 0 with transformers' model of the merged weights."""
-        if self._config.model.lora is None:
-            return skipped(check, "the run trains no adapters (model.lora)")
         wanted = with_visible_update(self._config)
         try:
             config = adapted(wanted, self._session.hooks, "optimizer", lambda one: one.optimizer)

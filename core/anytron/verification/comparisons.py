@@ -29,7 +29,13 @@ def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> C
 
 
 def compare_token_outputs(
-    check: str, dtype: str, logits: Tensor, sequences: RaggedBatch, found: Mapping[float, TokenOutputs]
+    check: str,
+    dtype: str,
+    logits: Tensor,
+    sequences: RaggedBatch,
+    found: Mapping[float, TokenOutputs],
+    *,
+    entropies: bool = True,
 ) -> CheckResult:
     """Compare log-probs and entropies with what logits of another engine give.
 
@@ -41,6 +47,7 @@ def compare_token_outputs(
         logits: float32 ``[T, V]`` after each token.
         sequences: Their tokens, T of them.
         found: What the engine computed, by temperature, of these sequences and maybe more after them.
+        entropies: It has computed them; False = log-probs alone.
     """
     places = sequences.response_mask.nonzero()[:, 0]
     rows = logits[places - 1]
@@ -48,17 +55,20 @@ def compare_token_outputs(
     for temperature, outputs in found.items():
         scores = (rows / temperature).log_softmax(-1)
         log_probs = scores.gather(1, sequences.tokens[places][:, None])[:, 0]
-        entropy = -(scores.exp() * scores).sum(-1)
         assert outputs.log_probs is not None
-        assert outputs.entropy is not None
+        pairs = [(log_probs, outputs.log_probs)]
+        if entropies:
+            assert outputs.entropy is not None
+            pairs.append((-(scores.exp() * scores).sum(-1), outputs.entropy))
         differences = []
-        for expected, computed in ((log_probs, outputs.log_probs), (entropy, outputs.entropy)):
+        for expected, computed in pairs:
             difference, allowed = largest(computed[places] - expected), tolerance(dtype, expected)
-            differences.append(difference)
+            differences.append(f"{difference:.2g}")
             if used(difference, allowed) > used(worst, limit):
                 worst, limit = difference, allowed
-        parts.append(f"at temperature {temperature:g} {differences[0]:.2g} and {differences[1]:.2g}")
-    return measured(check, worst, limit, f"log-probs and entropies of {len(places)} tokens: {'; '.join(parts)}")
+        parts.append(f"at temperature {temperature:g} {' and '.join(differences)}")
+    names = "log-probs and entropies" if entropies else "log-probs"
+    return measured(check, worst, limit, f"{names} of {len(places)} tokens: {'; '.join(parts)}")
 
 
 def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> CheckResult:

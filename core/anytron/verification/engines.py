@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.executor.protocol import Executor
     from anytron.rollout.pool import RolloutPool
+    from anytron.trainer.reward_model import RewardModelRanks
 
 
 class Engines:
-    """The training engine and the rollout engine.
+    """The training engine, the rollout engine and the reward model.
 
     Args:
         config: The run.
@@ -29,6 +30,7 @@ class Engines:
 
     _trainer: TrainingWorkers
     _rollout: RolloutPool
+    _reward_model: RewardModelRanks | None
     _built: RunConfig | None  # what the training engine was built with; None once its weights are others
     _has_weights: bool  # the rollout engine
 
@@ -67,6 +69,12 @@ class Engines:
             self.give_weights()
         return self._rollout
 
+    def reward_model(self) -> RewardModelRanks:
+        """The ranks of the run's reward model."""
+        self._start_if_ended()
+        assert self._reward_model is not None
+        return self._reward_model
+
     def give_weights(self) -> None:
         """Give the rollout engine the weights, and compare those that it holds then, if it can say which they are.
 
@@ -84,13 +92,14 @@ class Engines:
         self._executor.close()
 
     def _start(self) -> None:
-        self._trainer, self._rollout = start_workers(self._executor, self._config)
+        self._trainer, self._rollout, self._reward_model = start_workers(self._executor, self._config)
         self._built, self._has_weights = self._config, False
 
     def _start_if_ended(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._trainer.group.ended or self._rollout.failed:
+        judge = self._reward_model
+        if self._trainer.group.ended or self._rollout.failed or (judge is not None and judge.group.ended):
             self._executor.end()
             try:
                 self._start()

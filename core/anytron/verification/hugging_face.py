@@ -102,7 +102,9 @@ def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
     return ExpectedGradients(off_policy(batch, log_probs), log_probs, published(model, named))
 
 
-def load_model(directory: Path, weights: Path | None, dtype: torch.dtype, layers_more: int = 0) -> Any:
+def load_model(
+    directory: Path, weights: Path | None, dtype: torch.dtype, layers_more: int = 0, *, scores: bool = False
+) -> Any:
     """Load a model for comparisons, in float32 on the host.
 
     Args:
@@ -110,17 +112,19 @@ def load_model(directory: Path, weights: Path | None, dtype: torch.dtype, layers
         weights: safetensors file of the weights; None = those in the directory.
         dtype: What the weights are rounded to.
         layers_more: Layers behind its last one to load as well.
+        scores: It classifies sequences.
 
     Raises:
         ResourceError: The host has not enough memory.
     """
     from safetensors.torch import load_file
+    from transformers import AutoModelForSequenceClassification
 
     config = read_hf_config(directory)
     if layers_more:
         config.num_hidden_layers += layers_more
     with torch.device("meta"):
-        empty = model_class(config).from_config(config)
+        empty = (AutoModelForSequenceClassification if scores else model_class(config)).from_config(config)
     count = sum(parameter.numel() for parameter in empty.parameters())
     needed, available = count * _BYTES_PER_PARAMETER, available_memory()
     if needed > available:

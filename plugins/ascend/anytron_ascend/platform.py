@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
+    from anytron.platform import EngineFacts
     from anytron.runtime import DeviceRuntime
     from anytron.sequences import ModelInputs
     from anytron_ascend.adaptors.adaptor import Adaptor
@@ -144,9 +145,9 @@ class AscendPlatform(Platform):
             return PeakFlops(None, "there is no public number for each NPU: set platform.options.peak_tflops")
         return PeakFlops(tflops * 1e12, "platform.options.peak_tflops")
 
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+    def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
         """Set the adaptor's process-wide state."""
-        self._adaptor.prepare_engine(config, ledger)
+        self._adaptor.prepare_engine(facts, ledger)
 
     @hookimpl
     def requirements(self) -> list[Requirement]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.patches import Ledger
-    from anytron.platform import PeakFlops, Probe
+    from anytron.platform import EngineFacts, PeakFlops, Probe
     from anytron.runtime import DeviceRuntime
 
 VLLM_OPTIONS: dict[str, Any] = {
@@ -100,7 +100,7 @@ class CudaPlatform(Platform):
         """What the options say, or NVIDIA's data sheets by the GPU's name."""
         return peak_flops(self.runtime().device_name(), dtype, self._options.peak_tflops)
 
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+    def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
         """Import Transformer Engine if models are made of it, and let torch refuse what is not deterministic."""
         del ledger
         import torch
@@ -108,7 +108,7 @@ class CudaPlatform(Platform):
         self._trains = True
         if not self.portable_modules:
             modules.import_transformer_engine()
-        torch.use_deterministic_algorithms(config.engine.deterministic)
+        torch.use_deterministic_algorithms(facts.deterministic)
 
     @hookimpl
     def requirements(self) -> list[Requirement]:

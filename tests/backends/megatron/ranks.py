@@ -11,6 +11,7 @@ from anytron.config.schema import RunConfig
 from anytron.executor.local import LocalExecutor, LocalWorkerGroup
 from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
+from anytron.trainer.reward_model import RewardModelRanks, reward_model_group
 from anytron.trainer.workers import TrainingWorkers
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def engine_config(directory: Path, output: Path, /, **sections: dict[str, Any]) 
         "trainer": {"output_dir": str(output)},
     }
     merged = {name: {**known.get(name, {}), **sections.get(name, {})} for name in {**known, **sections}}
-    return RunConfig.model_validate({**merged, "rewards": [{"function": "unused"}]})
+    judge = {"function": "reward_model"} if "reward_model" in sections else {"function": "unused"}
+    return RunConfig.model_validate({**merged, "rewards": [judge]})
 
 
 SET_BY_LIBRARIES = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DEVICE_BACKEND_AUTOLOAD"})
@@ -64,24 +66,33 @@ class Ranks:
     def __init__(self, output: Path) -> None:
         self._output = output
         self._ordinary = _inherited()
-        self._running: dict[tuple[int, str, bool], _Started] = {}
+        self._running: dict[tuple[str, int, str, bool], _Started] = {}
 
     def engine(self, directory: Path, /, **sections: dict[str, Any]) -> tuple[TrainingWorkers, RunConfig]:
         """Build an engine; the one before, of as many ranks, is closed."""
         config = engine_config(directory, self._output, **sections)
-        inherited = _inherited()
-        size, platform = config.parallel.world_size, config.platform
-        key = size, platform.model_dump_json(), inherited == self._ordinary
+        size = config.parallel.world_size
+        spec = GroupSpec("trainer", "anytron.training_engines", "megatron", size, num_threads=1, config=config)
+        return TrainingWorkers.of(self._built(config, spec)), config
+
+    def reward_model(self, directory: Path, /, **sections: dict[str, Any]) -> tuple[RewardModelRanks, RunConfig]:
+        """Build the ranks of a run's reward model, and nothing else of the run."""
+        config = engine_config(directory, self._output, **sections)
+        return RewardModelRanks.of(self._built(config, reward_model_group(config)), config), config
+
+    def _built(self, config: RunConfig, spec: GroupSpec) -> LocalWorkerGroup:
+        assert spec.config is not None
+        inherited, platform = _inherited(), config.platform
+        key = spec.model, spec.world_size, platform.model_dump_json(), inherited == self._ordinary
         started = self._running.get(key)
         if started is not None and started.inherited == inherited and not started.group.ended:
-            started.group.rebuild(config)
+            started.group.rebuild(spec.config)
         else:
             if started is not None:
                 started.executor.close()
             executor = LocalExecutor(config, open_session(platform=platform.name, options=platform.options))
-            group = executor.start(GroupSpec("trainer", "anytron.training_engines", "megatron", size, num_threads=1))
-            started = self._running[key] = _Started(executor, group, inherited)
-        return TrainingWorkers.of(started.group), config
+            started = self._running[key] = _Started(executor, executor.start(spec), inherited)
+        return started.group
 
     def close(self) -> None:
         """End all processes."""

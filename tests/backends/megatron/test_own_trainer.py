@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from anytron.hooks.types import OWN_TRAINER
 from anytron.patches.versions import in_range, installed_version
 
 VERSION = installed_version("megatron-core")
-EXAMPLES = Path(__file__).parents[3] / "examples"
+ROOT = Path(__file__).parents[3]
+EXAMPLES, PAGE = ROOT / "examples", ROOT / "docs" / "how-to" / "use-in-your-own-trainer.md"
 PROGRAM = Path(__file__).parent / "programs" / "own_trainer.py"
 
 
@@ -60,9 +62,11 @@ def test_without_the_patches_of_megatrons_models_packed_attention_fails():
 def test_without_the_layer_the_model_cannot_be_built():
     code = (
         "from types import SimpleNamespace as N\nimport torch, own_trainer\n"
-        "runtime = N(current_device=lambda: torch.device('cpu'), communication_backend='gloo')\n"
-        "layer = N(platform=N(runtime=lambda: runtime), apply_phase=lambda phase: None, hooks=None)\n"
-        "own_trainer.start(layer)\nown_trainer.train(layer, 'thd', 1)\n"
+        "from anytron_megatron.own_trainer import join\n"
+        "device = torch.device('cpu')\nnothing = lambda argument: None\n"
+        "runtime = N(current_device=lambda: device, set_device=nothing, communication_backend='gloo')\n"
+        "layer = N(platform=N(runtime=lambda: runtime), apply_phase=nothing, prepare=nothing, hooks=None)\n"
+        "join(layer)\nown_trainer.train(layer, 'thd', 1)\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
@@ -70,3 +74,20 @@ def test_without_the_layer_the_model_cannot_be_built():
     )  # fmt: skip
     assert done.returncode == 1
     assert "Error" in done.stderr.splitlines()[-1]
+
+
+def test_the_example_is_short_and_trains_as_the_page_says():
+    assert len((EXAMPLES / "own_trainer.py").read_text(encoding="utf-8").splitlines()) <= 60
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / "own_trainer.py"), "3"],
+        env={**os.environ, "ANYTRON_PLATFORM": "cpu"}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert losses(done.stdout, "cpu") == pytest.approx(losses(PAGE.read_text(encoding="utf-8"), "cpu"), abs=1e-4)
+
+
+def losses(text, platform):
+    """The losses that a run has printed, packed and padded."""
+    found = re.findall(rf"^{platform} (?:thd|bshd): ([\d. ]+)$", text, re.MULTILINE)
+    assert len(found) == 2, text
+    return [float(one) for line in found for one in line.split()]

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from anytron.hooks.types import ProcessInfo
 from anytron.patches import Phase
 from anytron.patches.versions import in_range, installed_version
 from anytron_megatron.plugin import MegatronBackend
+from tests.reward_models import write_reward_model
 
 MODEL = {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6,
          "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 64}  # fmt: skip
@@ -165,6 +167,55 @@ def test_a_teacher_of_another_family_and_a_larger_vocabulary_is_not_remarked_on(
     (tmp_path / "config.json").write_text(json.dumps({**MODEL, "model_type": "qwen2", "vocab_size": 100}))
     taught = {"teacher": {"path": str(tmp_path)}, "algorithm": {"distillation_coefficient": 1.0}}
     assert keys(config({**MODEL, "vocab_size": 90}, **taught)) == []
+
+
+HEAD = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "judge", "key", "says"),
+    [
+        ({"vision_config": {"depth": 1}}, {}, "reward_model.path", "no test scores with a vision-language model"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "knows 80 tokens, and the policy 90"),
+        ({}, {"model_type": "qwen33"}, "reward_model.path", "the reward model: the engine does not know"),
+        ({}, {"id2label": {"0": "bad", "1": "good"}}, "reward_model.path", "its config has 2 labels"),
+        (
+            {},
+            {"num_hidden_layers": 5},
+            "reward_model.parallel.pipeline_model_parallel_size",
+            "the reward model: 5 layers cannot be split over 2",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_a_reward_model_is_refused_by_name(model, judge, key, says, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, **HEAD, **judge}))
+    section = {"path": str(tmp_path), "parallel": {"pipeline_model_parallel_size": 2}}
+    judged = {"rewards": [{"function": "reward_model"}], "reward_model": section}
+    run = config({**MODEL, **model}, **judged)
+    found = [(d.key, d.message) for d in MegatronBackend().configure(run)]
+    assert (key, True) in [(where, says in message) for where, message in found], found
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [(0, "has no score.weight, so that nothing of it gives a score (it is Qwen3ForSequenceClassification)"),
+     (2, "score.weight gives 2 numbers for a sequence (num_labels)"),
+     (1, "")],
+)  # fmt: skip
+def test_a_reward_model_has_a_head_of_one_row_and_a_trunk_that_fits(labels, says, tmp_path, tiny_model):
+    judge = write_reward_model(tiny_model, tmp_path / "judge", labels=labels)
+    if not labels:
+        shutil.copy(tiny_model / "model.safetensors", judge)
+    judged = {"rewards": [{"function": "reward_model"}], "reward_model": {"path": str(judge)}}
+    found = list(MegatronBackend().configure(config(json.loads((tiny_model / "config.json").read_text()), **judged)))
+    assert [(one.key, says in one.message) for one in found] == ([("reward_model.path", True)] if says else [])
+
+
+def test_weights_that_do_not_belong_to_a_reward_model_s_config_are_counted(tmp_path, tiny_model):
+    judge = write_reward_model(tiny_model, tmp_path / "judge", num_hidden_layers=5)
+    judged = {"rewards": [{"function": "reward_model"}], "reward_model": {"path": str(judge)}}
+    (found,) = MegatronBackend().configure(config(**judged))
+    assert found.message.startswith("the reward model: 11 of the model's")
 
 
 def test_what_concerns_the_policy_alone_is_not_asked_of_the_critic(tmp_path):

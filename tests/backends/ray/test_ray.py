@@ -20,6 +20,11 @@ from tests.core.executor.processes import LOOPBACK, is_alive, listening, offspri
 from tests.core.trainer.transfers import Started, install, transfer_config
 
 
+def judging(ranks):
+    """The ranks of a reward model."""
+    return GroupSpec("trainer", "anytron.training_engines", "small", ranks, 1, model="reward_model")
+
+
 def free(ray, resource, count):
     """Whether so many become free: Ray learns of it a moment later."""
     deadline = time.monotonic() + 10
@@ -92,7 +97,12 @@ def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, mo
         for i in (0, 1)
     ]
 
+    scoring = executor.start(judging(2))
+
     assert [facts["env"]["CHIPS"] for facts in group.call("describe") + alone.call("describe")] == ["0,1"] * 3
+    seen = [(facts["env"]["CHIPS"], facts["env"]["LOCAL_RANK"]) for facts in scoring.call("describe")]
+    assert seen == [("0,1", "0"), ("0,1", "1")], "each has the device of the training rank of its number"
+    assert executor.start(judging(1)).call("describe")[0]["env"]["CHIPS"] == "0"
     assert [replica.call("describe")[0]["env"]["CHIPS"] for replica in two] == ["0", "1"]
 
 
@@ -132,6 +142,7 @@ def test_ranks_of_two_machines_are_counted_on_each(make_executor):
         for replica, replicas in ((0, 1), (0, 2), (1, 2), (2, 3))
     ]
     assert beside == [[first], [first], [second], [second]]
+    assert executor.start(judging(2)).hosts == group.hosts
     assert executor.host in (first, second)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert group.call("meet") == [1, 1]

@@ -46,6 +46,8 @@ def largest(tokens, algorithm):
     return TokenLosses(tokens.log_probs, {"mine": outside, "mine_max": outside, "mine/low_max": -1 - outside})
 def outside(tokens, algorithm):
     return TokenLosses((tokens.log_probs / tokens.response_mask))
+def usurping(tokens, algorithm):
+    return TokenLosses(-tokens.log_probs, dict.fromkeys(["loss/total", "reward/mean", "grad_norm"], tokens.entropy))
 def two_more(tokens, algorithm, margin): return TokenLosses(tokens.log_probs)
 """
 
@@ -84,13 +86,21 @@ def test_advantages_become_float32(named):
 
 def test_a_metric_of_a_loss_is_averaged_over_responses_or_the_largest(named):
     metrics = PolicyLoss(AlgorithmSection(loss=named("largest")))(OUTPUTS, TRAINED).metrics
-    assert metrics["mine"].item() == pytest.approx(7 / 3)
-    assert metrics["mine_max"].item() == 4.0
-    assert metrics["mine/low_max"].item() == -2.0
+    assert metrics["loss/metrics/mine"].item() == pytest.approx(7 / 3)
+    assert metrics["loss/metrics/mine_max"].item() == 4.0
+    assert metrics["loss/metrics/mine/low_max"].item() == -2.0
     filler = replace(TRAINED, loss_weights=torch.zeros(5), token_shares=torch.zeros(5))
     metrics = PolicyLoss(AlgorithmSection(loss=named("largest")))(OUTPUTS, filler).metrics
-    assert metrics["mine"].item() == 0.0
-    assert metrics["mine_max"].item() == -torch.inf, "the largest of all micro-batches is another's"
+    assert metrics["loss/metrics/mine"].item() == 0.0
+    assert metrics["loss/metrics/mine_max"].item() == -torch.inf, "the largest of all micro-batches is another's"
+
+
+def test_a_metric_of_a_loss_takes_the_place_of_none_of_ours(named):
+    """`grad_norm` is the engine's, and `reward/mean` the driver's."""
+    found = PolicyLoss(AlgorithmSection(loss=named("usurping")))(OUTPUTS, TRAINED)
+    assert found.metrics["loss/total"].item() == found.loss.item() == pytest.approx(1.0)
+    theirs = {name for name in found.metrics if name not in PolicyLoss(AlgorithmSection())(OUTPUTS, TRAINED).metrics}
+    assert theirs == {f"loss/metrics/{name}" for name in ("loss/total", "reward/mean", "grad_norm")}
 
 
 def test_an_estimator_beside_a_critic_gives_returns(named):
@@ -124,7 +134,7 @@ def test_a_loss_of_the_user_travels_by_its_name_and_finds_its_options(named):
     loss = pickle.loads(pickle.dumps(PolicyLoss(algorithm)))
     found = loss(OUTPUTS, TRAINED)
     assert found.loss.item() == pytest.approx(2.0)
-    assert found.metrics["mine/advantage"].item() == pytest.approx(1.0)
+    assert found.metrics["loss/metrics/mine/advantage"].item() == pytest.approx(1.0)
     assert found.metrics["loss/policy"].item() == pytest.approx(2.0)
 
 

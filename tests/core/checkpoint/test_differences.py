@@ -105,7 +105,9 @@ def test_every_free_key_is_one_of_the_configuration():
     """Keys that are renamed in the schema must be renamed here."""
     from anytron.checkpoint.differences import FREE, IDENTITY, NOT_FREE
 
-    known = values(model={"config": {"model_type": "a"}, "tokenizer": "t"}, environment={"path": "e.py:E"})
+    judged = {"rewards": [{"function": "reward_model"}], "reward_model": {"path": "m"}}
+    model = {"config": {"model_type": "a"}, "tokenizer": "t"}
+    known = values(model=model, environment={"path": "e.py:E"}, **judged)
     for key in (*FREE, *NOT_FREE, *IDENTITY):
         node = known
         for part in key.split("."):

@@ -55,3 +55,13 @@ def test_a_teacher_is_not_asked_for_what_it_has_taught_already(pipelined, tmp_pa
 
     assert [str(found) for found in run.diagnostics if found.severity == "error"] == []
     assert run.config.teacher is None
+
+
+def test_a_reward_model_is_not_asked(pipelined, tmp_path):
+    judged = ["reward_model={path: gone}", "rewards=[{function: reward_model}]"]
+    left = alone(load_config(pipelined, judged))
+
+    run = open_run(pipelined, [*judged, *left, "platform.name=cpu", f"trainer.output_dir={tmp_path}"])
+
+    assert [str(found) for found in run.diagnostics if found.severity == "error"] == []
+    assert run.config.reward_model is None

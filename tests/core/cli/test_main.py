@@ -329,7 +329,7 @@ def test_a_configuration_with_stages_is_shown_stage_by_stage():
     first, second = yaml.safe_load_all(done.stdout)
     assert "--- # stage sft\n" in done.stdout
     assert [one["algorithm"]["name"] for one in (first, second)] == ["sft", "rl"]
-    assert (first["trainer"]["total_steps"], second["trainer"]["total_steps"]) == (7, 200)
+    assert (first["trainer"]["total_steps"], second["trainer"]["total_steps"]) == (7, 400)
     assert [Path(one["trainer"]["output_dir"]).name for one in (first, second)] == ["1-sft", "2-grpo"]
 
 

@@ -9,6 +9,8 @@ import pytest
 from rich.progress import Progress
 
 from anytron.cli.output import Expendable, run_output
+from anytron.cli.train import last_words
+from anytron.trainer.summary import RunSummary
 
 
 @pytest.fixture
@@ -18,6 +20,19 @@ def broken():
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as stream:
         yield stream
+
+
+@pytest.mark.parametrize(
+    ("supervised", "metrics", "said"),
+    [
+        (False, {"reward/mean": 0.5, "loss/nll": 9.0}, ["early", "2 steps, 1.5 s, last reward 0.500; see run"]),
+        (True, {"loss/nll": 1.25}, ["early", "2 steps, 1.5 s, last loss 1.250; see run"]),
+        (False, {"kl/coefficient": 0.1}, ["early"]),  # it goes on from another run's checkpoint, and ends before a step
+    ],
+)
+def test_how_a_run_has_ended(supervised, metrics, said):
+    summary = RunSummary(Path("run"), 2, metrics, 1.5, early_stop="early")
+    assert list(last_words(summary, supervised=supervised)) == said
 
 
 def test_a_broken_pipe_is_said_once_on_the_error_output_and_ends_nothing(broken, monkeypatch, capsys):

@@ -12,11 +12,13 @@ data: {source: jsonl, options: {path: ../data/p.jsonl, image_folder: pictures, c
 algorithm: {advantage: gae, distillation_coefficient: 0.5}
 critic: {path: models/critic}
 teacher: {path: ../teachers/large}
+reward_model: {path: judges/model}
 rollout: {python: venv/bin/python}
 rewards:
   - function: judges/strict.py:score
   - function: some.package:score
   - function: exact_match
+  - function: reward_model
 """
 
 
@@ -36,6 +38,7 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
     assert config.model.lora.path == f"{here}/configs/adapters/a"
     assert config.critic.path == f"{here}/configs/models/critic"
     assert config.teacher.path == f"{here}/teachers/large"
+    assert config.reward_model.path == f"{here}/configs/judges/model"
     assert config.rollout.python == f"{here}/configs/venv/bin/python", "the link says which environment it is"
     assert config.data.options == {
         "path": f"{here}/data/p.jsonl",
@@ -46,6 +49,7 @@ def test_paths_are_relative_to_the_file_and_everything_else_stays(tmp_path, monk
         f"{here}/configs/judges/strict.py:score",
         "some.package:score",
         "exact_match",
+        "reward_model",
     ]
     assert config.trainer.output_dir == "out"
 

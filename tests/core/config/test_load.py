@@ -197,6 +197,38 @@ def test_a_teacher_alone_beside_rewards_or_for_an_estimator_of_one_s_own(good):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rewards=[{function: reward_model}]"], "add a section reward_model"),
+        (["reward_model={path: m}"], "nobody asks the reward_model"),
+        (["reward_model={path: m}", "rewards=[{function: reward_model, processes: 2}]"], "processes is for functions"),
+        (["reward_model={path: m}", "rewards=[{function: reward_model, options: {a: 1}}]"], "options is for functions"),
+    ],
+)
+def test_a_reward_model_stands_where_it_is_asked(good, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        load_config(good, overrides)
+
+
+def test_ranks_of_a_reward_model_have_its_sizes_and_none_of_the_other_models(good):
+    sizes = "{tensor_model_parallel_size: 2, data_parallel_size: 3}"
+    judged = [
+        f"reward_model={{path: m, parallel: {sizes}, max_tokens_per_micro_batch: 99}}",
+        "rewards=[{function: reward_model, weight: 0.5, on_error: zero}]",
+        "algorithm={advantage: gae, distillation_coefficient: 1, kl_coefficient: 0.1}",
+        "critic={}",
+        "teacher={path: t}",
+        "engine.offload=[teacher]",
+    ]
+    config = load_config(good, judged)
+    own = RunConfig.model_validate(config.of_reward_model.model_dump(mode="json"))  # as a worker gets it
+    assert (own.model.path, own.model.dtype) == (config.reward_model.path, config.model.dtype)
+    assert (config.parallel.world_size, own.parallel.world_size) == (1, 6)
+    assert own.engine.max_tokens_per_micro_batch == 99
+    assert (own.critic, own.teacher, own.engine.offload, own.algorithm.kl_coefficient) == (None, None, [], 0.0)
+
+
+@pytest.mark.parametrize(
     ("key", "now"),
     [
         ("engine.router_replay", "engine.options.router_replay"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from anytron.config.load import load_config, read_stages
+from anytron.config.schema import RunConfig
+from anytron.config.stages import StageSection
 from anytron.errors import ConfigError
+from anytron.preflight.supervised import supervised_diagnostics
 
 FILE = """
 model: {path: model}
@@ -89,6 +92,20 @@ def test_null_removes_a_section_and_a_list_replaces_a_list(write):
     assert first.rewards == []
     assert second.validation is not None
     assert [one.function for one in second.rewards] == ["exact_match"]
+
+
+def test_a_section_is_a_stages_or_the_whole_files():
+    """A role that only one stage has (SFT has no teacher) must have its place there."""
+    whole = {"model", "executor", "platform", "resume", "tracking"}
+    assert StageSection.model_fields.keys() - {"name"} == RunConfig.model_fields.keys() - whole
+
+
+def test_a_stage_has_a_teacher_of_its_own(write):
+    algorithm = "algorithm: {distillation_coefficient: 1.0}"
+    text = FILE.replace("rewards:", f"teacher: {{path: big}}\n    {algorithm}\n    rewards:")
+    first, second = (config for config, _ in read_stages(write(text)).values())
+    assert list(supervised_diagnostics(first)) == []
+    assert second.teacher.path.endswith("big")
 
 
 def test_a_mistake_has_the_place_of_the_stage_or_of_the_file(write):

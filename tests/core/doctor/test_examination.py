@@ -1,6 +1,7 @@
 """A topic that crashes is an entry; the others are examined all the same."""
 
 import re
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -25,12 +26,26 @@ def test_every_topic_may_crash(monkeypatch, table):
     for name in ("TOPICS", "LIVE_TOPICS"):
         monkeypatch.setattr(examination, name, {})
     monkeypatch.setattr(examination, table, {"crashing": crash, "sound": sound})
+    monkeypatch.setattr(examination, "entry_points", lambda group: [])  # of whatever else is installed
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     first, crashed, last = examination.examine()
     assert (first.status, last.name) == ("ok", "sound.all")
     assert crashed == Entry("crashing.crashed", "fail", "RuntimeError: a library is broken", crashed.fix)
     assert crashed.topic == "crashing"
     assert crashed.fix
+
+
+def test_other_distributions_add_topics(monkeypatch):
+    named = {"platforms": "anytron.doctor.plugins:examine_platform", "gone": "no_such_module:examine"}
+    added = [EntryPoint(name, value, examination.GROUP) for name, value in named.items()]
+    for name in ("TOPICS", "LIVE_TOPICS"):
+        monkeypatch.setattr(examination, name, {})
+    monkeypatch.setattr(examination, "entry_points", lambda group: added if group == "anytron.doctor" else [])
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    first, *_, gone = examination.examine()
+    assert (first.name, first.status) == ("platform.choice", "ok")
+    assert (gone.name, gone.status) == ("gone.crashed", "fail")
+    assert "no_such_module" in gone.detail
 
 
 def test_an_error_of_ours_keeps_its_fix():

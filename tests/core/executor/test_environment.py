@@ -1,10 +1,12 @@
 """Which devices a process sees, and what it is told of threads and memory."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anytron.errors import ConfigError
 from anytron.executor.bootstrap import Bootstrap
-from anytron.executor.environment import ranks_beside, with_devices, worker_environment
+from anytron.executor.environment import ranks_beside, threads_asked_for, with_devices, worker_environment
 from anytron.plugins import open_session
 
 
@@ -34,3 +36,15 @@ def test_the_user_s_word_on_threads_and_memory_is_the_last():
     assert (own["MALLOC_MMAP_THRESHOLD_"], own["MALLOC_TRIM_THRESHOLD_"]) == ("33554432", "67108864")
     users = {"GOMP_SPINCOUNT": "5", "MALLOC_TRIM_THRESHOLD_": "131072"}
     assert worker_environment(users, told, session.hooks).items() >= users.items()
+
+
+def test_processes_have_as_many_threads_as_openmp_is_told(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_asked_for() is None
+    for said in ("3", "3,2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+        assert threads_asked_for() == 3
+    for wrong in ("0", "many", "-1", ",2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+        with pytest.raises(ConfigError, match="OMP_NUM_THREADS"):
+            threads_asked_for()

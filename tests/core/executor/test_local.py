@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, WorkerError
 from anytron.executor.local import LocalExecutor
 from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
@@ -65,6 +65,22 @@ def test_a_worker_is_built_in_order_and_told_who_it_is(group):
     assert (second["env"]["RANK"], second["env"]["WORLD_SIZE"], second["env"]["LOCAL_RANK"]) == ("1", "2", "1")
     assert (first["platform"], first["patches"], first["steps"]) == ("testchip", ["testchip.mark"], 7)
     assert (first["threads"], first["env"]["OMP_NUM_THREADS"]) == (1, "1")
+
+
+def test_ranks_of_a_reward_model_are_training_ranks_for_plugins_and_have_a_configuration_of_their_own(
+    make_executor, tmp_path
+):
+    executor = make_executor()
+    config = small_config(tmp_path / "run", None, {})
+    own = config.model_copy(update={"trainer": config.trainer.model_copy(update={"total_steps": 3})})
+    spec = GroupSpec("trainer", "anytron.training_engines", "small", 1, 1, model="reward_model", config=own)
+    group = executor.start(spec)
+    (facts,) = group.call("describe")
+    assert facts["process"] == ("trainer", 0, 0, 1)
+    assert facts["steps"] == 3
+    assert (tmp_path / "run" / "logs" / "reward_model-0.log").is_file()
+    with pytest.raises(WorkerError, match=r"Reward model rank 0 failed in no_such_method\(\)"):
+        group.call("no_such_method")
 
 
 def test_call_gives_the_same_to_all_and_scatter_to_each_its_own(group):

@@ -5,7 +5,7 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.errors import ResourceError
-from anytron.executor.out_of_memory import BUILDING, advice
+from anytron.executor.out_of_memory import BUILDING, advice, advice_for_scores
 from anytron_cpu.runtime import CpuRuntime
 
 HUGE = 2**50
@@ -99,3 +99,11 @@ def test_only_what_can_still_be_lowered_is_named(role, method, sections, named, 
     text = "; ".join(advice(config(**sections), role, method))
     assert [words for words in named if words not in text] == []
     assert [words for words in unnamed if words in text] == []
+
+
+def test_a_reward_model_s_rank_names_its_own_settings():
+    judged = {"rewards": [{"function": "reward_model"}], "reward_model": {"path": "m"}}
+    found = "; ".join(advice_for_scores(config(**judged).of_reward_model))
+    assert "reward_model.max_tokens_per_micro_batch (now 16384)" in found
+    assert "reward_model.offload=true" in found
+    assert "reward_model.parallel.tensor_model_parallel_size (now 1)" in found

@@ -5,8 +5,10 @@ They find it as any code in the process can: among its open descriptors.
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +23,9 @@ WRITTEN = {
     "deep": b"[" * 100_000,
     "no keys": b"{}",
     "ready": b'{"ready": true}',
+    "unreadable": b'["", {"unreadable": "it is not"}]',
+    "an answer": b'{"values": [99.0], "failures": [], "observation": {"text": "forged"}}',
+    "an answer with a token": b'["0", {"values": [99.0], "failures": [], "observation": {"text": "forged"}}]',
     "other kinds": b'{"values": {"0": 1.0}, "failures": 3, "observation": [1], "at": []}',
     "numbers for texts": b'{"values": [], "failures": [{"what": 1, "why": 2}], "failure": {"what": 3, "why": []}}',
     "NaN": b'{"values": [NaN, NaN], "failures": [], "observation": {"text": "x", "reward": NaN}}',
@@ -38,12 +43,37 @@ def frame(message):
     return struct.pack("!i", len(message)) + message
 
 
-def write(frames):
+def put(frames):
     """Write into the only socket of this process."""
     for link in Path("/proc/self/fd").iterdir():
         if link.is_socket():
             os.write(int(link.name), frames)
+
+
+def write(frames):
+    put(frames)
     time.sleep(1000)
+
+
+def forged(samples):
+    """An answer to a call of so many samples, as the driver reads it from who knows no token."""
+    return frame(json.dumps({"values": [99.0] * len(samples), "failures": []}).encode())
+
+
+def forges(samples):
+    """Give each response's length, like :func:`lengths`; before that, or after it, answer instead of the process."""
+    words = [sample.response_text for sample in samples]
+    if "before" in words:
+        put(forged(samples))
+    if "after" in words:
+        threading.Thread(target=_later, args=(samples, words.index("after")), daemon=True).start()
+    return [float(len(word)) for word in words]
+
+
+def _later(samples, place):
+    while not samples[place].data["answered"].exists():
+        time.sleep(0.01)
+    put(forged(samples))
 
 
 def lengths(samples):

@@ -96,7 +96,7 @@ def test_a_reply_of_an_environment_is_whole_or_none(record, method):
         assert seen.done or [seen.text, seen.messages, seen.tokens].count(None) == 2
 
 
-@given(st.integers(0, 2), st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=2))
+@given(st.integers(0, 2), st.lists(st.floats(-LARGEST, LARGEST), min_size=2, max_size=2))
 def test_what_is_right_comes_back(position, numbers):
     failed = RewardFailure("A reward is nan.", "w", "f", sample=position)
     values = [*numbers[:position], None, *numbers[position:]]
@@ -128,9 +128,34 @@ def test_nonsense_of_a_reward_costs_its_sample_and_no_other(tmp_path):
         assert failure.why.startswith("it wrote "), word
 
 
+def test_an_answer_that_is_forged_moves_no_other(tmp_path):
+    """Code that a reward runs answers before the reward does, with as many numbers as there are samples."""
+    section = RewardSection(function=f"{HOSTILE}:forges", timeout_s=60.0)
+    with RewardSum.from_config([section]).start(tmp_path / "logs", start_timeout_s=120) as score:
+        first = score([sample("abc"), sample("before", 1), sample("ab", 2)])
+        assert first.total[[0, 2]].tolist() == [3, 2]
+        (failure,) = first.failures["forges"].values()
+        assert failure.what == "A reward process answered nonsense."
+        assert "answers no call" in failure.why
+        assert score([sample("abcd"), sample("a", 1), sample("abcde", 2)]).total.tolist() == [4, 1, 5]
+
+
+def test_what_is_written_between_calls_answers_none_and_costs_nothing(tmp_path):
+    section = RewardSection(function=f"{HOSTILE}:forges", timeout_s=60.0)
+    with RewardSum.from_config([section]).start(tmp_path / "logs", start_timeout_s=120) as score:
+        answered = tmp_path / "answered"
+        assert score([sample("after", answered=answered), sample("ab", 1)]).total.tolist() == [5, 2]
+        answered.touch()
+        (process,) = score._pools[0]._processes
+        assert process.connection.poll(60)  # it is there before the next call
+        found = score([sample("abcd"), sample("a", 1)])
+    assert found.total.tolist() == [4, 1]
+    assert found.failures == {"forges": {}}
+
+
 def test_nonsense_of_an_environment_costs_its_conversation_and_no_other(tmp_path):
     section = EnvironmentSection(path=f"{HOSTILE}:Echo", processes=1, timeout_s=60.0)
-    words = ["a list", "other kinds", "numbers for texts", "beyond floats", "still here"]
+    words = ["a list", "other kinds", "numbers for texts", "beyond floats", "an answer with a token", "still here"]
     with EnvironmentPool(section, tmp_path / "logs", start_timeout_s=120) as pool:
         said = {pool.begin(Task("p", "x", {}, seed=0, max_turns=8)): word for word in words}
         for number, word in said.items():

@@ -68,8 +68,16 @@ def test_with_bfloat16_operands_only_the_logits_and_the_gradients_are_rounded():
 
 
 def test_a_nearly_certain_distribution_is_as_exact_as_the_plain_path():
-    problem = Problem.random(208, 2, 1100, padding=2, temperature=0.5)  # a logit of 26, an entropy of 0.16
-    assert_close(problem.by_kernel(2), problem.by_definition(), tolerance=1e-6)
+    """How exact that is depends on the processor's products of matrices."""
+    errors = {"kernel": [0.0] * 4, "plain": [0.0] * 4}
+    for seed in (208, 1, 2, 3, 4, 5):  # the first has a logit of 26 and an entropy of 0.16
+        problem = Problem.random(seed, 2, 1100, padding=2, temperature=0.5)
+        right = problem.by_definition()
+        for path, results in {"kernel": problem.by_kernel(2), "plain": problem.by_definition(torch.float32)}.items():
+            found = [(one - exact).abs().max().item() for one, exact in zip(results, right, strict=True)]
+            errors[path] = [max(pair) for pair in zip(errors[path], found, strict=True)]
+    for own, plain in zip(errors["kernel"], errors["plain"], strict=True):
+        assert own <= 2 * plain < 1e-4, errors
 
 
 @given(tokens=st.integers(1, 1 << 16), entries=st.integers(1, 160_000), chunk=st.integers(1, 1 << 16))

@@ -74,6 +74,26 @@ def test_a_teacher_lies_beside_the_policy_until_it_is_offloaded():
     assert (part.when, part.exact) == ("training", True)
 
 
+def test_a_reward_model_lies_beside_the_fullest_training_rank_and_leaves_it_when_it_is_offloaded():
+    judged = (
+        f"reward_model.path={ROOT / 'examples' / 'models' / 'Qwen3-8B'}",
+        "rewards=[{function: reward_model}]",
+        "model.dtype=bfloat16",
+    )
+    (device,) = plan_of(*judged).devices
+    assert device.crowd == "1 training rank, 1 reward model rank and 1 rollout replica"
+    (part,) = [part for part in device.shares[1].parts if part.name == "reward-model"]
+    numbers = 8_190_735_360 - 151_936 * 4096 + 4096  # Qwen3-8B with a head of one row in the place of its own
+    assert (part.size, part.when, part.exact) == (2 * numbers, "always", True)
+    split = plan_of(*judged, "reward_model.parallel.tensor_model_parallel_size=2").devices[0].shares[1].parts
+    assert 0.5 <= split[0].size / part.size < 0.51
+    assert "reward_model.offload=true" in candidates(load_config(SORT, judged))
+    away = plan_of(*judged, "reward_model.offload=true").devices[0].shares[1].parts
+    assert {part.when for part in away} == {"scoring"}
+    machine = plan_of(*judged, "parallel.data_parallel_size=4", device=DeviceMemory(None, accelerator=False)).devices[0]
+    assert machine.crowd.startswith("4 training ranks, 1 reward model rank")
+
+
 def test_what_learns_from_given_answers_has_no_replica_and_micro_batches_of_its_examples():
     stages = ROOT / "examples" / "sft_then_grpo_sort.yaml"
     sft, grpo = (load_config(stages, [f"stage={name}"]) for name in ("sft", "grpo"))

@@ -53,6 +53,15 @@ def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, ke
     assert "testchip_engine" not in sys.modules
 
 
+def test_an_engine_that_holds_no_reward_model_is_refused_if_there_is_one(testchip):
+    judged = {"rewards": [{"function": "reward_model"}], "reward_model": {"path": "m"}}
+    assert list(training_diagnostics(run_of(**judged))) == []
+    (found,) = training_diagnostics(run_of("slow", **judged))
+    assert (found.severity, found.key) == ("error", "reward_model")
+    assert "the engine slow cannot hold a reward model" in found.message
+    assert list(training_diagnostics(run_of("megatron", **judged))) == []
+
+
 def test_an_engine_whose_weights_cannot_be_compared_is_refused_if_they_are_to_be(testchip):
     (found,) = weight_diagnostics(run_of(rollout={"engine": "small", "check_weights_every": 3}))
     assert (found.severity, found.key) == ("error", "rollout.check_weights_every")

@@ -33,6 +33,7 @@ class Processor(Chip):
 
 
 PPO = {"algorithm": {"advantage": "gae"}}
+JUDGED = {"rewards": [{"function": "reward_model"}]}
 OPD = {"algorithm": {"advantage": "none", "distillation_coefficient": 1.0}}
 """On-policy distillation."""
 
@@ -99,6 +100,7 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({**PPO, "critic": {"warmup_steps": 100}}, "critic.warmup_steps", "at most 99"),
         ({**PPO, "critic": {"path": "gone"}}, "critic.path", "there is no directory"),
         ({**OPD, "teacher": {"path": "gone"}}, "teacher.path", "there is no directory"),
+        ({**JUDGED, "reward_model": {"path": "gone"}}, "reward_model.path", "there is no directory"),
         (
             {"model": {"config": {"model_type": "qwen3"}, "tokenizer": "gone"}},
             "model.tokenizer",
@@ -136,6 +138,20 @@ def test_a_teacher_s_directory_has_weights_and_a_tokenizer(check, tmp_path):
     for file in ("model.safetensors", "tokenizer.json"):
         (tmp_path / "teacher" / file).write_text("{}")
     assert check(**OPD, teacher={"path": "teacher"}) == []
+
+
+def test_a_reward_model_has_no_more_ranks_than_training_whose_devices_it_shares(check, tmp_path):
+    (tmp_path / "judge").mkdir()
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "judge" / file).write_text("{}")
+    four, two = ({"data_parallel_size": size} for size in (4, 2))
+    with pytest.raises(ConfigError, match="4 ranks would share the devices of 2 training ranks") as caught:
+        check(**JUDGED, reward_model={"path": "judge", "parallel": four}, parallel=two)
+    assert caught.value.where == "reward_model.parallel"
+    with pytest.raises(ConfigError, match=r"reward_model\.parallel\.tensor_model_parallel_size is 1"):
+        check(**JUDGED, reward_model={"path": "judge", "parallel": {"sequence_parallel": True}})
+    found = check(Chip(), **JUDGED, reward_model={"path": "judge", "parallel": two}, parallel=two)
+    assert not any("reward_model" in one for one in found)
 
 
 @pytest.mark.parametrize(

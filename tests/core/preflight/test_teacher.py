@@ -1,4 +1,4 @@
-"""A teacher whose numbers mean other tokens than the policy's is refused by name, before anything starts."""
+"""A teacher, or a reward model, whose numbers mean other tokens than the policy's is refused by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from anytron.config.roles import TeacherSection
+from anytron.config.roles import RewardModelSection, TeacherSection
 from anytron.errors import ConfigError
 from anytron.preflight.teacher import check_vocabulary, context_length_of
 
@@ -55,6 +55,15 @@ def test_another_vocabulary_is_refused_by_name(teacher, words, says):
     assert says in str(caught.value)
     assert "teacher.path" in str(caught.value)
     assert "same family" in caught.value.fix
+
+
+def test_a_reward_model_of_another_vocabulary_is_refused_as_such(teacher):
+    section = RewardModelSection(path=teacher(WORDS[:3]).path)
+    with pytest.raises(ConfigError, match=r"(?s)The reward model has another vocabulary.*reward_model\.path") as caught:
+        check_vocabulary(section, tokenizer(WORDS))
+    assert "responses are not tokenized again" in caught.value.fix
+    check_vocabulary(section, tokenizer(WORDS[:3]))
+    assert context_length_of(section) == 48
 
 
 def test_its_context_is_read_from_its_config(teacher):

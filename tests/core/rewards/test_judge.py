@@ -127,6 +127,25 @@ def test_it_is_asked_as_often_as_it_takes(server):
     assert "its last line is no verdict: 'I would say it is good.'" in str(failed)
 
 
+def test_a_time_out_of_the_reward_names_the_sample_whose_answer_does_not_come(server, tmp_path):
+    ended = threading.Event()
+
+    def behave(handler, question, response, tries):
+        if response == "slow":
+            ended.wait(60)
+        handler.say(verdict(question, 5))
+
+    server.behave = behave
+    options = {"url": server.url, "model": "m", "attempts": 1, "request_timeout_s": 60.0}
+    section = RewardSection(function="judge", options=options, timeout_s=2.0, on_error="stop")
+    with (
+        RewardSum.from_config([section]).start(tmp_path, 60) as score,
+        pytest.raises(DataError, match=r"(?s)took too long.*response 'slow'"),
+    ):
+        score([sample("first"), sample("slow"), sample("third"), sample("last")])
+    ended.set()
+
+
 def test_a_mistake_of_ours_is_not_repeated(server):
     server.behave = lambda handler, question, response, tries: handler.give("no such model", 404)
     (failed,) = judge(server)([sample("a")])

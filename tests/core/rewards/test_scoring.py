@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from anytron.algorithms.advantages.grpo import grpo
 from anytron.config.scoring import RewardSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import ConfigError, DataError
@@ -55,11 +56,69 @@ def test_rewards_are_added_with_their_weights_and_options(tmp_path):
     assert scores.failures == {"exact_match": {}, "size": {}}
 
 
+def test_the_largest_rewards_have_finite_statistics_and_weights_cannot_make_them_larger(tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def far(samples):\n    return [1e15 if s.response_text == '13' else -1e15 for s in samples]\n"
+    )
+    section = RewardSection(function=f"{tmp_path}/r.py:far")
+    with RewardSum.from_config([section]).start(tmp_path / "logs", start_timeout_s=60) as score:
+        total = score(SAMPLES).total
+    rows = total[None].double()
+    torch.testing.assert_close(grpo(total[None], True), grpo(rows, True).float())
+    torch.testing.assert_close(total.var(), rows.var().float())
+    section = RewardSection(function=f"{tmp_path}/r.py:far", weight=1e30)
+    with (
+        RewardSum.from_config([section]).start(tmp_path / "logs", start_timeout_s=60) as score,
+        pytest.raises(DataError, match=r"(?s)with its weight is too large.*far, prompt p0.*1e\+30 \* 1e\+15 is not"),
+    ):
+        score(SAMPLES)
+
+
 @pytest.mark.parametrize(("options", "says"), [({"per": 1, "limit": 3}, "'limit'"), ({}, "'per'")])
 def test_options_that_the_function_does_not_take_are_found_before_a_run(tmp_path, options, says):
     (tmp_path / "r.py").write_text("def size(samples, per):\n    return [0.0] * len(samples)\n")
     with pytest.raises(ConfigError, match=rf"(?s)rewards\[0\]\.options.*{says}.*it takes \(samples, per\)"):
         RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:size", options=options)])
+
+
+class Judge:
+    """A reward model that has its scores already."""
+
+    def __init__(self, *scores):
+        self.scores, self.asked = list(scores), []
+
+    def begin(self, samples):
+        self.asked.append(samples)
+        return lambda: self.scores[: len(samples)]
+
+
+def judged(tmp_path, judge, *, more=False, samples=SAMPLES, **section):
+    sections = [RewardSection(function="exact_match"), RewardSection(function="reward_model", weight=0.5, **section)]
+    with RewardSum.from_config(sections).start(tmp_path / "logs", start_timeout_s=60) as score:
+        return score.beside(judge)(samples, more=more)
+
+
+def test_a_model_scores_beside_functions_at_the_same_time(tmp_path):
+    found = judged(tmp_path, judge := Judge(2.0, -1.0, 4.0), name="liked")
+    torch.testing.assert_close(found.total, torch.tensor([2.0, 0.5, 2.0]))
+    assert found.parts["liked"].tolist() == [2.0, -1.0, 4.0]
+    assert [len(samples) for samples in judge.asked] == [3]
+
+
+def test_a_score_that_is_not_finite_loses_its_sample_as_a_function_s_does(tmp_path):
+    scores = Judge(2.0, math.nan, math.inf)
+    found = judged(tmp_path, scores)
+    assert found.total.isnan().tolist() == [False, True, True]
+    assert [found.failures["reward_model"][index].what for index in (1, 2)] == [
+        "The reward model gives nan.",
+        "The reward model gives inf.",
+    ]
+    assert judged(tmp_path, scores, on_error="zero").parts["reward_model"].tolist() == [2.0, 0.0, 0.0]
+    with pytest.raises(DataError, match=r"(?s)gives nan.*reward reward_model, prompt p1"):
+        judged(tmp_path, scores, on_error="stop")
+    with pytest.raises(DataError, match="for every sample of the step"):
+        judged(tmp_path, Judge(*[math.nan] * 3), on_error="zero")
+    assert judged(tmp_path, Judge(*[math.nan] * 3), more=True).total.isnan().all()
 
 
 def test_two_rewards_of_one_name_are_refused():
@@ -79,7 +138,9 @@ def test_any_sequence_of_numbers_will_do(returned):
     [
         ([0.0, math.nan, 0.0], [0.0, None, 0.0], "A reward is nan.", "must be finite", 1),
         ([0.0, 0.0, -math.inf], [0.0, 0.0, None], "A reward is -inf.", "must be finite", 2),
-        ([0.0, 1e39, 0.0], [0.0, None, 0.0], "A reward is inf.", "finite in float32", 1),
+        ([0.0, 3e38, 0.0], [0.0, None, 0.0], "A reward is 3e+38.", "within 1e+15 either way", 1),
+        ([-1e39, 1e15, 0.0], [None, 1e15, 0.0], "A reward is -1e+39.", "within 1e+15 either way", 0),
+        ([0.0, 0.0, -(10**400)], [0.0, 0.0, None], "A reward is -inf.", "must be finite", 2),
         ([1.0, None, 2.0], [1.0, None, 2.0], "A reward is not a number.", "it is None", 1),
         ([1.0, 2.0], [], "A reward function returned the wrong number of rewards.", "2 rewards for 3 samples", None),
         (0.5, [], "A reward function returned no list.", "it returned float", None),

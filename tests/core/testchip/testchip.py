@@ -10,10 +10,10 @@ from anytron.hooks.types import ConfigEdit
 from anytron.patches import Installed, Patch
 from anytron.platform import Availability, Decision, Probe
 
-SMALL, BROKEN, SLOW, REFUSING, HUGE = (
-    EngineInfo(f"testchip_engine:{name}")
-    for name in ("Engine", "BrokenEngine", "SlowEngine", "RefusingEngine", "HugeEngine")
+BROKEN, SLOW, REFUSING, HUGE = (
+    EngineInfo(f"testchip_engine:{name}") for name in ("BrokenEngine", "SlowEngine", "RefusingEngine", "HugeEngine")
 )
+SMALL = EngineInfo("testchip_engine:Engine", reward_model=EngineInfo("testchip_engine:Engine"))
 EVENTS = [("imported", "torch" in sys.modules)]
 
 

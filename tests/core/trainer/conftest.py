@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from anytron.batch import TokenOutputs
 from anytron.checkpoint.manifest import FileRecord
@@ -150,6 +150,25 @@ class TorchEngine:
         return {"engine": "torch", "device": "cpu", "patches": [], "kernels": {"log_prob_kernel": "acme"}}
 
 
+class TorchRewardModel:
+    """A reward model of one rank, by Hugging Face."""
+
+    def __init__(self, context):
+        path = context.config.reward_model.path
+        self.model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+
+    def topology(self):
+        return Topology(dp_rank=0, dp_size=1, reports=True)
+
+    @torch.no_grad()
+    def score(self, micro_batches):
+        sequences = [batch.tokens.split(batch.lengths.tolist()) for batch in micro_batches]
+        return [torch.cat([self.model(tokens[None]).logits[0] for tokens in each]) for each in sequences]
+
+    def describe(self):
+        return {"engine": "torch", "device": "cpu", "patches": []}
+
+
 class Answer:
     """A call that is over, well or not."""
 
@@ -237,8 +256,11 @@ class InProcessExecutor:
     def start(self, spec):
         assert spec.world_size == 1
         assert 0 <= spec.replica < spec.replicas
-        context = EngineContext(self.config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(spec.role))
-        self.started.append(spec.role)
+        config = spec.config or self.config
+        context = EngineContext(config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(spec.role))
+        self.started.append(spec.role if spec.model == "policy" else spec.model)
+        if spec.model == "reward_model":
+            return InProcessGroup(TorchRewardModel(context))
         if spec.role == "trainer":
             engine = TorchEngine(context)
             engine.break_critic_at = self.break_critic_at

@@ -27,7 +27,7 @@ def test_the_loss_of_the_guide_trains(new_run):
     first, *_, last = lines(Path(run.config.trainer.output_dir) / "metrics.jsonl")
     assert first["reward/mean"] < 0.2
     assert last["reward/mean"] > 0.5
-    assert 0.5 < last["mine/weight"] <= 1.2
+    assert 0.5 < last["loss/metrics/mine/weight"] <= 1.2
 
 
 def test_an_advantage_of_a_users_trains_too(new_run):

@@ -13,6 +13,7 @@ from anytron.report.run import Run, State
 from anytron.trainer import validation as examining
 from anytron.validation.metrics import set_metrics
 from tests.core.trainer.disturbed_runs import EVERY_STEP, comparable, output, steps
+from tests.core.trainer.test_supervised import recorded_traces
 from tests.core.trainer.validations import found, section
 
 
@@ -86,12 +87,15 @@ def test_a_run_that_is_killed_before_the_best_is_marked_marks_it_when_it_goes_on
     assert steps(path) == [2, 4]
 
 
-def test_it_stops_early_says_why_and_goes_on_if_it_is_asked_to(new_run, script):
+def test_it_stops_early_says_why_and_goes_on_if_it_is_asked_to(new_run, script, monkeypatch):
+    traces = recorded_traces(monkeypatch)
     script(0.1, 0.5, 0.55, 0.4, 0.6, 0.7, 0.8)
     own = {"every_steps": 1, "patience": 2, "min_delta": 0.1}
-    run = new_run(trainer={"total_steps": 6}, validation=section(**own))
+    profile = {"steps": [3, 4], "stacks": False}
+    run = new_run(trainer={"total_steps": 6, "profile": profile}, validation=section(**own))
     summary = run.train()
     assert summary.steps == 3
+    assert traces == ["begin_traces", "end_traces"], "the fourth step never begins"
     assert summary.early_stop == (
         "early stop after step 3: validation/digits/mean@4 was 0.5 after step 1 and did not become better by more than "
         "0.1 in 2 validations since (validation.patience)"

@@ -24,14 +24,21 @@ ELSEWHERE = {metric.name for metric in METRICS if metric.name.startswith("memory
 """Plain torch on a processor gives no memory back; tests/demo/test_metrics.py has these of real engines."""
 ELSEWHERE |= {"throughput/mfu"}
 """A processor has no peak; tests/core/trainer/test_throughput.py computes it."""
-REWARDS = """
+FUNCTIONS = """
+from anytron.algorithms.contract import TokenLosses
+
 def short(samples):
     return [1.0 / (1 + sample.own_tokens) for sample in samples]
 
 
 def sevens(samples):
     return [sample.response_text.count("7") / 3 for sample in samples]
+
+
+def usurping(tokens, algorithm):
+    return TokenLosses(-tokens.advantages * tokens.log_probs, {"reward/mean": tokens.entropy, "step": tokens.entropy})
 """
+"""All in one text: a file is read once in a process."""
 
 
 def written(run):
@@ -47,7 +54,7 @@ def unknown(keys, table=METRICS):
 
 def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, teacher, tmp_path):
     ahead = new_run(
-        REWARDS,
+        FUNCTIONS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
         rollout={"max_staleness": 1},
         algorithm={"advantage": "gae", "kl_coefficient": 0.01, "kl_target": 0.1},
@@ -61,11 +68,20 @@ def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, tea
     )
     keys |= written(played)
     taught = new_run(
-        algorithm={"distillation_coefficient": 1.0, "dynamic_sampling": True, "overlong_buffer": 1},
+        FUNCTIONS,
+        algorithm={
+            "loss": "task.py:usurping",
+            "distillation_coefficient": 1.0,
+            "dynamic_sampling": True,
+            "overlong_buffer": 1,
+        },
         teacher={"path": teacher},
         trainer={"total_steps": 1, "output_dir": str(tmp_path / "taught")},
     )
     keys |= written(taught)
+    (record,) = lines(tmp_path / "taught" / "metrics.jsonl")
+    assert (record["step"], record["policy/entropy"]) == (1, record["loss/metrics/reward/mean"])
+    assert record["reward/mean"] <= 1.0 < record["policy/entropy"]
     tuned = {"total_steps": 1, "output_dir": str(tmp_path / "tuned")}
     keys |= written(new_sft(trainer=tuned, validation={"sets": [HELD_OUT]}))
 
@@ -96,7 +112,7 @@ def test_capitals_stand_for_a_name(name, key, is_it):
 
 KEY = re.compile(
     r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|data|time|throughput|memory|moe|mtp|kl)"
-    r"/[\w/]+"
+    r"/[\w/]*\w"
 )
 SOURCES = [path for folder in ("core", "backends") for path in (ROOT / folder).rglob("*.py")]
 

@@ -101,8 +101,10 @@ def test_a_finished_run_is_left_as_it_is(stages, tmp_path):
 
 def test_the_first_stage_is_not_trained_on_under_the_second(stages, tmp_path):
     train(stages(tmp_path))
-    with pytest.raises(ConfigError, match=r"(?s)stage sft is to be trained.*total_steps=3, and now that is 4"):
+    with pytest.raises(ConfigError, match=r"(?s)stage sft is to be trained.*total_steps was 3 and is 4"):
         train(stages(tmp_path, sft=4, resume="auto"))
+    with pytest.raises(ConfigError, match=r"(?s)stage sft is to be trained.*optimizer\.lr was 0\.003 and is 0\.5"):
+        train(stages(tmp_path, resume="auto", optimizer={"lr": 0.5}))
     (tmp_path / "1-sft" / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"(?s)no record of a run that came to its end"):
         train(stages(tmp_path, resume="auto"))
@@ -137,7 +139,7 @@ def test_the_data_of_all_stages_are_read_before_the_first_is_trained(stages, tmp
     data = config.data.model_copy(update={"source": "jsonl", "options": {"path": str(tmp_path / "none.jsonl")}})
     runs["grpo"] = type(runs["grpo"])(config.model_copy(update={"data": data}))
     started = []
-    with pytest.raises(DataError, match=r"none\.jsonl"):
+    with pytest.raises(DataError, match=r"(?s)where: stage grpo: .*none\.jsonl"):
         train(runs, lambda name, run: started.append(name))
     assert not started
 

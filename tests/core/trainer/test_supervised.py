@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from anytron.checkpoint.best import Best
 from anytron.errors import ConfigError, DataError, ProcessLost
-from anytron.trainer import supervised
-from anytron.trainer.trajectories import assemble_examples
+from anytron.preflight.prepare import prepare_prompts
+from anytron.preflight.validation import prepare_held_out
+from anytron.trainer.workers import TrainingWorkers
 from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps
 from tests.core.trainer.validations import found
 
@@ -38,6 +40,20 @@ def new_sft(new_run):
     return make
 
 
+def recorded_traces(monkeypatch):
+    """The calls by which ranks begin and end traces, as they are made."""
+    made = []
+    for name in ("begin_traces", "end_traces"):
+
+        def told(*arguments, name, really, **options):
+            made.append(name)
+            return really(*arguments, **options)
+
+        spy = functools.partialmethod(told, name=name, really=getattr(TrainingWorkers, name))
+        monkeypatch.setattr(TrainingWorkers, name, spy)
+    return made
+
+
 def labelled(examples):
     """A padded batch with Hugging Face's labels."""
     longest = max(len(one.tokens) for one in examples)
@@ -55,7 +71,7 @@ def test_it_is_the_training_that_hugging_face_would_do(new_sft):
     summary = run.train()
     model = AutoModelForCausalLM.from_pretrained(summary.output_dir / "initial_model", dtype=torch.float64)
     adam = torch.optim.Adam(model.parameters(), lr=3e-3)
-    sampler = supervised.prepare_prompts(run.config).sampler
+    sampler = prepare_prompts(run.config).sampler
     for line in lines(summary.output_dir / "metrics.jsonl"):
         adam.zero_grad()
         loss = model(**labelled(sampler.draw(8))).loss
@@ -134,7 +150,7 @@ def test_the_held_out_loss_is_hugging_faces(new_sft):
     summary = run.train()
     records = lines(summary.output_dir / "validation.jsonl")
     assert [record["step"] for record in records] == [0, 2]
-    examples = supervised.prepare_held_out(run.config, supervised.prepare_prompts(run.config))[0].prepared.sampler
+    examples = prepare_held_out(run.config, prepare_prompts(run.config))[0].prepared.sampler
     batch = labelled(examples.draw(11))
     for record, directory in zip(records, ("initial_model", "hf"), strict=True):
         model = AutoModelForCausalLM.from_pretrained(summary.output_dir / directory, dtype=torch.float64)
@@ -144,34 +160,17 @@ def test_the_held_out_loss_is_hugging_faces(new_sft):
     assert any(note.startswith("validation after step 2: held_out/loss ") for note in run.progress.notes)
 
 
-def test_it_ends_when_the_held_out_loss_does_not_fall(new_sft):
+def test_it_ends_when_the_held_out_loss_does_not_fall(new_sft, monkeypatch):
+    traces = recorded_traces(monkeypatch)
     run = new_sft(
-        trainer={"total_steps": 9, "output_dir": str(output(new_sft))},
+        trainer={"total_steps": 9, "output_dir": str(output(new_sft)), "profile": {"steps": [3, 4], "stacks": False}},
         validation={"sets": [HELD_OUT], "every_steps": 1, "patience": 2, "min_delta": 5.0},
     )
     summary = run.train()
     assert summary.steps == 3
     assert "held_out/loss" in summary.early_stop
     assert steps(summary.output_dir) == [3]
-
-
-def test_the_set_may_be_smaller_than_the_number_of_replicas(new_sft):
-    run = new_sft(validation={"sets": [{**HELD_OUT, "data": {**HELD_OUT["data"], "options": {"count": 1}}}]})
-    examined = supervised.prepare_held_out(run.config, supervised.prepare_prompts(run.config))
-    batch = assemble_examples(examined[0].prepared.draw(1))
-    asked = []
-
-    class Workers:
-        dp_size = 3
-
-        def score(self, batch, updates, role):
-            asked.append(batch.num_sequences)
-            return torch.arange(batch.num_tokens).float()
-
-    held_out = object.__new__(supervised.HeldOutLoss)
-    held_out._trainer, held_out._updates = Workers(), None
-    assert held_out._log_probs(batch).tolist() == list(range(batch.num_tokens))
-    assert asked == [3]
+    assert traces == ["begin_traces", "end_traces"], "the fourth step never begins"
 
 
 def test_a_plot_of_the_loss_is_drawn(new_sft):

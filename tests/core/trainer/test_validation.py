@@ -191,7 +191,7 @@ def test_nothing_of_training_is_under_way_during_a_validation(new_run, monkeypat
     examine = examining.Validation._examine
 
     def watch(self, one, step):
-        held.append(len(self._pool._queue) + sum(len(replica.held) for replica in self._pool._replicas))
+        held.append(len(self.pool._queue) + sum(len(replica.held) for replica in self.pool._replicas))
         return examine(self, one, step)
 
     monkeypatch.setattr(examining.Validation, "_examine", watch)

@@ -98,6 +98,11 @@ def test_every_token_gets_its_own_score(workers, batch, max_tokens):
     assert torch.equal(scores, -batch.tokens.float())
 
 
+def test_a_batch_may_be_smaller_than_the_number_of_replicas(workers, batch):
+    only = batch.select(torch.tensor([1]))
+    assert torch.equal(workers.score(only, plan(), "policy"), -only.tokens.float())
+
+
 @pytest.mark.parametrize("max_tokens", [1, 9, 1000])
 def test_every_token_gets_its_own_value(workers, batch, max_tokens):
     assert torch.equal(workers.with_values(batch, plan(max_tokens)).values, 0.5 * batch.tokens)

@@ -14,7 +14,7 @@ from anytron.config.schema import RunConfig
 from anytron.errors import ConfigError
 from anytron.hooks.types import ProcessInfo
 from anytron.patches import Ledger
-from anytron.platform import Availability, decisions_of
+from anytron.platform import Availability, EngineFacts, decisions_of
 from anytron.preflight.limits import limit_diagnostics
 from tests.recipes import recipes
 
@@ -182,16 +182,8 @@ def test_a_recipe_for_gpus_is_accepted(recipe, platform, gpus):
 
 
 def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform):
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "x"},
-            "data": {"source": "jsonl"},
-            "rewards": [{"function": "exact_match"}],
-            "engine": {"deterministic": True},
-        }
-    )
     try:
-        platform.prepare_engine(config, Ledger(context=None))
+        platform.prepare_engine(EngineFacts(deterministic=True), Ledger(context=None))
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from anytron.limits import Limit
     from anytron.masks import AttnMask, MaskRequest
     from anytron.patches import Ledger, Patch, Phase
+    from anytron.platform import EngineFacts
     from anytron.sequences import ModelInputs
 
 
@@ -48,7 +49,7 @@ class Adaptor:
         """Set variables of every process, besides the platform's."""
         return {}
 
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+    def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
         """Set process-wide state that depends on the engine."""
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anytron.hooks.types import PatchContext
     from anytron.masks import MaskRequest
     from anytron.patches import Ledger, Patch, Phase
+    from anytron.platform import EngineFacts
     from anytron.sequences import ModelInputs
     from anytron_ascend.options import MindSpeedOptions
 
@@ -64,13 +65,13 @@ class MindSpeedAdaptor(Adaptor):
             yield Diagnostic("error", "platform.options.adaptor", f"{error.what} {error.why}", error.fix)
         yield from model_diagnostics(config)
 
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
+    def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
         """Let MindSpeed patch for this engine, every argument set."""
         from anytron_ascend.mindspeed.arguments import engine_arguments
         from anytron_ascend.mindspeed.repatching import default_arguments, forget_engine, repatch
 
         forget_engine()
-        repatch(engine_arguments(default_arguments(), config, self._options), ledger)
+        repatch(engine_arguments(default_arguments(), facts.sizes, self._options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """Return MindSpeed itself, then fixes of what it does against the kernels' documentation."""

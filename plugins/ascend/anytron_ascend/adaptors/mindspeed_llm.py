@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.hooks.types import PatchContext
     from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Ledger, Patch, Phase
+    from anytron.patches import Patch, Phase
     from anytron.sequences import ModelInputs
 
 
@@ -63,16 +63,6 @@ class MindSpeedLlmAdaptor(Adaptor):
     def runtime_env(self) -> Mapping[str, str]:
         """Set what Megatron's validate_args requires with tensor or context parallelism; torch_npu does not read it."""
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-
-    def prepare_engine(self, config: RunConfig, ledger: Ledger) -> None:
-        """Install the run's arguments, and let MindSpeed-LLM patch for them."""
-        from anytron.data.pretrained import read_hf_config
-        from anytron.trainer.initial_model import model_directory
-        from anytron_ascend.mindspeed_llm.process_state import install_arguments
-
-        options = MindSpeedLlmOptions.model_validate(config.engine.options)
-        model = read_hf_config(model_directory(config))
-        install_arguments(translate(config, model, options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
         """Return MindSpeed-LLM itself, and the fix of how it reads packed sequences."""

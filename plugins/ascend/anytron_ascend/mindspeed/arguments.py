@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.config.schema import RunConfig
+    from anytron.traits import ParallelSizes
     from anytron_ascend.options import MindSpeedOptions
 
 
-def engine_arguments(defaults: Mapping[str, Any], config: RunConfig, options: MindSpeedOptions) -> dict[str, Any]:
-    """Return every argument of an engine: ``defaults`` (MindSpeed's own) and what the run asks for."""
-    parallel = config.parallel
+def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
+    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and what the options ask for."""
     return {
         **defaults,
-        "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
-        "context_parallel_size": parallel.context_parallel_size,
-        "expert_model_parallel_size": parallel.expert_model_parallel_size,
-        "expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
-        "sequence_parallel": parallel.sequence_parallel,
+        "tensor_model_parallel_size": sizes.tensor,
+        "pipeline_model_parallel_size": sizes.pipeline,
+        "context_parallel_size": sizes.context,
+        "expert_model_parallel_size": sizes.expert,
+        "expert_tensor_parallel_size": sizes.expert_tensor,
+        "sequence_parallel": sizes.sequence_parallel,
         "context_parallel_algo": options.context_parallel_algo,
         "transformer_impl": "transformer_engine",
         "multi_latent_attention": False,

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.data.pretrained import read_hf_config
+from anytron.trainer.initial_model import model_directory
+from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.models import MindSpeedLlmSource
+from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
+from anytron_ascend.mindspeed_llm.process_state import install_arguments
 from anytron_megatron.engine import MegatronEngine
 
 if TYPE_CHECKING:
@@ -14,11 +19,14 @@ if TYPE_CHECKING:
 
 
 class MindSpeedLlmEngine(MegatronEngine):
-    """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens.
+    """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens."""
 
-    Its arguments are installed by the adaptor as the platform prepares the engine
-    (:class:`anytron_ascend.adaptors.mindspeed_llm.MindSpeedLlmAdaptor`).
-    """
+    def prepare_platform(self) -> None:
+        """Install the whole run's arguments, which are MindSpeed-LLM's as well, and let it patch for them."""
+        config = self._context.config
+        options = MindSpeedLlmOptions.model_validate(config.engine.options)
+        model = read_hf_config(model_directory(config))
+        install_arguments(translate(config, model, options), self._context.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:
         """Open a model directory; the policy's and the critic's are alike."""

@@ -166,8 +166,8 @@ def test_it_brings_its_own_modules_and_its_own_torch_cuda():
 
 def test_every_argument_is_set_for_every_engine():
     defaults = {"sparse_mode": 0, "context_parallel_size": 7, "use_flash_attn": False, "cp_window_size": 1}
-    plain = engine_arguments(defaults, run_of(), MindSpeedOptions())
-    ring = engine_arguments(defaults, run_of(parallel={"context_parallel_size": 2}), MindSpeedOptions())
+    plain = engine_arguments(defaults, ParallelSizes(), MindSpeedOptions())
+    ring = engine_arguments(defaults, ParallelSizes(context=2), MindSpeedOptions())
     assert plain.keys() == ring.keys() >= defaults.keys()
     assert (plain["context_parallel_size"], ring["context_parallel_size"]) == (1, 2)
     assert plain["sparse_mode"] == 2

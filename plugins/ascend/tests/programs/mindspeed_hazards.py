@@ -6,11 +6,12 @@ Runs in one process with a real MindSpeed and without process groups.
 import sys
 from types import SimpleNamespace
 
-from anytron.config.schema import RunConfig
 from anytron.errors import PatchError
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Patch, Phase
+from anytron.platform import EngineFacts
 from anytron.plugins import open_session
+from anytron.traits import ParallelSizes
 from anytron_ascend.mindspeed.arguments import engine_arguments
 from anytron_ascend.mindspeed.model_config import take_arguments
 from anytron_ascend.mindspeed.repatching import default_arguments, repatch
@@ -23,13 +24,8 @@ context = PatchContext(session.platform, "trainer", session.hooks, "megatron")
 ledger = Ledger(context=context)
 
 
-def run_of(**parallel):
-    sections = {"model": {"path": "x"}, "data": {"source": "x"}, "rewards": [{"function": "x"}], "parallel": parallel}
-    return RunConfig.model_validate(sections)
-
-
-def arguments(**parallel):
-    return engine_arguments(default_arguments(), run_of(**parallel), MindSpeedOptions())
+def arguments(**sizes):
+    return engine_arguments(default_arguments(), ParallelSizes(**sizes), MindSpeedOptions())
 
 
 def check(name, holds):
@@ -63,11 +59,11 @@ utils.set_actual_seq_len(None)
 # Arguments stay from one engine to the next.
 plain = parallel_state.initialize_model_parallel
 layer = gated_delta_net.GatedDeltaNet
-session.platform.prepare_engine(run_of(context_parallel_size=2), ledger)
+session.platform.prepare_engine(EngineFacts(ParallelSizes(context=2)), ledger)
 get_full_args().left_behind = True
 check("context parallelism patches process groups", parallel_state.initialize_model_parallel is not plain)
 check("mcore-bridge's Gated DeltaNet keeps its parent", gated_delta_net.GatedDeltaNet is layer)
-session.platform.prepare_engine(run_of(), ledger)
+session.platform.prepare_engine(EngineFacts(), ledger)
 left = vars(get_full_args())
 check("sticky arguments", left["context_parallel_size"] == 1 and "left_behind" not in left)
 check("sticky patches", parallel_state.initialize_model_parallel is plain)
@@ -120,7 +116,7 @@ check("an engine like the one before changes nothing", not repatch(arguments(), 
 # What nobody recorded cannot be done again.
 DotProductAttention.forward = wrapping(DotProductAttention.forward)
 try:
-    repatch(arguments(context_parallel_size=2), ledger)
+    repatch(arguments(context=2), ledger)
 except PatchError as error:
     check("changes that are in no ledger", "DotProductAttention" in error.where)
 else:

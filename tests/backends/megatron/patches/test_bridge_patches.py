@@ -109,8 +109,16 @@ def story():
         inverse, _ = rope.get_rope_inv_freq(config)
         kept = modeling_rope_utils.ROPE_INIT_FUNCTIONS.get("default") is entry
 
+        from mcore_bridge.bridge.gpt_bridge import GPTBridge
+        bridge = object.__new__(GPTBridge)
+        bridge.tp_size, bridge.tp_rank = 2, 1
+        def loaded(tensor, dimension):
+            return list(bridge._split_tp(tensor, dimension, False, is_embedding=True).shape)
+        head = loaded(torch.ones(1, 4), None)
+        rows = loaded(torch.ones(5, 4), 0)
+
         facts = dict(
-            report=ledger.report(),
+            head=head, rows=rows, report=ledger.report(),
             jit_is_identity=jit.jit_fuser(function) is function,
             triton_found=find_spec("triton") is not None or "triton" in sys.modules,
             have_triton=qsa_kernels.HAVE_TRITON,
@@ -119,6 +127,7 @@ def story():
             handler_levels=[handler.level for handler in logging.getLogger().handlers],
         )
         ledger.undo()
+        facts["head_as_before"] = loaded(torch.ones(1, 4), None)
         facts["restored"] = (torch.compile, torch.cuda.Stream, torch.zeros) == originals
         facts["cuda_helpers"] = megatron_random._lazy_call is torch.cuda._lazy_call
         new = [str(entry[1]) for entry in warnings.filters if entry not in filters]
@@ -171,6 +180,12 @@ def test_megatrons_rng_tracker_forks_the_runtimes_generator(story):
 def test_transformers_rope_table_is_as_before(story):
     assert story["inverse"] == 4
     assert story["kept"]
+
+
+def test_the_head_of_a_classifier_is_whole_on_each_tensor_parallel_rank_and_a_vocabulary_is_filled_up(story):
+    assert story["head"] == [1, 4]
+    assert story["rows"] == [3, 4]
+    assert story["head_as_before"] == [2, 4], "without the patch it cannot be loaded"
 
 
 def test_our_log_is_not_silenced_by_the_bridge(story):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from anytron.patches.versions import installed_version
+from anytron.patches.versions import in_range, installed_version
 from anytron.testing.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -58,6 +58,7 @@ def test_a_layer_that_does_not_know_its_padding_says_so(facts):
 
 
 def test_the_patches_are_applied(facts):
-    assert {row["id"]: row["outcome"] for row in facts["report"]} == {
-        f"megatron.gated-delta-net-{name}": "applied" for name in ("padding", "context", "gradients", "kernels")
-    }
+    applied = {f"megatron.gated-delta-net-{name}": "applied" for name in ("padding", "context", "gradients", "kernels")}
+    if not in_range(installed_version("megatron-core"), "<0.18"):  # which has the exchange of heads itself
+        applied["megatron.gated-delta-net-context"] = "skipped"
+    assert {row["id"]: row["outcome"] for row in facts["report"]} == applied

@@ -62,8 +62,9 @@ def test_each_patch_applies_to_the_versions_that_have_its_fault_and_is_skipped_o
 
 
 def test_none_of_them_can_be_left_out_where_it_applies(facts):
-    assert set(facts["without"]) == {name for name, affected in RANGES.items() if in_range(VERSION, affected)}
-    assert not any(map(equal, facts["without"].values())), facts["without"]
+    without = {name: found for name, found in facts["without"].items() if name in RANGES}  # others have their own tests
+    assert set(without) == {name for name, affected in RANGES.items() if in_range(VERSION, affected)}
+    assert not any(map(equal, without.values())), without
 
 
 @pytest.mark.mcore

@@ -12,6 +12,7 @@ sys.path.insert(0, sys.argv[1])
 import own_trainer
 
 from anytron.layer import open_layer
+from anytron.patches import Phase
 
 torch.set_num_threads(1)
 OWN = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to)
@@ -28,7 +29,9 @@ with open_layer("cpu", engine=sys.argv[2]) as layer:
     from megatron.core.tensor_parallel import random as recomputation
 
     own = (recomputation.checkpoint,)  # in a tuple, as above: the ledger gives modules that hold it the replacement
-    own_trainer.start(layer)
+    from anytron_megatron.own_trainer import join
+
+    join(layer)
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
     inner = TEDotProductAttention.forward
@@ -44,7 +47,7 @@ with open_layer("cpu", engine=sys.argv[2]) as layer:
         "thd": attempt("thd"),
         "bshd": attempt("bshd"),
         "patched": recomputation.checkpoint is not own[0],
-        "again": len(layer.apply_phase(own_trainer.Phase.BEFORE_BUILD)),
+        "again": len(layer.apply_phase(Phase.BEFORE_BUILD)),
     }
 facts["torch"] = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to) == OWN
 facts["transformer_engine"] = [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch.utils import _device as device_mode
 
 from anytron.errors import EngineError
 from anytron_megatron.redirect.devices import DeviceTranslator
+from anytron_megatron.redirect.factories import OTHER_FACTORIES, TORCH_FACTORIES
 
 pytestmark = pytest.mark.usefixtures("redirected")
 CUDA_NAMES = ["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 1), 0]
@@ -24,9 +26,28 @@ def test_every_way_to_name_a_cuda_device_means_the_runtimes(name):
         source.cuda(),
         torch.nn.Linear(2, 2, device=name).weight,
         torch.nn.Linear(2, 2).to(name).weight,
+        torch.nn.Linear(2, 2).to(device=name).weight,
         torch.nn.Linear(2, 2).cuda().weight,
+        torch.fft.fftfreq(4, device=name),
     ):
         assert made.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", CUDA_NAMES, ids=str)
+def test_arguments_of_to_that_are_parsed_in_c(name):
+    # TensorDict.to, verl's way to bring a batch to the device, asks C++ what it was called with.
+    parse = torch._C._nn._parse_to
+    assert parse(name, torch.float16, True) == (torch.device("cpu"), torch.float16, True, None)
+    assert parse(device=name)[0] == torch.device("cpu")
+    assert parse(torch.float16)[:2] == (None, torch.float16)
+    assert parse(torch.ones(1, device="meta"))[0] == torch.device("meta")
+    assert parse(dtype=torch.float16, non_blocking=True) == (None, torch.float16, True, None)
+
+
+def test_every_device_constructor_of_torch_is_redirected():
+    places = [*((torch, name) for name in TORCH_FACTORIES), *OTHER_FACTORIES]
+    replaced = {getattr(owner, name).__wrapped__ for owner, name in places}
+    assert device_mode._device_constructors() - replaced == set()
 
 
 def test_other_devices_and_arguments_are_left_alone():

@@ -15,8 +15,8 @@ from anytron.traits import ModelTraits
 SCALE = 0.3
 PACKED = {True: "padding_causal", False: "padding"}
 PADDED = {True: "causal", False: "no_mask"}
-# One rounding of results to float16; gradients are sums of products of numbers near 1.
-TOLERANCE = {"atol": 4e-3, "rtol": 4e-3}
+# A rounding to float16 of results, and some of what gradients are sums of: products of numbers up to about three.
+TOLERANCE = {"atol": 8e-3, "rtol": 4e-3}
 LAYERS = {
     "grouped": {"heads": 8, "kv_heads": 2, "size": 128, "v_size": 128},
     "latent": {"size": 192, "v_size": 128, "heads": 4, "kv_heads": 4},

@@ -1,0 +1,106 @@
+"""What a trainer of one's own needs of the layer where Megatron trains (docs/how-to/use-in-your-own-trainer.md).
+
+Import it after the layer was opened: it imports Megatron.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+from anytron.masks import MaskKind
+from anytron.patches import Phase
+from anytron.platform import EngineFacts
+from anytron.sequences import scopes
+from anytron.traits import ModelTraits, ParallelSizes
+from anytron_megatron.training import parallel
+from anytron_megatron.training.micro_batch import BatchPreparer
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, nn
+
+    from anytron.layer import Layer
+    from anytron.sequences.layout import Format
+    from anytron_megatron.training.micro_batch import PreparedBatch
+
+
+def join(layer: Layer, sizes: ParallelSizes | None = None, *, seed: int = 1, timeout_s: float = 600.0) -> device:
+    """Bring up this rank, up to where models can be built: the platform's state, patches, process groups, generators.
+
+    Args:
+        layer: Of this process.
+        sizes: How the ranks are split; None = one rank. Started by ``torchrun``, ranks meet where it says.
+        seed: Of the generators.
+        timeout_s: A collective that takes longer is an error.
+
+    Returns:
+        The rank's device.
+    """
+    facts = EngineFacts(sizes or ParallelSizes())
+    layer.prepare(facts)
+    layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+    runtime = layer.platform.runtime()
+    parallel.initialize(runtime, facts.sizes, seed=seed, timeout_s=timeout_s)
+    layer.apply_phase(Phase.BEFORE_BUILD)
+    return runtime.current_device()
+
+
+def micro_batches(
+    layer: Layer,
+    sequence_format: Format,
+    *,
+    context_length: int,
+    traits: ModelTraits | None = None,
+    sizes: ParallelSizes | None = None,
+    accepted: frozenset[MaskKind] = frozenset({MaskKind.NONE}),
+) -> BatchPreparer:
+    """Make what turns ragged sequences into inputs of a model, with the platform's layouts and masks.
+
+    Args:
+        layer: Of this process, whose rank has joined.
+        sequence_format: ``thd``, packed, or ``bshd``, padded.
+        context_length: Longest sequence that the model can take, in tokens.
+        traits: What about the model decides the mask it needs; None = those of a dense causal model.
+        sizes: As for :func:`join`.
+        accepted: Kinds of mask that can reach the model's attention; ``NONE`` is causal without a tensor.
+    """
+    return BatchPreparer(
+        layer.hooks,
+        sequence_format=sequence_format,
+        traits=traits or ModelTraits(),
+        accepted=accepted,
+        sizes=sizes or ParallelSizes(),
+        shard=parallel.context_shard(),
+        device=layer.platform.runtime().current_device(),
+        context_length=context_length,
+        portable=layer.platform.portable_modules,
+    )
+
+
+def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
+    """Run a model on a micro-batch in its scope, which recomputation enters again by itself.
+
+    Returns:
+        What the model gives; from the last pipeline stage logits, ``[R, C, V]``, of this rank's part of the vocabulary.
+    """
+    with scopes.enter(prepared.scope()):
+        output: Tensor = model(**prepared.arguments())
+    return output
+
+
+def token_log_probs(logits: Tensor, batches: BatchPreparer, prepared: PreparedBatch) -> Tensor:
+    """Give the log-prob of each token, with its gradient, whatever the layout and the split of the vocabulary.
+
+    Args:
+        logits: ``[R, C, V]``, as :func:`forward` gives them.
+        batches: What has prepared the micro-batch.
+        prepared: The micro-batch.
+
+    Returns:
+        float32 ``[T]``, without padding, gathered over context-parallel ranks; 0 where no token comes before.
+    """
+    labels = prepared.inputs.labels
+    # Megatron's cross-entropy has no ignored label, and may write over float32 logits that it is given.
+    losses: Tensor = vocab_parallel_cross_entropy(logits.float().clone(), labels.clamp(min=0))
+    return batches.postprocess((-losses).where(labels >= 0, 0.0), prepared)

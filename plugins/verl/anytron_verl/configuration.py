@@ -1,0 +1,103 @@
+"""Read a configuration of verl's as its own entry point does, and what of it an engine is built with."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from anytron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SEARCH_PATH = "pkg://verl.trainer.config"
+"""Where the defaults lie that a user's file names, for example ``ppo_trainer``."""
+ALONE = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "sequence_parallel": False,
+}
+"""The sizes of one rank, by verl's names in ``actor.megatron``."""
+
+
+def compose(path: Path, overrides: Sequence[str]) -> Any:
+    """Compose a configuration with hydra, and return its section ``actor_rollout_ref``.
+
+    Args:
+        path: A file that ``python -m verl.trainer.main_ppo --config-path --config-name`` takes.
+        overrides: In hydra's grammar, as on that command line.
+
+    Raises:
+        ConfigError: hydra cannot compose it, or its strategy is another than Megatron.
+    """
+    from hydra import compose as composed
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    try:
+        with initialize_config_dir(str(path.resolve().parent), version_base=None):
+            whole = composed(path.stem, overrides=[f"hydra.searchpath=[{SEARCH_PATH}]", *overrides])
+    except HydraException as error:
+        raise ConfigError("verl's configuration cannot be read.", where=str(path), why=str(error)) from error
+    section = whole.get("actor_rollout_ref")
+    strategy = None if section is None else section.actor.get("strategy")
+    if strategy != "megatron":
+        raise ConfigError(
+            "Only verl's Megatron engine can be verified.",
+            where=f"{path}: actor_rollout_ref.actor.strategy",
+            why=f"it is {strategy!r}",
+            fix="model_engine=megatron among the overrides, or 'override model_engine: megatron' among its defaults",
+        )
+    return section
+
+
+def model_directory(section: Any) -> Path:
+    """The Hugging Face directory of the actor; verl fetches it if need be."""
+    from pathlib import Path
+
+    from verl.utils.fs import copy_to_local
+
+    return Path(copy_to_local(section.model.path))
+
+
+def ranks_of(section: Any) -> int:
+    """The fewest ranks that a configuration's parallel sizes need: one data-parallel replica, or as experts want."""
+    engine = section.actor.megatron
+    pipeline, tensor = engine.pipeline_model_parallel_size, engine.tensor_model_parallel_size
+    expert_tensor = engine.expert_tensor_parallel_size or tensor
+    dense = tensor * pipeline * engine.context_parallel_size
+    return math.lcm(dense, engine.expert_model_parallel_size * expert_tensor * pipeline)
+
+
+def engine_parts(section: Any, *, packed: bool, alone: bool, trains: bool) -> dict[str, Any]:
+    """Make the arguments of ``EngineRegistry.new``.
+
+    Args:
+        section: As :func:`compose` gives it; it is not changed.
+        packed: Packed sequences (thd), else padded rows (bshd).
+        alone: On one rank, whatever the parallel sizes.
+        trains: With an optimizer and gradients.
+    """
+    from omegaconf import OmegaConf, open_dict
+    from verl.utils.config import omega_conf_to_dataclass
+
+    actor = OmegaConf.create(OmegaConf.to_container(section.actor, resolve=True))
+    with open_dict(actor):
+        dtype = actor.megatron.dtype
+        actor.megatron.update(ALONE if alone else {})
+        # verl knows 16-bit types only; whose rounding hides faults.
+        actor.megatron.update({"forward_only": not trains, "use_remove_padding": packed, "dtype": "bfloat16"})
+        actor.optim.update({"lr_decay_steps": 10, "lr_warmup_steps": 0, "total_training_steps": 10})
+    engine = omega_conf_to_dataclass(actor.megatron)
+    object.__setattr__(engine, "dtype", dtype)
+    return {
+        "model_config": omega_conf_to_dataclass(section.model),
+        "engine_config": engine,
+        "optimizer_config": omega_conf_to_dataclass(actor.optim),
+        "checkpoint_config": omega_conf_to_dataclass(actor.checkpoint),
+    }

@@ -1,0 +1,141 @@
+"""Anytron's platform as verl asks for a device."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from verl.plugin.platform import PlatformBase
+
+from anytron_verl import process
+from anytron_verl.names import PLATFORM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from anytron.platform import Platform
+    from anytron.runtime import DeviceRuntime
+
+ENGINES = "verl.workers.engine"
+"""The package in which verl's engines register themselves."""
+
+
+class AnytronDevice(PlatformBase):
+    """The layer's platform: ``torch.cuda`` where that is redirected, else the device's own module.
+
+    Processes without a device ask only what needs none: names, and how Ray counts the devices.
+    """
+
+    @property
+    def _platform(self) -> Platform:
+        return process.layer().platform
+
+    @property
+    def _runtime(self) -> DeviceRuntime:
+        return self._platform.runtime()
+
+    @property
+    def device_name(self) -> str:
+        """``cuda`` where ``torch.cuda`` is redirected: verl makes names of devices from it."""
+        return "cuda" if self._platform.redirects_torch_cuda else self._runtime.device_type
+
+    @property
+    def vendor_name(self) -> str:
+        """``anytron``. verl asks when it chooses an engine, and no earlier: this is when ours are registered.
+
+        To import verl's engines takes seconds, which processes without an engine need not spend.
+        """
+        if ENGINES in sys.modules:
+            from anytron_verl import engines
+
+            engines.register(self.device_name)
+        return PLATFORM
+
+    @property
+    def device_module(self) -> ModuleType:
+        """The module of torch that has the device's functions."""
+        module: ModuleType = torch.get_device_module(self.device_name)
+        return module
+
+    def is_available(self) -> bool:
+        """Return True: a session has been opened on it."""
+        return True
+
+    def current_device(self) -> int:
+        """Index of the current device."""
+        return self._runtime.current_device().index or 0
+
+    def device_count(self) -> int:
+        """Devices that this process can use."""
+        return self._runtime.device_count()
+
+    def set_device(self, device_index: int) -> None:
+        """Make a device the current one."""
+        self._runtime.set_device(device_index)
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Wait for the current device; a process uses one."""
+        del device_index
+        self._runtime.synchronize()
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the device's generator."""
+        self._runtime.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed the device's generator; a process uses one device."""
+        self._runtime.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """Do nothing: the platform's options set the allocator when a process starts."""
+
+    def empty_cache(self) -> None:
+        """Return cached memory to the device."""
+        self._runtime.empty_cache()
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int, int]:
+        """(major, minor); (0, 0) where the notion does not exist."""
+        del device_index
+        return self._runtime.compute_capability()
+
+    def communication_backend_name(self) -> str:
+        """The backend of ``torch.distributed``."""
+        return self._runtime.communication_backend
+
+    def visible_devices_envvar(self) -> str:
+        """The variable that lists the devices; CUDA's, which nobody reads, where there is none."""
+        return self._platform.visible_devices_variable or "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        """Mark a range in the device's profiler."""
+        with self._runtime.profiler_range(msg):
+            yield
+
+    def profiler_start(self) -> None:
+        """Do nothing: torch's profiler needs no switch."""
+
+    def profiler_stop(self) -> None:
+        """Do nothing, as :meth:`profiler_start`."""
+
+    def ray_resource_name(self) -> str:
+        """The platform's resource. Without one ``GPU``: verl looks for ``GPU`` or ``NPU`` before it starts.
+
+        On a processor Ray is told how many ranks there may be: ``+ray_kwargs.ray_init.num_gpus=2``.
+        """
+        return self._platform.ray_resource or "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        """The variable that keeps Ray from setting the list of devices."""
+        return [f"RAY_EXPERIMENTAL_NOSET_{self.visible_devices_envvar()}"]
+
+    def is_ipc_supported(self) -> bool:
+        """Return False: weights reach the rollout through shared memory of the host, which every platform has."""
+        return False
+
+    def cudart(self) -> Any:
+        """Return None: there is no CUDA to call by itself."""
+        return None

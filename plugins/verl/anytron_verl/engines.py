@@ -1,0 +1,99 @@
+"""verl's own Megatron engines, with the layer's phases around them and Anytron's layouts inside."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from verl.utils import tensordict_utils
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead
+
+from anytron.patches import Phase
+from anytron.platform import EngineFacts
+from anytron.traits import ParallelSizes
+from anytron_verl import process
+from anytron_verl.layouts import Layouts, current_micro_batch
+from anytron_verl.names import PLATFORM
+from anytron_verl.patches import PATCHES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.sequences.layout import Format
+
+logger = logging.getLogger(__name__)
+
+
+def register(device_name: str) -> None:
+    """Register the engines for the vendor of :class:`anytron_verl.device.AnytronDevice`; once."""
+    for model_type, engine in (("language_model", LanguageModelEngine), ("value_model", ValueModelEngine)):
+        if (device_name, PLATFORM) not in EngineRegistry._engines[model_type]["megatron"]:
+            EngineRegistry.register(model_type, "megatron", device_name, PLATFORM)(engine)
+
+
+class _OnTheLayer:
+    """Before one of verl's engines in its classes: what the layer does at each of its steps."""
+
+    engine_config: Any
+    model_config: Any
+    tf_config: Any
+    module: list[torch.nn.Module]
+
+    def __init__(self, *args: Any, engine_config: Any, **kwargs: Any) -> None:
+        layer = process.layer()
+        layer.prepare(EngineFacts(sizes_of(engine_config), deterministic=engine_config.full_determinism))
+        layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+        super().__init__(*args, engine_config=engine_config, **kwargs)
+        self._layouts: Layouts | None = None
+
+    def initialize(self) -> None:
+        """Build the model between the layer's phases, and its layouts."""
+        layer = process.layer()
+        layer.apply_phase(Phase.BEFORE_BUILD)
+        super().initialize()  # type: ignore[misc]
+        layer.apply_phase(Phase.AFTER_BUILD, PATCHES)
+        if hasattr(self.model_config.hf_config, "vision_config"):
+            logger.warning("verl's own layouts are used: Anytron's do not place the images of verl's models")
+            return
+        sequence_format: Format = "thd" if self.engine_config.use_remove_padding else "bshd"
+        self._layouts = Layouts(layer, self.tf_config, sequence_format, sizes_of(self.engine_config))
+        self._layouts.settle(self.module)
+
+    def forward_step(self, batch_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a micro-batch's forward pass with its layout, in its scope."""
+        batch = next(batch_iter)
+        again = iter((batch,))
+        if self._layouts is None:
+            return super().forward_step(again, *args, **kwargs)  # type: ignore[misc]
+        rows = tensordict_utils.get_non_tensor_data(batch, key="forced_max_seqlen", default=None)
+        packed = self.engine_config.pad_to_length and self.engine_config.use_remove_padding
+        bucket = self.engine_config.pad_to_length_bucket if packed else None
+        with current_micro_batch(self._layouts.prepare(batch["input_ids"], bucket=bucket, rows=rows)):
+            return super().forward_step(again, *args, **kwargs)  # type: ignore[misc]
+
+
+class LanguageModelEngine(_OnTheLayer, MegatronEngineWithLMHead):  # type: ignore[misc]
+    """verl's engine of policies and their references."""
+
+
+class ValueModelEngine(_OnTheLayer, MegatronEngineWithValueHead):  # type: ignore[misc]
+    """verl's engine of critics."""
+
+
+def sizes_of(engine_config: Any) -> ParallelSizes:
+    """Read the parallel sizes of verl's ``McoreEngineConfig``; replicas are what is left of the ranks."""
+    tensor = engine_config.tensor_model_parallel_size
+    expert_tensor = engine_config.expert_tensor_parallel_size
+    sizes = ParallelSizes(
+        tensor=tensor,
+        pipeline=engine_config.pipeline_model_parallel_size,
+        context=engine_config.context_parallel_size,
+        expert=engine_config.expert_model_parallel_size,
+        expert_tensor=tensor if expert_tensor is None else expert_tensor,
+        virtual_pipeline=engine_config.virtual_pipeline_model_parallel_size or 1,
+        sequence_parallel=engine_config.sequence_parallel and tensor > 1,
+    )
+    replicas = torch.distributed.get_world_size() // sizes.model
+    return ParallelSizes(**{**vars(sizes), "data": replicas})

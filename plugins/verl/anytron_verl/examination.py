@@ -1,0 +1,62 @@
+"""What ``anytron doctor`` says of verl: its release, each of its plugins, and the platform that it ends up with.
+
+verl logs a plugin that cannot be loaded at level DEBUG and goes on (``verl/__init__.py``), so that training begins on
+another platform, or fails far from the cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from anytron.entries import Entry
+from anytron.patches.versions import in_range, installed_version
+from anytron_verl.names import POLICY, SUPPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.doctor.subject import Subject
+
+TIMEOUT_S = 600
+
+
+def examine(subject: Subject) -> Iterator[Entry]:
+    """Import verl in a process of its own, on the platform of the session, and load its plugins one by one."""
+    version = installed_version("verl")
+    if not version:
+        yield Entry("verl.version", "skip", "verl is not installed")
+        return
+    if in_range(version, SUPPORTED):
+        yield Entry("verl.version", "ok", f"{version} is in {SUPPORTED}")
+    else:
+        detail = f"{version} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
+        yield Entry("verl.version", "warn", detail, f"pip install --no-deps 'verl{SUPPORTED}'")
+    named = {} if subject.session is None else {"ANYTRON_PLATFORM": subject.session.platform.name}
+    yield from _loading(named)
+
+
+def _loading(variables: Mapping[str, str]) -> Iterator[Entry]:
+    command = [sys.executable, "-W", "ignore", "-m", "anytron_verl.loading"]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(  # noqa: S603 - this interpreter, and a module of this package
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        yield Entry("verl.import", "fail", last, "python -c 'import verl' shows the whole error")
+        return
+    answer = json.loads(done.stdout.splitlines()[-1])
+    for name, error in answer["loaded"].items():
+        if error is None:
+            yield Entry(f"verl.plugin.{name}", "ok", "verl loads it")
+        else:
+            detail = f"verl goes on without it and does not say so: {error}"
+            fix = f"cure the error, or uninstall the plugin, or leave it out by {POLICY}"
+            yield Entry(f"verl.plugin.{name}", "fail", detail, fix)
+    for name in answer["left_out"]:
+        yield Entry(f"verl.plugin.{name}", "warn", f"{POLICY}={os.environ[POLICY]} leaves it out", f"unset {POLICY}")
+    yield Entry("verl.platform", "ok", answer["platform"])

@@ -1,0 +1,234 @@
+"""Anytron's layouts and masks in the calling convention of ``verl.models.mcore.util``.
+
+verl's tensors are jagged: ``values()`` are flat, ``[T, ...]``, as Anytron's are, and ``offsets()`` say where sequences
+begin. Everything of a micro-batch goes through the one layout that is made before its forward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.batch import RaggedBatch
+from anytron.errors import EngineError
+from anytron.sequences import LayoutConstraints, scopes
+from anytron_megatron.models.accepted_masks import accepted_masks
+from anytron_megatron.models.traits import traits_of
+from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+from anytron_megatron.training.parallel import context_shard
+from anytron_megatron.training.vendor_attention import set_mask_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from megatron.core.transformer import TransformerConfig
+    from torch import nn
+
+    from anytron.layer import Layer
+    from anytron.sequences.layout import Format
+    from anytron.traits import ParallelSizes
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch, laid out.
+
+    Attributes:
+        preparer: What has prepared it.
+        prepared: Its layout, mask and scope.
+        offsets: int64 ``[B + 1]``, where its sequences begin in flat tensors, on the device.
+    """
+
+    preparer: BatchPreparer
+    prepared: PreparedBatch
+    offsets: Tensor
+
+    def arrange(self, values: Tensor, *, following: bool) -> Tensor:
+        """Arrange a jagged tensor for this rank.
+
+        Args:
+            values: Jagged, ``[B, j, ...]``, on the device.
+            following: Show at each position what stands at the next one. Where there is none, it is 0: verl's
+                cross-entropy knows no ignored label, and nobody reads the result there.
+
+        Returns:
+            ``[R, C, ...]``.
+        """
+        layout, flat = self.prepared.inputs.layout, values.values()
+        if not following:
+            return layout.pack(flat)
+        if flat.dtype is torch.int64 and flat.ndim == 1:
+            return layout.next_tokens(flat).clamp_(min=0)
+        ends = self.offsets[1:] - 1
+        return layout.pack(flat.roll(-1, 0).index_fill(0, ends, 0))
+
+    def nested(self, output: Tensor) -> Tensor:
+        """Bring a model's output, ``[R, C, ...]``, back to a jagged tensor, ``[B, j, ...]``."""
+        flat = self.preparer.postprocess(output, self.prepared)
+        return torch.nested.nested_tensor_from_jagged(flat, offsets=self.offsets)
+
+
+_current: contextvars.ContextVar[MicroBatch | None] = contextvars.ContextVar("anytron_verl_micro_batch", default=None)
+
+
+@contextlib.contextmanager
+def current_micro_batch(micro_batch: MicroBatch) -> Iterator[None]:
+    """Let verl's functions lay out this micro-batch, and enter its scope."""
+    token = _current.set(micro_batch)
+    try:
+        with scopes.enter(micro_batch.prepared.scope()):
+            yield
+    finally:
+        _current.reset(token)
+
+
+class Layouts:
+    """Layouts and masks for one of verl's models.
+
+    Args:
+        layer: The process's.
+        config: Megatron's, of the model.
+        sequence_format: verl's ``use_remove_padding``: ``thd``, else ``bshd``.
+        sizes: The parallel sizes of the ranks, which have met.
+    """
+
+    def __init__(self, layer: Layer, config: TransformerConfig, sequence_format: Format, sizes: ParallelSizes) -> None:
+        self._layer = layer
+        self._format = sequence_format
+        self._fp8 = bool(config.fp8)
+        self._sizes = sizes
+        self._traits = traits_of(config)
+        self._preparers: dict[int, BatchPreparer] = {}
+
+    def settle(self, modules: Iterable[nn.Module]) -> None:
+        """Tell a vendor's attention modules, which are not portable, how the platform's masks are read."""
+        if not self._layer.platform.portable_modules:
+            set_mask_type(modules, self._preparer(1).mask_kind, self._format)
+
+    def prepare(self, input_ids: Tensor, *, bucket: int | None = None, rows: int | None = None) -> MicroBatch:
+        """Lay out a micro-batch.
+
+        Args:
+            input_ids: int64, jagged, ``[B, j]``; best on the host, where layouts are planned.
+            bucket: verl's ``pad_to_length_bucket``: the packed total is a multiple of it.
+            rows: verl's ``forced_max_seqlen``: every row is as long as one of this many tokens.
+        """
+        align = self._sizes.tensor * context_shard().chunks
+        preparer = self._preparer(bucket or (1 if rows is None else -(-rows // align) * align))
+        tokens = input_ids.values().cpu()
+        offsets = input_ids.offsets()
+        batch = RaggedBatch(offsets.diff().cpu(), tokens, torch.ones_like(tokens, dtype=torch.bool))
+        return MicroBatch(preparer, preparer.prepare(batch), offsets.to(preparer.device))
+
+    def _preparer(self, bucket: int) -> BatchPreparer:
+        if bucket not in self._preparers:
+            platform, shard = self._layer.platform, context_shard()
+            portable = platform.portable_modules
+            self._preparers[bucket] = BatchPreparer(
+                self._layer.hooks,
+                sequence_format=self._format,
+                traits=self._traits,
+                accepted=accepted_masks(self._format, context_parallel=shard.size, vision=False, portable=portable),
+                sizes=self._sizes,
+                shard=shard,
+                device=platform.runtime().current_device(),
+                context_length=sys.maxsize,  # verl limits its sequences itself
+                portable=portable,
+                fp8=self._fp8,
+                constraints=LayoutConstraints(bucket=bucket),
+            )
+        return self._preparers[bucket]
+
+
+def preprocess_thd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace verl's packing: give ``(ids or values [1, C, ...], PackedSeqParams, position ids [1, C])``."""
+
+    @functools.wraps(original)
+    def preprocess(input_ids: Tensor, pre_process: bool = True, need_roll: bool = False, **options: Any) -> Any:
+        micro_batch = _current.get()
+        if micro_batch is None:
+            return original(input_ids, pre_process=pre_process, need_roll=need_roll, **options)
+        _refuse_other_shards(options)
+        prepared = micro_batch.prepared
+        if not pre_process:
+            return input_ids, prepared.packed, None
+        arranged = micro_batch.arrange(input_ids, following=need_roll)
+        return arranged, prepared.packed, prepared.inputs.position_ids
+
+    return preprocess
+
+
+def preprocess_bshd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace verl's padding: give ``(ids or values [B, C, ...], the model's mask, position ids [B, C])``."""
+
+    @functools.wraps(original)
+    def preprocess(input_ids: Tensor, pre_process: bool = True, need_roll: bool = False, **options: Any) -> Any:
+        micro_batch = _current.get()
+        if micro_batch is None:
+            return original(input_ids, pre_process=pre_process, need_roll=need_roll, **options)
+        prepared = micro_batch.prepared
+        arranged = micro_batch.arrange(input_ids, following=need_roll)
+        return arranged, prepared.attention_mask, prepared.inputs.position_ids
+
+    return preprocess
+
+
+def postprocess_thd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace verl's unpacking: from ``[1, C, ...]`` to jagged ``[B, j, ...]``; earlier stages keep their output."""
+
+    @functools.wraps(original)
+    def postprocess(
+        output: Tensor,
+        packed_seq_params: Any,
+        input_ids: Tensor,
+        batch_size: int,
+        post_process: bool = True,
+        **options: Any,
+    ) -> Tensor:
+        micro_batch = _current.get()
+        if micro_batch is None:
+            result: Tensor = original(output, packed_seq_params, input_ids, batch_size, post_process, **options)
+            return result
+        _refuse_other_shards(options)
+        return micro_batch.nested(output) if post_process else output
+
+    return postprocess
+
+
+def postprocess_bshd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace verl's way back from rows: from ``[B, C, ...]`` to jagged ``[B, j, ...]``."""
+
+    @functools.wraps(original)
+    def postprocess(output: Tensor, attention_mask: Tensor | None, post_process: bool = True) -> Tensor:
+        micro_batch = _current.get()
+        if micro_batch is None:
+            result: Tensor = original(output, attention_mask, post_process)
+            return result
+        return micro_batch.nested(output) if post_process else output
+
+    return postprocess
+
+
+def _refuse_other_shards(options: dict[str, Any]) -> None:
+    """Refuse what no layout of Anytron has.
+
+    Raises:
+        EngineError: The micro-batch is sharded in its own way.
+    """
+    wanted = [name for name in ("local_cp_size", "min_local_rows") if options.get(name) is not None]
+    if options.get("cp_layout", "zigzag") != "zigzag":
+        wanted.append("cp_layout")
+    if wanted:
+        raise EngineError(
+            "This way to share sequences among ranks has no layout in Anytron.",
+            where="verl.models.mcore.util",
+            why=f"verl asks for {', '.join(wanted)}",
+            fix="leave dynamic_context_parallel off; VERL_USE_EXTERNAL_PLUGINS=none runs verl alone",
+        )

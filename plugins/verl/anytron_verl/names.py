@@ -1,0 +1,12 @@
+"""How verl's users meet Anytron by name."""
+
+PLATFORM = "anytron"
+"""Of the platform, and of the vendor of its engines, among verl's."""
+CHOICE = "VERL_PLATFORM"
+"""The variable by which verl's users name a platform."""
+POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+"""The variable by which they say which plugins are loaded: ``auto``, ``none``, or names."""
+GROUP = "verl.plugins"
+"""The entry-point group of verl's plugins."""
+SUPPORTED = ">=0.9.1,<0.10"
+"""Releases of verl that the plugin was tested with."""

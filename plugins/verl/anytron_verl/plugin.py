@@ -1,0 +1,41 @@
+"""What ``import verl`` gets: a layer, and its platform as verl's."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from anytron_verl import process
+from anytron_verl.names import CHOICE, PLATFORM
+
+logger = logging.getLogger(__name__)
+
+
+def load() -> None:
+    """Open the layer, and make its platform verl's; do nothing if :data:`CHOICE` names another platform.
+
+    verl goes on without a plugin that fails, and says so at level DEBUG only: so the error is logged here as well.
+
+    Raises:
+        AnytronError: There is no layer in this process.
+    """
+    chosen = os.environ.get(CHOICE, "").strip().lower()
+    if chosen not in ("", PLATFORM):
+        logger.info("%s=%s: Anytron does nothing", CHOICE, chosen)
+        return
+    try:
+        process.begin()
+        _offer()
+    except Exception as error:
+        logger.error("verl goes on without Anytron, which is installed as its plugin. %s", error)  # noqa: TRY400
+        raise
+
+
+def _offer() -> None:
+    from verl.plugin.platform import PlatformRegistry
+    from verl.plugin.platform.platform_manager import set_platform
+
+    from anytron_verl.device import AnytronDevice
+
+    PlatformRegistry.register(platform=PLATFORM)(AnytronDevice)
+    set_platform(AnytronDevice())

@@ -1,0 +1,81 @@
+"""How verl's process comes to a layer, or does not, and who says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+import torch
+
+from anytron.doctor.subject import Subject
+from anytron.errors import EngineError, PlatformError
+from anytron_verl import examination, plugin, process
+
+
+def test_another_platform_of_verls_is_left_alone(monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    plugin.load()
+    with pytest.raises(EngineError, match="verl runs without Anytron"):
+        process.layer()
+
+
+def test_a_plugin_that_fails_says_so(monkeypatch, caplog):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setenv("ANYTRON_PLATFORM", "nowhere")
+    with caplog.at_level(logging.ERROR), pytest.raises(PlatformError):
+        plugin.load()
+    assert "verl goes on without Anytron" in caplog.text
+    assert "nowhere" in caplog.text
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A distribution with a plugin of verl's that cannot be loaded."""
+    metadata = tmp_path / "broken_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[verl.plugins]\nbroken = no_such_module\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.mark.usefixtures("broken")
+def test_doctor_names_the_plugins_that_verl_passes_over(monkeypatch):
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    found = {entry.name: entry for entry in examination.examine(Subject(None, ()))}
+    assert found["verl.version"].status == "ok"
+    assert found["verl.plugin.anytron"].status == "ok"
+    assert found["verl.plugin.broken"].status == "fail"
+    assert "No module named 'no_such_module'" in found["verl.plugin.broken"].detail
+    assert found["verl.platform"].detail == "anytron_verl.device.AnytronDevice"
+
+
+@pytest.mark.filterwarnings("ignore")  # Megatron is imported without the layer here
+def test_a_way_to_share_sequences_that_no_layout_has_is_refused():
+    from anytron_verl.layouts import MicroBatch, current_micro_batch, preprocess_thd_engine
+
+    def never(*_, **__):
+        raise AssertionError("verl's own function is not a way out")
+
+    replaced = preprocess_thd_engine(never)
+    ids = torch.nested.as_nested_tensor([torch.arange(3)], layout=torch.jagged)
+
+    class Prepared:
+        def scope(self):
+            return None
+
+    with current_micro_batch(MicroBatch(None, Prepared(), ids.offsets())):  # type: ignore[arg-type]
+        for wanted in ({"local_cp_size": 2}, {"cp_layout": "contiguous"}, {"min_local_rows": 8}):
+            with pytest.raises(EngineError, match=next(iter(wanted))):
+                replaced(ids, **wanted)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_calls_from_outside_of_our_engines_go_to_verl():
+    from anytron_verl.layouts import preprocess_thd_engine
+
+    replaced = preprocess_thd_engine(lambda *arguments, **named: (arguments, named))
+    assert replaced("ids", cp_layout="contiguous") == (
+        ("ids",),
+        {"pre_process": True, "need_roll": False, "cp_layout": "contiguous"},
+    )

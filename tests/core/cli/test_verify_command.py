@@ -1,0 +1,12 @@
+"""``anytron verify --verl`` without the package that knows verl."""
+
+import pytest
+
+from anytron.cli.verify import run_verification_of
+from anytron.errors import ConfigError
+
+
+def test_a_configuration_of_verl_needs_anytron_verl(tmp_path):
+    with pytest.raises(ConfigError, match="anytron-verl is not installed") as error:
+        run_verification_of("verl", tmp_path / "ppo.yaml", [], as_json=False)
+    assert error.value.fix == "pip install anytron-verl"

@@ -1,0 +1,59 @@
+"""Every fault of docs/upstream is there: its program shows it on the installed packages."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.docs.reproductions import SETTINGS, outcomes, reproductions, sections
+
+HERE = ("megatron-core", "mcore-bridge")
+ELSEWHERE = {"verl", "megatron-bridge", "mindspeed"}
+"""Their programs run in plugins/verl/tests and plugins/ascend/tests/mindspeed."""
+INSTALLED = [one for one in reproductions(*HERE) if one.is_installed]
+
+
+@pytest.fixture(scope="module")
+def found():
+    ran = {}
+
+    def outcome(one):
+        if one.setting not in ran:
+            ran[one.setting] = outcomes(one.setting, *HERE)
+        return ran[one.setting]
+
+    return outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", INSTALLED, ids=lambda one: one.title)
+def test_the_fault_is_there(one, found):
+    status, said = found(one)[one.title]
+    assert status == 0, said
+    assert said.strip()
+
+
+@pytest.mark.slow
+def test_a_fault_that_is_not_there_would_be_noticed(found):
+    status, said = found(next(one for one in INSTALLED if not one.setting))["no fault"]
+    assert status == 1
+    assert "AssertionError" in said
+
+
+def test_the_normal_environment_has_the_versions_of_the_page():
+    assert len(INSTALLED) == len(reproductions(*HERE)) == 11
+
+
+def test_every_fault_has_a_program_that_a_maintainer_can_read_at_a_glance():
+    all_of_them = reproductions()
+    assert [one.title for one in all_of_them] == list(sections())
+    for one in all_of_them:
+        lines = [line for line in one.text.splitlines() if line.strip()]
+        assert len(lines) <= 20, one.title
+        assert max(map(len, lines)) <= 120, one.title
+        ast.parse(one.text)
+        assert "anytron" not in one.text, one.title
+        assert one.setting in SETTINGS
+        assert one.package in {*HERE, *ELSEWHERE}
+        assert all(requirement.specifier or requirement.name == "mindspeed" for requirement in one.requirements)
