@@ -124,9 +124,7 @@ class Ours:
         from anytron.engines.context import EngineContext
         from anytron_megatron.engine import MegatronEngine
 
-        self.engine = MegatronEngine(
-            EngineContext(config, layer.hooks, layer.platform, layer.ledger, process, init_method)
-        )
+        self.engine = MegatronEngine(EngineContext(config, layer, process, init_method))
 
     def batch(self, lengths, vocabulary):
         """Recorded trajectories of these lengths; every token but each first one is of a response."""

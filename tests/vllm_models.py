@@ -18,6 +18,7 @@ from anytron.engines.context import EngineContext
 from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron.engines.weights import WeightFile, WeightManifest
 from anytron.hooks.types import ProcessInfo
+from anytron.layer import Layer
 from anytron.patches import Ledger
 from anytron.trainer.initial_model import write_random_model
 from anytron_cpu import CpuPlatform
@@ -65,7 +66,8 @@ def vllm_engine(config: RunConfig) -> Any:
     from anytron_vllm.engine import VllmEngine
 
     write_random_model(config, load_tokenizer(config.model))
-    return VllmEngine(EngineContext(config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo("rollout")))
+    layer = Layer(SimpleNamespace(platform=CpuPlatform()), Ledger())
+    return VllmEngine(EngineContext(config, layer, ProcessInfo("rollout")))
 
 
 def hf_model(model: dict[str, Any], seed: int) -> Any:

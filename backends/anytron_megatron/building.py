@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.kernels.contract import LogProbSpec
-from anytron.layer import apply_phase
-from anytron.patches import Phase
 from anytron.platform import EngineFacts, decisions_of
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
@@ -42,22 +40,19 @@ if TYPE_CHECKING:
 def prepare_platform(context: EngineContext, sizes: ParallelSizes) -> None:
     """Let the platform set what of the process's global state depends on the run, before process groups exist."""
     facts = EngineFacts(sizes, deterministic=context.config.engine.deterministic)
-    context.platform.prepare_engine(facts, context.ledger)
+    context.layer.prepare(facts)
 
 
 def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:
-    """Let this rank meet the others of its group, with the patches that come before and after; return its device."""
-    config, runtime = context.config, context.platform.runtime()
-    apply_phase(Phase.BEFORE_PARALLEL_INIT, context.hooks, context.ledger)
-    parallel.initialize(
-        runtime,
+    """Let this rank meet the others of its group; return its device."""
+    config = context.config
+    return parallel.join(
+        context.layer,
         sizes,
         seed=config.trainer.seed,
         timeout_s=config.executor.call_timeout_s,
         init_method=context.init_method,
     )
-    apply_phase(Phase.BEFORE_BUILD, context.hooks, context.ledger)
-    return runtime
 
 
 def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -> dict[str, Any]:
@@ -71,12 +66,12 @@ def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -
     return {
         "rank": torch.distributed.get_rank(),
         "device": runtime.device_name(),
-        "decisions": [asdict(decision) for decision in decisions_of(context.platform)],
-        "peak_flops": asdict(context.platform.peak_flops(context.config.model.dtype)),
+        "decisions": [asdict(decision) for decision in decisions_of(context.layer.platform)],
+        "peak_flops": asdict(context.layer.platform.peak_flops(context.config.model.dtype)),
         "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
-        "kernels": context.hooks.suppliers(),
-        "kernel_descriptions": context.hooks.kernel_descriptions(),
-        "patches": context.ledger.report(),
+        "kernels": context.layer.hooks.suppliers(),
+        "kernel_descriptions": context.layer.hooks.kernel_descriptions(),
+        "patches": context.layer.ledger.report(),
     }
 
 
@@ -84,15 +79,15 @@ class ModelBuilder:
     """Builds the policy, its reference, a teacher, the critic and a reward model, each from a source.
 
     Args:
-        context: Of the engine: configuration, hooks and platform.
+        context: Of the engine: configuration and device layer.
         sizes: The layout of the ranks, which have met.
         runtime: The device.
     """
 
     def __init__(self, context: EngineContext, sizes: ParallelSizes, runtime: DeviceRuntime) -> None:
         self._config = context.config
-        self._hooks = context.hooks
-        self._portable = context.platform.portable_modules
+        self._hooks = context.layer.hooks
+        self._portable = context.layer.platform.portable_modules
         self._sizes = sizes
         self._runtime = runtime
 

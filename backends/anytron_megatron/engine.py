@@ -13,7 +13,6 @@ import torch
 
 from anytron.engines.device_memory import MemoryUse
 from anytron.errors import EngineError
-from anytron.layer import apply_phase
 from anytron.patches import Phase
 from anytron.sequences import LayoutConstraints
 from anytron.trainer.initial_model import model_directory
@@ -63,7 +62,7 @@ class MegatronEngine:
     subclass with an :meth:`open_source` of its own.
 
     Args:
-        context: Configuration, hooks, platform, ledger and rank.
+        context: Configuration, device layer and rank.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -128,7 +127,7 @@ class MegatronEngine:
 
             rows = self._builder.preparer(self._source, "bshd")
             self._rollout = PolicyRollout(self._policy, rows, config, self._sizes, vocab_size=self._source.vocab_size)
-        apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
+        context.layer.apply_phase(Phase.AFTER_BUILD)
 
     def prepare_platform(self) -> None:
         """Set what of the process's global state depends on the run, before process groups exist."""
@@ -149,7 +148,7 @@ class MegatronEngine:
             recompute=config.engine.recompute,
             deterministic=config.engine.deterministic,
             predicts_ahead=policy and self._options.mtp_loss_coefficient > 0,
-            portable=self._context.platform.portable_modules,
+            portable=self._context.layer.platform.portable_modules,
             transformer=self._options.transformer,
         )
 
@@ -191,12 +190,12 @@ class MegatronEngine:
         heads = self._source.attention_heads
         if heads is None:
             return None
-        if not self._context.platform.portable_modules:
+        if not self._context.layer.platform.portable_modules:
             return mask_conformance(self._preparer, self._sizes)
         gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
         preparers = [
             self._builder.preparer(self._source, each, gaps)
-            for each in possible_formats(self._context.config, self._context.hooks)
+            for each in possible_formats(self._context.config, self._context.layer.hooks)
         ]
         return kernel_conformance(preparers, heads=heads, sizes=self._sizes, device=self._runtime.current_device())
 

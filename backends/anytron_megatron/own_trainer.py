@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from anytron.masks import MaskKind
-from anytron.patches import Phase
 from anytron.platform import EngineFacts
 from anytron.sequences import scopes
 from anytron.traits import ModelTraits, ParallelSizes
@@ -39,11 +38,7 @@ def join(layer: Layer, sizes: ParallelSizes | None = None, *, seed: int = 1, tim
     """
     facts = EngineFacts(sizes or ParallelSizes())
     layer.prepare(facts)
-    layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
-    runtime = layer.platform.runtime()
-    parallel.initialize(runtime, facts.sizes, seed=seed, timeout_s=timeout_s)
-    layer.apply_phase(Phase.BEFORE_BUILD)
-    return runtime.current_device()
+    return parallel.join(layer, facts.sizes, seed=seed, timeout_s=timeout_s).current_device()
 
 
 def micro_batches(

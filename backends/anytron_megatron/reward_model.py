@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.engines.device_memory import Parked
-from anytron.layer import apply_phase
 from anytron.patches import Phase
 from anytron_megatron.building import ModelBuilder, join_ranks, prepare_platform, rank_facts
 from anytron_megatron.models.bridge import BridgeSource
@@ -54,13 +53,13 @@ class MegatronRewardModel:
             recompute="none",
             deterministic=config.engine.deterministic,
             scores=True,
-            portable=context.platform.portable_modules,
+            portable=context.layer.platform.portable_modules,
             transformer=MegatronOptions.of(config).transformer,
         )
         builder = ModelBuilder(context, sizes, self._runtime)
         self._preparer = builder.preparer(self._source)
         self._model = builder.reward_model(self._source, self._preparer)
-        apply_phase(Phase.AFTER_BUILD, context.hooks, context.ledger)
+        context.layer.apply_phase(Phase.AFTER_BUILD)
         self._offloads = config.reward_model.offload
         self._parked: Parked | None = None
         self._leave_device()

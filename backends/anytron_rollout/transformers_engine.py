@@ -51,7 +51,7 @@ class TransformersEngine:
         options = TransformersOptions.model_validate(rollout.options)
         self._context = context
         self._max_batch_size = rollout.max_batch_size
-        self._runtime = context.platform.runtime()
+        self._runtime = context.layer.platform.runtime()
         self._tokenizer: Any = None
         self._version: int | None = None
         self._queue = RequestQueue()
@@ -136,7 +136,7 @@ class TransformersEngine:
             "model": type(self._model).__name__,
             "device": str(self._runtime.current_device()),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-            "patches": self._context.ledger.report(),
+            "patches": self._context.layer.ledger.report(),
         }
 
     @torch.inference_mode()

@@ -51,10 +51,15 @@ class Layer:
     def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Apply the plugins' patches of a phase, and further ones of the caller.
 
+        They depend on the process alone. Those of an earlier engine in it are in effect; it is only checked that
+        nothing imported since has replaced them.
+
         Raises:
             PatchError: A required patch cannot be applied, or ``before_import`` comes after the import.
         """
-        return apply_phase(phase, self.hooks, self.ledger, patches)
+        if self.ledger.has_reached(phase):
+            return self.ledger.revalidate()
+        return self.ledger.apply(phase, [*self.hooks.patch_model(phase, self.ledger.context), *patches])
 
     def prepare(self, facts: EngineFacts) -> None:
         """Let the platform set this process's global state for a training engine, before its process groups exist."""
@@ -103,14 +108,3 @@ def open_layer(
     layer = Layer(session, ledger)
     layer.apply_phase(Phase.BEFORE_IMPORT)
     return layer
-
-
-def apply_phase(phase: Phase, hooks: Hooks, ledger: Ledger, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
-    """Apply the patches of a phase; see :meth:`Layer.apply_phase`.
-
-    They depend on the process alone. Those of an earlier engine in it are in effect; it is only checked that nothing
-    imported since has replaced them.
-    """
-    if ledger.has_reached(phase):
-        return ledger.revalidate()
-    return ledger.apply(phase, [*hooks.patch_model(phase, ledger.context), *patches])

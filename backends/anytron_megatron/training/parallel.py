@@ -12,13 +12,30 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from anytron.engines.training_engine import Topology
+from anytron.patches import Phase
 from anytron.sequences import ContextShard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from anytron.layer import Layer
     from anytron.runtime import DeviceRuntime
     from anytron.traits import ParallelSizes
+
+
+def join(
+    layer: Layer, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
+) -> DeviceRuntime:
+    """Let this rank meet the others, with the patches that come before and after; return its device.
+
+    The platform has prepared the process (:meth:`anytron.layer.Layer.prepare`). The arguments are those of
+    :func:`initialize`.
+    """
+    runtime = layer.platform.runtime()
+    layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+    initialize(runtime, sizes, seed=seed, timeout_s=timeout_s, init_method=init_method)
+    layer.apply_phase(Phase.BEFORE_BUILD)
+    return runtime
 
 
 def initialize(

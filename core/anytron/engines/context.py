@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
-    from anytron.hooks.facade import Hooks
     from anytron.hooks.types import ProcessInfo
-    from anytron.patches import Ledger
-    from anytron.platform import Platform
+    from anytron.layer import Layer
 
 
 @dataclass(frozen=True)
@@ -19,17 +17,13 @@ class EngineContext:
 
     Attributes:
         config: The run's configuration.
-        hooks: The facade over all plugins.
-        platform: The active platform.
-        ledger: The patches of this process; ``before_import`` has been applied.
+        layer: The device layer of this process: plugins, platform, patches; ``before_import`` has been applied.
         process: Role and rank of this process.
         init_method: Where the ranks of the group meet, for ``torch.distributed.init_process_group``: the executor's
             choice. Ranks on one machine meet in a file that is theirs alone; nothing listens.
     """
 
     config: RunConfig
-    hooks: Hooks
-    platform: Platform
-    ledger: Ledger
+    layer: Layer
     process: ProcessInfo
     init_method: str = "env://"

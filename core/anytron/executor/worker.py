@@ -132,9 +132,7 @@ def start(bootstrap: Bootstrap) -> Parts:
         return engine_class(
             EngineContext(
                 config=RunConfig.model_validate(config),
-                hooks=layer.hooks,
-                platform=layer.platform,
-                ledger=layer.ledger,
+                layer=layer,
                 process=bootstrap.process,
                 init_method=init_method,
             )

@@ -8,6 +8,7 @@ from anytron.engines.context import EngineContext
 from anytron.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
+from anytron.layer import Layer
 from anytron.patches import Ledger
 from anytron.plugins import open_session
 from anytron_rollout.transformers_engine import TransformersEngine
@@ -17,10 +18,8 @@ PROMPTS = [PromptInputs((1, 2, 3)), PromptInputs((4, 5))]
 
 
 def engine_on(session, **options):
-    context = EngineContext(
-        run_config(options=options), session.hooks, session.platform, Ledger(), ProcessInfo("rollout")
-    )
-    return TransformersEngine(context)
+    layer = Layer(session, Ledger())
+    return TransformersEngine(EngineContext(run_config(options=options), layer, ProcessInfo("rollout")))
 
 
 def test_balanced_over_all_npus(tmp_path):

@@ -39,10 +39,10 @@ for directory in sys.argv[1:]:
 IN_A_WORKER = """
 import sys
 from anytron.errors import EngineError
-from anytron.layer import apply_phase, open_layer
+from anytron.layer import open_layer
 from anytron.patches import Phase
 layer = open_layer("cpu", engine="megatron")
-apply_phase(Phase.BEFORE_PARALLEL_INIT, layer.hooks, layer.ledger)
+layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
 from mcore_bridge.model.mm_gpts import internvl, kimi_vl, llava, qwen
 from mcore_bridge.model.mm_gpts.utils import patch_get_dynamic_module
 from transformers import AutoConfig, AutoTokenizer, GenerationMixin

@@ -16,6 +16,7 @@ from anytron.engines.context import EngineContext
 from anytron.engines.rollout_engine import GenerationRequest
 from anytron.engines.weights import WeightManifest, checksum
 from anytron.hooks.types import ProcessInfo
+from anytron.layer import Layer
 from anytron.patches import Ledger
 from anytron.seeds import derive_seed
 from anytron_cpu import CpuPlatform
@@ -50,9 +51,8 @@ def run_config(model=None, **rollout) -> RunConfig:
 
 
 def engine_for(config: RunConfig) -> TransformersEngine:
-    platform = CpuPlatform()
-    context = EngineContext(config, SimpleNamespace(), platform, Ledger(), ProcessInfo("rollout"))
-    return TransformersEngine(context)
+    layer = Layer(SimpleNamespace(platform=CpuPlatform()), Ledger())
+    return TransformersEngine(EngineContext(config, layer, ProcessInfo("rollout")))
 
 
 def write_weights(path: Path, weights: dict[str, torch.Tensor], version: int = 1) -> WeightManifest:

@@ -23,6 +23,7 @@ from anytron.engines.rollout_engine import Response
 from anytron.engines.training_engine import Topology
 from anytron.executor.observer import OBSERVED, RankObserver
 from anytron.hooks.types import ProcessInfo
+from anytron.layer import Layer
 from anytron.metric import joined
 from anytron.patches import Ledger
 from anytron.trainer import checkpointing
@@ -257,7 +258,9 @@ class InProcessExecutor:
         assert spec.world_size == 1
         assert 0 <= spec.replica < spec.replicas
         config = spec.config or self.config
-        context = EngineContext(config, SimpleNamespace(), CpuPlatform(), Ledger(), ProcessInfo(spec.role))
+        context = EngineContext(
+            config, Layer(SimpleNamespace(platform=CpuPlatform()), Ledger()), ProcessInfo(spec.role)
+        )
         self.started.append(spec.role if spec.model == "policy" else spec.model)
         if spec.model == "reward_model":
             return InProcessGroup(TorchRewardModel(context))

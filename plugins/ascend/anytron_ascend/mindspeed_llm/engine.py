@@ -26,7 +26,7 @@ class MindSpeedLlmEngine(MegatronEngine):
         config = self._context.config
         options = MindSpeedLlmOptions.model_validate(config.engine.options)
         model = read_hf_config(model_directory(config))
-        install_arguments(translate(config, model, options), self._context.ledger)
+        install_arguments(translate(config, model, options), self._context.layer.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:
         """Open a model directory; the policy's and the critic's are alike."""

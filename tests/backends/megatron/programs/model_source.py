@@ -42,9 +42,7 @@ class Engine(MegatronEngine):
 
 opened: list[str] = []
 config = engine_config(model, output, algorithm={"advantage": "gae"}, critic={})
-engine = Engine(
-    EngineContext(config, layer.hooks, layer.platform, layer.ledger, ProcessInfo("trainer", 0, 0, world_size=1))
-)
+engine = Engine(EngineContext(config, layer, ProcessInfo("trainer", 0, 0, world_size=1)))
 batch = RaggedBatch(
     lengths=torch.tensor([5, 3]), tokens=torch.arange(3, 11), response_mask=torch.ones(8, dtype=torch.bool)
 )

@@ -31,9 +31,7 @@ from anytron_megatron.checkpoint import writer  # noqa: E402
 from anytron_megatron.engine import MegatronEngine  # noqa: E402
 
 config = engine_config(model, output, optimizer={"name": "adam", "lr": 1e-2})
-engine = MegatronEngine(
-    EngineContext(config, layer.hooks, layer.platform, layer.ledger, ProcessInfo("trainer", 0, 0, world_size=1))
-)
+engine = MegatronEngine(EngineContext(config, layer, ProcessInfo("trainer", 0, 0, world_size=1)))
 response = torch.tensor([0, 0, 1, 1, 1, 0, 1, 1]) > 0
 recorded = -4.6 * response
 batch = RaggedBatch(
