@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from anytron.engines import context as engines
 from anytron.executor import worker
 from anytron.executor.local import LocalExecutor
+from anytron.layer import Layer
 from anytron.plugins import open_session
 
 if TYPE_CHECKING:
@@ -80,19 +81,19 @@ class ItsPlatform:
     def __init__(self):
         self._session = None
 
-    def __call__(self, *, config, hooks, platform, ledger, process, init_method):
+    def __call__(self, *, config, layer, process, init_method):
         """Arguments as the worker gives them, with the platform that it started with."""
         if process.role != "trainer":
-            return self.make(config, hooks, platform, ledger, process, init_method)
+            return self.make(config, layer, process, init_method)
         if self._session is None or self._session.platform.name != config.platform.name:
             from anytron_megatron.portable_te.binding import bind
 
             sys.path.append(str(Path(os.environ[FOLDER], config.platform.name)))
             self._session = open_session(config.platform.name, config.platform.options, config.engine.name)
             Kernels.hooks = self._session.hooks
-            ledger.context = replace(ledger.context, platform=self._session.platform, kernels=Kernels())
+            layer.ledger.context = replace(layer.ledger.context, platform=self._session.platform, kernels=Kernels())
             bind(Kernels(), self._session.platform.runtime().device_type)
-        return self.make(config, self._session.hooks, self._session.platform, ledger, process, init_method)
+        return self.make(config, Layer(self._session, layer.ledger), process, init_method)
 
 
 def run():

@@ -161,10 +161,14 @@ class WorkerProcess:
             return  # everything of it is gone, which is what a signal is sent for
 
     def write_stacks(self) -> None:
-        """Ask the process to write the stacks of its threads to its log; one that is stopped goes on for it."""
+        """Ask the process to write the stacks of its threads to its log; one that is stopped goes on for it.
+
+        It goes on first: signals for a stopped process go to whichever thread wakes first, and a thread that walks the
+        stack of another that runs may crash on it. Linux gives them to the main thread of one that is not stopped.
+        """
         if not self.ended():
-            os.kill(self.pid, STACK_SIGNAL)
             os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, STACK_SIGNAL)
 
     def release(self) -> None:
         """Kill what is left of the process's group, reap the process, and close the channel."""
