@@ -201,7 +201,7 @@ def test_unknown_names_are_refused_with_the_nearest(offer):
         assert done.exception.fix.startswith("did you mean ")
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
+@pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["table", "json"])
 def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path, as_json):
     command = [sys.executable, "-m", "anytron", "conformance", "cpu", "--level", "device", *["--json"] * as_json]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -16,7 +16,9 @@ REPRESENTATIVE = {
     engine_mutants.ForgottenAdapters: ("dropout", {"adapters-equal-merged"}),
     engine_mutants.UntaughtModules: ("mtp", {"multi-token-prediction"}),
 }
-"""The run that they change, and what fails for it; the others are left to ``tox -e slow``."""
+"""The run that they change, and what fails for it."""
+QUICK = (kernel_mutants.EntropyDoesNotLearn, sequence_mutants.RollsLabels)
+"""The others are left to ``tox -e slow``."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,11 @@ def laboratory(tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("mutant", REPRESENTATIVE, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in REPRESENTATIVE],
+    ids=lambda mutant: mutant.__name__,
+)
 def test_what_changes_a_run_is_caught_by_the_check_that_is_about_it(mutant, laboratory):
     run, failing = REPRESENTATIVE[mutant]
     finding = laboratory.look(mutant, (run,))

@@ -16,6 +16,7 @@ def train(output, *overrides):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_steps_on_two_ranks_with_a_reference_model(tmp_path):
     metrics = train(
         tmp_path / "run",

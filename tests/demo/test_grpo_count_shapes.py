@@ -51,7 +51,9 @@ def accuracy(directory, asked):
     return right / len(asked)
 
 
-@pytest.fixture(scope="module", params=[(), QWEN3_VL], ids=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(
+    scope="module", params=[(), pytest.param(QWEN3_VL, marks=pytest.mark.slow)], ids=["qwen2_5_vl", "qwen3_vl"]
+)
 def short_run(request, tmp_path_factory):
     """Three steps with a reference model and two updates per step; answers of up to three tokens."""
     output = tmp_path_factory.mktemp("short") / "run"

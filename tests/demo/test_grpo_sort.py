@@ -122,6 +122,7 @@ def test_the_resolved_configuration_is_what_ran(short_run):
     assert config["algorithm"]["mini_batches"] == 2
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_the_same(short_run, tmp_path):
     _, _, first = short_run
     overrides = ("trainer.total_steps=2", "algorithm.kl_coefficient=0.01", "algorithm.mini_batches=2")

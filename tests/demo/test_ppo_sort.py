@@ -44,6 +44,7 @@ def test_policy_and_critic_are_trained(short_run):
     assert trained[-1]["loss/kl"] > 0
 
 
+@pytest.mark.slow
 def test_the_critic_is_a_model_and_a_head_and_another_run_starts_from_it(short_run, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

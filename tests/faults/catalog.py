@@ -48,10 +48,10 @@ def _kill(victim: str, phase: str) -> Blow:
     return Blow(PHASES[phase], "kill", victim, SAVED_ONCE if phase == "saving" else 2)
 
 
-def _killed(*victims_and_phases: tuple[str, str], ends: str = "goes on", short: bool = False) -> Fault:
+def _killed(*victims_and_phases: tuple[str, str], ends: str = "goes on") -> Fault:
     names = tuple(f"{CALLED[victim]} killed, {phase}" for victim, phase in victims_and_phases)
     blows = tuple(_kill(victim, phase) for victim, phase in victims_and_phases)
-    return Fault(names, blows, ends, settings=MANY_RESTARTS, short=short)
+    return Fault(names, blows, ends, settings=MANY_RESTARTS)
 
 
 def _struck(name: str, blow: Blow, ends: str = "goes on", **more: Any) -> Fault:
@@ -71,7 +71,7 @@ FAULTS = (
     # A rollout process that has nothing to do is missed in the next step.
     _killed(*((ROLLOUT, phase) for phase in ("weight exchange", "rollout", "reward", "score"))),
     _killed(*((ROLLOUT, phase) for phase in ("update", "saving"))),
-    _killed((RANK, "update"), (ROLLOUT, "resuming"), short=True),
+    _killed((RANK, "update"), (ROLLOUT, "resuming")),
     _killed(*((REWARD, phase) for phase in ("rollout", "reward", "update"))),
     _struck("one rank of two killed, update", Blow("trainer.update", "kill"), layout=TWO_RANKS),
     _struck("rank killed, generating", Blow("trainer.poll", "kill"), layout=RANKS_GENERATE),

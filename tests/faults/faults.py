@@ -40,7 +40,6 @@ class Fault:
         between: Done to the run's files after that life.
         settings: Overrides of the configuration in that life.
         layout: Overrides of the configuration in all lives, and of the undisturbed run that it is compared with.
-        short: Part of the normal suite.
     """
 
     names: tuple[str, ...]
@@ -51,7 +50,6 @@ class Fault:
     between: Callable[[Run], None] | None = None
     settings: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
-    short: bool = False
 
     def __str__(self) -> str:
         others = len(self.names) - 1

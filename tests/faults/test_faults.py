@@ -1,4 +1,4 @@
-"""Faults happen to small runs, which end as if nothing had happened: a few here, all of them in the slow tests."""
+"""Faults happen to small runs, which end as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def reference(tmp_path_factory):
     return functools.cache(lambda layout: undisturbed(tmp_path_factory.mktemp("undisturbed"), layout))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=str(fault), marks=[] if fault.short else pytest.mark.slow) for fault in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_run_survives(fault, reference, tmp_path):
     outcomes = survive(fault, tmp_path, reference(fault.layout))
 

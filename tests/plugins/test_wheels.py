@@ -126,6 +126,7 @@ def assert_trained(metrics: list[dict], steps: int) -> None:
     assert all(step["grad_norm"] > 0 and step["rollout/log_prob_abs_diff"] < 1e-4 for step in metrics)
 
 
+@pytest.mark.slow
 def test_the_sample_s_own_tests_pass_beside_ours(installed):
     """The three lines that are the kit, here its level ``device``, and what only the sample's authors know."""
     tests = str(SAMPLE / "tests")
@@ -136,6 +137,7 @@ def test_the_sample_s_own_tests_pass_beside_ours(installed):
     assert "test_the_kernel_refuses_sequences_that_start_within_a_tile" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_sample_trains_beside_ours(installed, tmp_path):
     assert_trained(train(installed, tmp_path, 2, **USABLE), 2)
     (rank,) = json.loads((tmp_path / "run" / "patches.json").read_text())["trainer"]

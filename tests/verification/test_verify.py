@@ -172,12 +172,14 @@ def test_two_ranks_that_compute_right_pass_every_check():
     assert results["export-equals-import"]["max_abs_diff"] == 0
 
 
+@pytest.mark.slow
 def test_two_ranks_that_share_the_heads_of_a_recurrence_pass_every_check():
     code, results = verify_json("parallel.context_parallel_size=2", example=RECURRENT)
     assert code == 0
     assert with_status(results, "passed") == MADE, results
 
 
+@pytest.mark.slow
 def test_a_critic_on_two_ranks_passes_every_check_and_is_part_of_those_of_every_run():
     code, results = verify_json("parallel.tensor_model_parallel_size=2", example=CRITIC)
     assert code == 0, results
@@ -224,6 +226,7 @@ def judged(judge, **parallel):
     )
 
 
+@pytest.mark.slow
 def test_a_teacher_and_a_reward_model_of_another_layout_are_compared_with_transformers(teacher, judge):
     models = (f"teacher.path={teacher}", *TAUGHT, *judged(judge, context_parallel_size=2))
     code, results = verify_json("parallel.tensor_model_parallel_size=2", *models)
@@ -232,6 +235,7 @@ def test_a_teacher_and_a_reward_model_of_another_layout_are_compared_with_transf
     assert results["reward-model-scores"]["detail"].startswith("8 sequences, scores from ")
 
 
+@pytest.mark.slow
 def test_what_a_teacher_and_a_reward_model_compute_wrongly_fails_their_own_checks(install, teacher, judge):
     """The one forgets the temperature, the other reads its score before the last token."""
     models = (f"teacher.path={teacher}", *TAUGHT, *judged(judge))
@@ -242,6 +246,7 @@ def test_what_a_teacher_and_a_reward_model_compute_wrongly_fails_their_own_check
     assert results["reward-model-scores"]["max_abs_diff"] > 0.1
 
 
+@pytest.mark.slow
 def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):
     code, results = verify_json("parallel.context_parallel_size=2", environment=install(heads=True), example=RECURRENT)
     assert code == 1
@@ -287,6 +292,7 @@ def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     assert "gradient is 0" in results["packed-equals-padded"]["detail"]
 
 
+@pytest.mark.slow
 def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install):
     code, results = verify_json(environment=install(temperature=True))
     assert code == 1
@@ -322,6 +328,7 @@ def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
         assert "acme: no gradient yet" in Path(log.removesuffix(")")).read_text()
 
 
+@pytest.mark.slow
 def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
     code, results = verify_json(environment=install(attention="raises"))
     assert code == 1
@@ -334,6 +341,7 @@ def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
         assert "RuntimeError: acme: the queue is not set (log: " in results[name]["detail"]
 
 
+@pytest.mark.slow
 def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
     """Its attention kernel also insists on what the scope of its micro-batch has set."""
     path = os.pathsep.join(install_into(tmp_path))

@@ -48,6 +48,7 @@ def test_without_a_cluster_nothing_is_started(examined, monkeypatch, tmp_path):
     assert not (tmp_path / "ray").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_gone_fails_a_run_that_needs_it_and_hangs_nobody(examined, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(live, "CALL_S", 60.0)

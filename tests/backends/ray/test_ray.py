@@ -85,6 +85,7 @@ def test_more_ranks_than_the_cluster_has_devices_are_refused_before_anything_sta
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_devices_that_ray_gives_are_those_that_are_visible(make_executor, monkeypatch):
     monkeypatch.setenv("CHIPS", "7")
     executor = make_executor()

@@ -231,7 +231,7 @@ def test_doctor_of_a_file_that_is_no_configuration_examines_the_machine(clean, t
     ("sent", "status", "says"),
     [
         (signal.SIGINT, 130, "resume=auto"),
-        (signal.SIGTERM, 143, "SIGTERM"),
+        pytest.param(signal.SIGTERM, 143, "SIGTERM", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 129, "SIGHUP", marks=pytest.mark.slow),
     ],
 )
@@ -267,6 +267,7 @@ def test_a_signal_ends_all_processes_and_leaves_nothing_but_the_run(testchip, tm
     assert (tmp_path / "run/config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_does_not_end_the_run(testchip, tmp_path):
     run = subprocess.Popen(
         [*COMMAND, "train", EXAMPLE, "engine.name=refusing", f"trainer.output_dir={tmp_path / 'run'}"],

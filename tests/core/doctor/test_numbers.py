@@ -143,6 +143,7 @@ def test_a_torch_that_cannot_be_imported_is_not_blamed_on_kernels(site, monkeypa
     assert {found[f"numbers.{probe}"].status for probe in numbers.PROBES} == {"skip"}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_is_an_entry(site, monkeypatch):
     monkeypatch.setattr(live, "CALL_S", 20.0)
     found = examined(site, monkeypatch, log_probs="time.sleep(1e6)")

@@ -14,6 +14,7 @@ from anytron.errors import DataError
 from anytron.rewards.scoring import RewardSum
 from tests.core.rewards.scribbling import NUMBERS
 from tests.core.rewards.test_processes import sample
+from tests.slow import slow_but
 
 HOSTILE = Path(__file__).with_name("scribbling.py")
 TIMEOUT_S = 1.0
@@ -27,7 +28,7 @@ def started(tmp_path, function, **settings):
         yield score
 
 
-@pytest.mark.parametrize("numbers", NONSENSE)
+@pytest.mark.parametrize("numbers", slow_but(NONSENSE, "never", "at random"))
 def test_nonsense_costs_the_sample_that_hangs_or_dies_and_no_other(tmp_path, numbers):
     with started(tmp_path, "scribbles", options={"numbers": numbers}) as score:
         assert score([sample("abc"), sample("a")]).total.tolist() == [3, 1]  # the process is up
@@ -41,7 +42,7 @@ def test_nonsense_costs_the_sample_that_hangs_or_dies_and_no_other(tmp_path, num
         assert score([sample("abcd")]).total.tolist() == [4]
 
 
-@pytest.mark.parametrize("numbers", NONSENSE)
+@pytest.mark.parametrize("numbers", slow_but(NONSENSE, "never", "at random"))
 @pytest.mark.parametrize("fate", ["hangs", "dies"])
 def test_an_error_names_no_sample_that_there_is_not(tmp_path, numbers, fate):
     named = "took too long" if fate == "hangs" else "process died"

@@ -41,6 +41,7 @@ def of_updates(metrics):
     return [{name: line[name] for name in ("loss/total", "grad_norm", "policy/entropy")} for line in metrics]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["grpo", "reinforce_plus_plus"])
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_what_is_masked_teaches_as_little_as_what_a_reward_drops(new_run, tmp_path, advantage, mini_batches):

@@ -19,6 +19,7 @@ from anytron.rollout.weights import Given
 from anytron.trainer import weight_transfer
 from anytron.trainer.weight_transfer import WeightTransfer
 from tests.core.trainer.transfers import Started, install, transfer_config
+from tests.slow import slow_but
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,8 @@ def test_an_adapter_goes_alone_and_what_is_sent_is_counted(started, way, sizes):
 @pytest.mark.parametrize(
     ("way", "fate", "where"),
     [
-        ("shared_memory", "dies", "before"),
-        ("shared_memory", "stops", "midway"),
+        pytest.param("shared_memory", "dies", "before", marks=pytest.mark.slow),
+        pytest.param("shared_memory", "stops", "midway", marks=pytest.mark.slow),
         ("network", "stops", "before"),
         ("network", "dies", "midway"),
     ],
@@ -110,7 +111,7 @@ def test_a_process_that_is_lost_later_gets_the_same_weights_again(started):
     assert len(started.losses) == 1
 
 
-@pytest.mark.parametrize("way", ["shared_memory", "network", "file"])
+@pytest.mark.parametrize("way", slow_but(["shared_memory", "network", "file"], "network"))
 def test_a_process_that_holds_other_weights_than_were_exported_is_replaced(started, tmp_path, way):
     started.transfer = replace(started.transfer, way=way)
     (tmp_path / "rollout-fails-afterwards").touch()

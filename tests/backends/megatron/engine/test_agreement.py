@@ -30,7 +30,7 @@ SPLITS = {
         "engine": {"sequence_format": "bshd"},
     },
 }
-QUICK = ("bshd", "tp2-sp", "tp2-sp-bshd", "pp2", "pp2-interleaved", "dp2", "cp2-bshd", "tp2-sp-cp2")
+QUICK = ("bshd", "tp2-sp", "pp2-interleaved", "dp2", "cp2-bshd")
 
 
 def differences(one, other):

@@ -211,7 +211,7 @@ def balance(ranks, recorded, tiny_family):
     "parallel",
     [
         {"data_parallel_size": 2, "expert_model_parallel_size": 2},
-        {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2},
+        pytest.param({"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=["dp2-ep2", "tp2-sp-ep2"],
 )

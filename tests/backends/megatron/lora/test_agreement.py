@@ -26,6 +26,8 @@ SPLITS = {
     ("qwen3_next", "tp2-sp-ep2"): {"parallel": {**TP2, "expert_model_parallel_size": 2}},
     ("qwen3_next", "cp2"): {"parallel": {"context_parallel_size": 2}},
 }
+QUICK = {("qwen3", "tp2-sp"), ("qwen3_moe", "ep2"), ("qwen3_next", "cp2")}
+"""The others are left to ``tox -e slow``."""
 FAMILIES = ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next", "qwen2_5_vl"]
 
 
@@ -44,7 +46,9 @@ def one_rank(train_adapters):
     return functools.cache(train_adapters)
 
 
-@pytest.mark.parametrize(("family", "split"), SPLITS)
+@pytest.mark.parametrize(
+    ("family", "split"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in SPLITS]
+)
 def test_a_split_agrees_with_one_rank(family, split, one_rank, train_adapters):
     found = differences(one_rank(family), train_adapters(family, **SPLITS[family, split]))
 

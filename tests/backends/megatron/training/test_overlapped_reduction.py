@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.slow import slow_but
+
 OVERLAPPED = {"overlap_grad_reduce": True, "ddp_bucket_size": 1000}  # of 36 thousand: many buckets
 ADAM = {"name": "adam", "lr": 1e-3}
 SHARED = {"distributed_optimizer": True}
@@ -31,6 +33,7 @@ def test_it_changes_nothing(shared, recompute, plain, follow):
     assert_same(plain[shared], follow(parallel={"data_parallel_size": 2}, engine=engine, optimizer=ADAM))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_it_changes_nothing_in_a_pipeline(chunks, follow):
     """Interleaved schedules hold the reductions of all chunks back."""
@@ -41,7 +44,7 @@ def test_it_changes_nothing_in_a_pipeline(chunks, follow):
     assert_same(one, other)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("family", slow_but(["qwen3_moe", "deepseek_v3", "qwen3_next"], "deepseek_v3"))
 def test_experts_without_tokens_are_waited_for_as_well(family, tiny_family, follow):
     """Their gradients are reduced in buckets of their own, over fewer ranks."""
     model = {"path": str(tiny_family(family))}
