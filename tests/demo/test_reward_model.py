@@ -1,11 +1,14 @@
 """GRPO from a reward model, run as a user runs it: processes of their own, and a layout that is not the policy's."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
 from anytron.testing.training.sort_task import VOCABULARY
-from tests.demo.test_grpo_sort import ROOT, anytron
+from tests.demo.test_grpo_sort import ROOT, anytron, kill_writer_of, records
 from tests.reward_models import write_judge_of_last_tokens
 
 EOS = VOCABULARY.index("<eos>")
@@ -13,19 +16,23 @@ WORTH = [digit / 9 for digit in range(10)] + [-1.0] * 6
 """Of the last token in front of the end: the policy is to end with a 9."""
 
 
-def train(output, judge, *overrides):
-    judged = {"path": str(judge), "max_tokens_per_micro_batch": 512, **overrides[0]}
-    finished = anytron(
+def arguments(output, judge, reward_model, *overrides):
+    judged = {"path": str(judge), "max_tokens_per_micro_batch": 512, **reward_model}
+    return (
         "train",
         str(ROOT / "examples" / "grpo_sort.yaml"),
         f"trainer.output_dir={output}",
         f"reward_model={json.dumps(judged)}",
         "rewards=[{function: reward_model}]",
         "tracking.plot=false",
-        *overrides[1:],
+        *overrides,
     )
+
+
+def train(output, judge, reward_model, *overrides):
+    finished = anytron(*arguments(output, judge, reward_model, *overrides))
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return records(output / "metrics.jsonl")
 
 
 @pytest.mark.slow
@@ -43,3 +50,23 @@ def test_a_policy_learns_what_a_reward_model_likes(reward_model, policy, tmp_pat
     assert sum(means[-5:]) / 5 > 0.9
     assert (tmp_path / "run" / "logs" / "reward_model-0.log").is_file()
     assert "reward_model" in json.loads((tmp_path / "run" / "patches.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rank_of_it_that_is_killed_costs_time_and_no_result(tmp_path):
+    judge = write_judge_of_last_tokens(tmp_path / "judge", WORTH, padding=EOS)
+    overrides = ("trainer.total_steps=12", "checkpoint.every_steps=2", "optimizer.schedule=constant")
+    undisturbed = train(tmp_path / "undisturbed", judge, {}, *overrides)
+    output = tmp_path / "killed"
+    path = output / "metrics.jsonl"
+    with subprocess.Popen([sys.executable, "-m", "anytron", *arguments(output, judge, {}, *overrides)]) as run:
+        while run.poll() is None and not (path.exists() and len(path.read_text().splitlines()) >= 3):
+            time.sleep(0.02)
+        kill_writer_of(output / "logs" / "reward_model-0.log")
+    assert run.returncode == 0
+    (loss,) = records(output / "losses.jsonl")
+    assert "eward model" in json.dumps(loss)
+    compared = ("step", "reward/mean", "loss/policy", "grad_norm", "policy/entropy")
+    found = [[{name: line[name] for name in compared} for line in lines] for lines in (records(path), undisturbed)]
+    assert found[0] == found[1]
