@@ -12,6 +12,7 @@ from anytron.report.page import render
 from anytron.report.run import Run, State
 from tests.browser import NEEDS_BROWSER, browsing
 from tests.core.report.runs import HOSTILE, make_run, record, sample, write_lines
+from tests.core.report.test_in_a_browser import put, shown
 from tests.core.report.test_page import content_of, tags
 
 MEAN = "validation/digits/mean@4"
@@ -108,4 +109,5 @@ def test_an_interval_is_a_band_around_its_curve(run, tmp_path):
         assert browser.evaluate(f"{band}.width") > 100
         assert browser.evaluate(f"{band}.height") > 50
         assert browser.evaluate("document.querySelectorAll('path.band').length") == 1
-        assert browser.evaluate("document.querySelectorAll('.sample .validation').length") > 0
+        put(browser, "#samples select[aria-label=Which]", "validation")
+        assert shown(browser, "#samples .list .validation") == ["validation digits"] * 3
