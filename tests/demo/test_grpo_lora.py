@@ -1,7 +1,6 @@
 """The example of LoRA, run as a user runs it; what it leaves is loaded with PEFT."""
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -13,14 +12,14 @@ import yaml
 from safetensors.torch import load_file
 
 from anytron.config.imports import resolve
+from tests.demo.test_grpo_sort import users_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def anytron(*arguments):
     command = [sys.executable, "-m", "anytron", *map(str, arguments)]
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    finished = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, env=users_environment(), check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 

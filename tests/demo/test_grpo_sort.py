@@ -32,10 +32,16 @@ METRICS = {
 }
 
 
+def users_environment():
+    """The environment without the tests' own count of threads, which would decide, and with it the last digits."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
 def anytron(*arguments, **environment):
     command = [sys.executable, "-m", "anytron", *arguments]
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.run(command, capture_output=True, text=True, env={**variables, **environment}, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**users_environment(), **environment}, check=False
+    )
 
 
 STEEPEST = ("trainer.total_steps=150", "optimizer.schedule=constant")
@@ -158,7 +164,8 @@ def test_it_learns_one_step_ahead(killed, tmp_path):
     output = tmp_path / "run"
     overrides = [f"trainer.output_dir={output}", "rollout.replicas=2", "rollout.max_staleness=1"]
     path = output / "metrics.jsonl"
-    with subprocess.Popen([sys.executable, "-m", "anytron", "train", str(EXAMPLE), *overrides]) as run:
+    command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE), *overrides]
+    with subprocess.Popen(command, env=users_environment()) as run:
         while killed and run.poll() is None:
             time.sleep(0.1)
             if path.exists() and len(path.read_text().splitlines()) >= 50:

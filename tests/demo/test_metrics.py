@@ -1,7 +1,6 @@
 """What real engines add to a step's metrics is in the tables; tests/core/trainer/test_metric_table.py has the rest."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from anytron.tracking.metric_table import METRICS
 from anytron_megatron.metrics import METRICS as OF_MEGATRON
+from tests.demo.test_grpo_sort import users_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_moe.yaml"
 OVERRIDES = (
@@ -27,8 +27,7 @@ EXPECTED = {"moe/load_balancing_loss", "moe/z_loss", "moe/rerouted_fraction"}
 @pytest.mark.slow
 def test_experts_and_memory_are_measured(tmp_path):
     command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE), f"trainer.output_dir={tmp_path / 'run'}"]
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([*command, *OVERRIDES], env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *OVERRIDES], env=users_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     keys = json.loads((tmp_path / "run" / "metrics.jsonl").read_text()).keys()
 

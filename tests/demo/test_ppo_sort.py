@@ -1,7 +1,6 @@
 """The example of PPO, run as a user runs it; its critic is gone on from."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +8,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.demo.test_grpo_sort import users_environment
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_sort.yaml"
 
 
 def train(output, *overrides):
     command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides]
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    finished = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, env=users_environment(), check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 

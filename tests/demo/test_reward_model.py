@@ -8,7 +8,7 @@ import time
 import pytest
 
 from anytron.testing.training.sort_task import VOCABULARY
-from tests.demo.test_grpo_sort import ROOT, anytron, kill_writer_of, records
+from tests.demo.test_grpo_sort import ROOT, anytron, kill_writer_of, records, users_environment
 from tests.reward_models import write_judge_of_last_tokens
 
 EOS = VOCABULARY.index("<eos>")
@@ -60,7 +60,8 @@ def test_a_rank_of_it_that_is_killed_costs_time_and_no_result(tmp_path):
     undisturbed = train(tmp_path / "undisturbed", judge, {}, *overrides)
     output = tmp_path / "killed"
     path = output / "metrics.jsonl"
-    with subprocess.Popen([sys.executable, "-m", "anytron", *arguments(output, judge, {}, *overrides)]) as run:
+    command = [sys.executable, "-m", "anytron", *arguments(output, judge, {}, *overrides)]
+    with subprocess.Popen(command, env=users_environment()) as run:
         while run.poll() is None and not (path.exists() and len(path.read_text().splitlines()) >= 3):
             time.sleep(0.02)
         kill_writer_of(output / "logs" / "reward_model-0.log")

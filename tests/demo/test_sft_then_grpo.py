@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.demo.test_grpo_sort import ROOT, anytron
+from tests.demo.test_grpo_sort import ROOT, anytron, users_environment
 
 EXAMPLE = ROOT / "examples" / "sft_then_grpo_sort.yaml"
 
@@ -88,7 +88,7 @@ def test_a_run_that_is_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
     assert whole.returncode == 0, whole.stdout + whole.stderr
     for name, step in (("1-sft", 3), ("2-grpo", 3)):
         command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE), f"trainer.output_dir={tmp_path / 'run'}"]
-        run = subprocess.Popen([*command, *settings, "resume=auto"], start_new_session=True)
+        run = subprocess.Popen([*command, *settings, "resume=auto"], start_new_session=True, env=users_environment())
         metrics = tmp_path / "run" / name / "metrics.jsonl"
         while run.poll() is None and (not metrics.is_file() or len(metrics.read_text().splitlines()) < step):
             time.sleep(0.02)
