@@ -1,6 +1,6 @@
 """Make what verl's trainer reads: a directory with a tiny Qwen3 of random weights and its tokenizer, and prompts.
 
-Run as: prepare.py DIRECTORY. The task is that of ../sort_digits.py.
+Run as: prepare.py DIRECTORY DIGITS. The task is that of ../sort_digits.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def save_model(path: Path) -> None:
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
 
-def save_prompts(path: Path, count: int, seed: int) -> None:
+def save_prompts(path: Path, count: int, digits: int, seed: int) -> None:
     rows = [
         {
             "data_source": "sort_digits",
@@ -40,14 +40,14 @@ def save_prompts(path: Path, count: int, seed: int) -> None:
             "reward_model": {"style": "rule", "ground_truth": prompt.data["answer"]},
             "extra_info": {"index": index},
         }
-        for index, prompt in enumerate(sort_digits.prompts(count, seed=seed))
+        for index, prompt in enumerate(sort_digits.prompts(count, digits, seed))
     ]
     pandas.DataFrame(rows).to_parquet(path)
 
 
 if __name__ == "__main__":
-    directory = Path(sys.argv[1])
+    directory, digits = Path(sys.argv[1]), int(sys.argv[2])
     directory.mkdir(parents=True, exist_ok=True)
     save_model(directory / "model")
-    save_prompts(directory / "train.parquet", 16384, seed=0)
-    save_prompts(directory / "validation.parquet", 64, seed=1)
+    save_prompts(directory / "train.parquet", 4096, digits, seed=0)
+    save_prompts(directory / "validation.parquet", 64, digits, seed=1)
