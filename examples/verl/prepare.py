@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pandas
+import pandas as pd
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -42,7 +42,7 @@ def save_prompts(path: Path, count: int, digits: int, seed: int) -> None:
         }
         for index, prompt in enumerate(sort_digits.prompts(count, digits, seed))
     ]
-    pandas.DataFrame(rows).to_parquet(path)
+    pd.DataFrame(rows).to_parquet(path)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ digits=2
 export ANYTRON_PLATFORM=cpu OMP_NUM_THREADS=1 TQ_NUM_THREADS=1
 export TORCHDYNAMO_DISABLE=1  # nothing is compiled
 export RAY_USAGE_STATS_ENABLED=0
+# A cluster of its own, whatever else Ray does on this machine; the path is short, because sockets lie in it.
+RAY_TMPDIR=$(mktemp -d /tmp/verl-XXXXXX)
+export RAY_TMPDIR
+trap 'rm -rf "$RAY_TMPDIR"' EXIT
 export VERL_FILE_LOGGER_PATH="$directory/metrics.jsonl" ANYTRON_VERL_REPORT="$directory"
 
 python "$here/prepare.py" "$directory" "$digits"
@@ -48,6 +52,7 @@ python -m verl.trainer.main_ppo model_engine=megatron \
     trainer.resume_mode=disable \
     trainer.logger='["console","file"]' \
     transfer_queue.backend.SimpleStorage.num_data_storage_units=1 \
+    +ray_kwargs.ray_init.address=local \
     ray_kwargs.ray_init.num_cpus=16 \
     +ray_kwargs.ray_init.include_dashboard=False \
     +ray_kwargs.ray_init.object_store_memory=500000000 \

@@ -11,10 +11,10 @@ from anytron_verl.names import CHOICE, PLATFORM
 logger = logging.getLogger(__name__)
 
 RAY_RESOURCES = "RAY_OVERRIDE_RESOURCES"
-"""The variable by which a cluster that Ray starts by itself counts devices, in JSON."""
+"""The variable that tells a cluster that Ray starts by itself what it has, in JSON."""
 RANKS = '{"GPU": 1024}'
-"""verl reserves a GPU or an NPU for each rank. Where the platform has no device that Ray counts, ranks are processes, and
-their number has no limit of its own."""
+"""verl reserves a GPU or an NPU for each rank. Where the platform has no device that Ray counts, ranks are processes,
+whose number has no limit of its own."""
 
 
 def load() -> None:

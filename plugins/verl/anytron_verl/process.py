@@ -40,7 +40,7 @@ def layer() -> Layer:
 
 
 def write_report() -> None:
-    """Write ``patches-PID.json`` if :data:`REPORT` asks for it: the ledger of a Ray worker, whom nobody else can ask."""
+    """Write the ledger to ``patches-PID.json`` if :data:`REPORT` asks for it: nobody can ask a Ray worker."""
     if directory := os.environ.get(REPORT):
         path = Path(directory) / f"patches-{os.getpid()}.json"
         path.write_text(json.dumps(layer().ledger.report(), indent=1) + "\n", encoding="utf-8")

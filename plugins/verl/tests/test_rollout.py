@@ -1,7 +1,6 @@
-"""The rollout ``transformers``: what its server answers is what transformers computes, drawn from vLLM's distribution."""
+"""The rollout ``transformers``: its server answers what transformers computes, drawn from vLLM's distribution."""
 
 from __future__ import annotations
-
 
 import pytest
 import torch

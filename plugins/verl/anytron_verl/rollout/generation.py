@@ -179,7 +179,7 @@ class Generation:
         ]
 
     def _room(self, prompt: int, asked: int | None) -> int:
-        """Tokens that a response may have: what is asked for, else verl's lengths; in the model's context; at least 1."""
+        """Tokens that a response may have: those asked for, else verl's; no more than the context has room for."""
         left = self._context_length - prompt
         if left < 1:
             raise EngineError(

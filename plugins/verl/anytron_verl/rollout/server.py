@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -101,9 +100,7 @@ class TransformersServer:
         log_probs = response.log_probs if sampling_params.get("logprobs") else None
         return self._output(response.tokens, log_probs, "aborted" if response.stop_reason == "abort" else "completed")
 
-    async def load_weights(
-        self, bucket: Sequence[tuple[str, Tensor]], *, last: bool, global_steps: int | None
-    ) -> None:
+    async def load_weights(self, bucket: Sequence[tuple[str, Tensor]], *, last: bool, global_steps: int | None) -> None:
         """Take a bucket of the new weights; with the last one the model has them.
 
         Args:
@@ -208,7 +205,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         platform = get_platform()
         resource = platform.ray_resource_name()
         node, devices = await self.workers[0].__ray_call__.remote(_place, resource)
-        variables = {variable: "1" for variable in platform.ray_noset_envvars()}
+        variables = dict.fromkeys(platform.ray_noset_envvars(), "1")
         variables[platform.visible_devices_envvar()] = ",".join(devices)
         name = server_name(self.replica_rank)
         server = ray.remote(TransformersServer).options(

@@ -63,10 +63,7 @@ async def refusals(model, one, weights):
         "adapters": {"lora": {"rank": 8}},
         "a dtype": {"dtype": "auto"},
     }.items():
-        try:
-            server(model, **settings)
-        except AnytronError as error:
-            found[what] = str(error)
+        found[what] = await refusal(asyncio.to_thread(server, model, **settings))
     for what, params in {
         "a penalty": {"repetition_penalty": 1.1},
         "min_p": {"min_p": 0.1},
@@ -123,7 +120,14 @@ async def main(model):
     stop = facts["greedy"][0][0][4]
     facts["stop"] = stop, (await answers(one, PROMPTS[:1], temperature=0, stop_token_ids=[stop], ignore_eos=True))[0]
     lengths = {}
-    for prompt, params in ((3, {}), (8, {}), (15, {}), (25, {}), (3, {"max_tokens": 30}), (2046, {"max_new_tokens": 9})):
+    for prompt, params in (
+        (3, {}),
+        (8, {}),
+        (15, {}),
+        (25, {}),
+        (3, {"max_tokens": 30}),
+        (2046, {"max_new_tokens": 9}),
+    ):
         found = await answers(one, [[5] * prompt], **params, ignore_eos=True)
         lengths[f"{prompt} {params}"] = len(found[0][0])
     facts["lengths"] = lengths
