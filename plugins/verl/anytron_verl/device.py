@@ -148,6 +148,6 @@ class AnytronDevice(PlatformBase):
 def _register_rollout() -> None:
     """Register the rollout once verl's are: to import them takes seconds."""
     if ROLLOUTS in sys.modules:
-        from anytron_verl import rollout
+        from anytron_verl.rollout import registration
 
-        rollout.register()
+        registration.register()

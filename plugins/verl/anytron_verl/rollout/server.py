@@ -18,7 +18,7 @@ from anytron.engines.request_queue import RequestQueue
 from anytron.errors import ConfigError, EngineError
 from anytron.seeds import derive_seed
 from anytron_verl import process
-from anytron_verl.rollout import NAME
+from anytron_verl.names import ROLLOUT
 from anytron_verl.rollout.generation import Generation, NamedWeights
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ ARRIVAL_S = 0.02
 
 def server_name(replica_rank: int) -> str:
     """The name of a replica's server among Ray's actors."""
-    return f"{NAME}_server_{replica_rank}_0"
+    return f"{ROLLOUT}_server_{replica_rank}_0"
 
 
 class TransformersServer:
@@ -89,7 +89,7 @@ class TransformersServer:
                 return self._output((), None, "aborted")
             await self._open.wait()
         self._count += 1
-        seed = derive_seed(self._seed, NAME, self._count)
+        seed = derive_seed(self._seed, ROLLOUT, self._count)
         prompt = tuple(normalize_token_ids(prompt_ids))
         request = self._generation.request(self._count, prompt, sampling_params, seed)
         answer = self._answers[request.id] = asyncio.get_running_loop().create_future()
