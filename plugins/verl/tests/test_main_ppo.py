@@ -20,12 +20,11 @@ REPLACED = ["verl.preprocess-thd-engine", "verl.postprocess-thd-engine", "verl.p
 def directory(tmp_path_factory):
     """What the example leaves behind; it ends with an error if the reward is below 0.8."""
     path = tmp_path_factory.mktemp("verl")
-    found = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    tools = os.pathsep.join([str(Path(sys.executable).parent), found["PATH"]])
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with (path / "log").open("wb") as log:
         done = subprocess.run(
-            ["bash", SCRIPT], env={**found, "DIRECTORY": str(path), "PATH": tools}, cwd=path, stdout=log, stderr=log,
-            timeout=3500, check=False,
+            ["bash", SCRIPT], env={**os.environ, "DIRECTORY": str(path), "PATH": tools}, cwd=path,
+            stdout=log, stderr=log, timeout=3500, check=False,
         )  # fmt: skip
     assert done.returncode == 0, (path / "log").read_text(errors="replace")[-5000:]
     return path
