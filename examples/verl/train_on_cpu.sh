@@ -14,7 +14,8 @@ digits=2
 # A thread for each process: there are about ten, and Ray's workers inherit these variables.
 export ANYTRON_PLATFORM=cpu OMP_NUM_THREADS=1 TQ_NUM_THREADS=1
 export TORCHDYNAMO_DISABLE=1  # nothing is compiled
-export RAY_USAGE_STATS_ENABLED=0
+# Ray lowers its workers' priority by 15: beside anything else on the machine they would hardly get on.
+export RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0
 # A cluster of its own, whatever else Ray does on this machine; the path is short, because sockets lie in it.
 RAY_TMPDIR=$(mktemp -d /tmp/verl-XXXXXX)
 export RAY_TMPDIR

@@ -71,7 +71,8 @@ class Generation:
         device: Of the model.
 
     Raises:
-        ConfigError: The model or the rollout has what this one cannot do.
+        ConfigError: A setting of the rollout asks for what this one cannot do.
+        EngineError: So does the model, or the dtype.
     """
 
     def __init__(self, rollout: Any, model: Any, device: torch.device) -> None:
@@ -222,7 +223,8 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
     """Refuse what verl's configuration can say and this rollout cannot do.
 
     Raises:
-        ConfigError: The first of it.
+        ConfigError: The first setting of the rollout.
+        EngineError: The model or the dtype.
     """
     lora = max(model.lora_rank, model.lora.get("rank", 0)) if not model.lora.get("merge", False) else 0
     wrong = {

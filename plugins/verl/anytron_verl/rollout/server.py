@@ -46,7 +46,7 @@ class TransformersServer:
         replica_rank: Of this replica.
 
     Raises:
-        ConfigError: They ask for what this rollout cannot do.
+        AnytronError: They ask for what this rollout cannot do.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
