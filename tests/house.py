@@ -93,8 +93,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_verl": (
-        ("__init__", "configuration", "layouts", "names", "process"),
-        ("examination", "loading", "patches", "scoring"),
+        ("__init__", "configuration", "layouts", "names"),
+        ("examination", "loading", "patches", "process", "scoring"),
+        ("rollout",),
         ("engines", "verification"),
         ("device",),
         ("plugin",),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ENGINES = "verl.workers.engine"
 """The package in which verl's engines register themselves."""
+ROLLOUTS = "verl.workers.rollout.replica"
+"""The module in which verl's rollouts are registered."""
 
 
 class AnytronDevice(PlatformBase):
@@ -52,6 +54,7 @@ class AnytronDevice(PlatformBase):
             from anytron_verl import engines
 
             engines.register(self.device_name)
+        _register_rollout()
         return PLATFORM
 
     @property
@@ -124,8 +127,9 @@ class AnytronDevice(PlatformBase):
     def ray_resource_name(self) -> str:
         """The platform's resource. Without one ``GPU``: verl looks for ``GPU`` or ``NPU`` before it starts.
 
-        On a processor Ray is told how many ranks there may be: ``+ray_kwargs.ray_init.num_gpus=2``.
+        The process that starts replicas asks, before it looks for their class: this is when ours is registered.
         """
+        _register_rollout()
         return self._platform.ray_resource or "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
@@ -139,3 +143,11 @@ class AnytronDevice(PlatformBase):
     def cudart(self) -> Any:
         """Return None: there is no CUDA to call by itself."""
         return None
+
+
+def _register_rollout() -> None:
+    """Register the rollout once verl's are: to import them takes seconds."""
+    if ROLLOUTS in sys.modules:
+        from anytron_verl.rollout import registration
+
+        registration.register()

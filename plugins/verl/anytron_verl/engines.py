@@ -54,6 +54,7 @@ class _OnTheLayer:
         layer.apply_phase(Phase.BEFORE_BUILD)
         super().initialize()  # type: ignore[misc]
         layer.apply_phase(Phase.AFTER_BUILD, PATCHES)
+        process.write_report()
         if hasattr(self.model_config.hf_config, "vision_config"):
             logger.warning("verl's own layouts are used: Anytron's do not place the images of verl's models")
             return

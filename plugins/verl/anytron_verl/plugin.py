@@ -10,6 +10,12 @@ from anytron_verl.names import CHOICE, PLATFORM
 
 logger = logging.getLogger(__name__)
 
+RAY_RESOURCES = "RAY_OVERRIDE_RESOURCES"
+"""The variable that tells a cluster that Ray starts by itself what it has, in JSON."""
+RANKS = '{"GPU": 1024}'
+"""verl reserves a GPU or an NPU for each rank. Where the platform has no device that Ray counts, ranks are processes,
+whose number has no limit of its own."""
+
 
 def load() -> None:
     """Open the layer, and make its platform verl's; do nothing if :data:`CHOICE` names another platform.
@@ -24,7 +30,9 @@ def load() -> None:
         logger.info("%s=%s: Anytron does nothing", CHOICE, chosen)
         return
     try:
-        process.begin()
+        layer = process.begin()
+        if layer.platform.ray_resource is None:
+            os.environ.setdefault(RAY_RESOURCES, RANKS)
         _offer()
     except Exception as error:
         logger.error("verl goes on without Anytron, which is installed as its plugin. %s", error)  # noqa: TRY400

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 from anytron.errors import EngineError
 from anytron.layer import Layer, open_layer
+from anytron_verl.names import REPORT
 
 _layer: Layer | None = None
 
@@ -32,6 +37,13 @@ def layer() -> Layer:
             fix="anytron doctor says why; VERL_USE_EXTERNAL_PLUGINS must not leave it out",
         )
     return _layer
+
+
+def write_report() -> None:
+    """Write the ledger to ``patches-PID.json`` if :data:`REPORT` asks for it: nobody can ask a Ray worker."""
+    if directory := os.environ.get(REPORT):
+        path = Path(directory) / f"patches-{os.getpid()}.json"
+        path.write_text(json.dumps(layer().ledger.report(), indent=1) + "\n", encoding="utf-8")
 
 
 def stop() -> None:

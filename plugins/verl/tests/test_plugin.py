@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -27,6 +30,35 @@ def test_a_plugin_that_fails_says_so(monkeypatch, caplog):
         plugin.load()
     assert "verl goes on without Anytron" in caplog.text
     assert "nowhere" in caplog.text
+
+
+REGISTERED = """
+import json, os, sys
+import verl
+seen = {"rollouts": "verl.workers.rollout.replica" in sys.modules}
+seen["ray"] = json.loads(os.environ["RAY_OVERRIDE_RESOURCES"])
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+from verl.plugin.platform import get_platform
+seen["resource"] = get_platform().ray_resource_name()
+seen["replica"] = get_rollout_replica_class("transformers").__name__
+seen["adapter"] = get_rollout_class("transformers").__name__
+print(json.dumps(seen))
+"""
+
+
+def test_the_rollout_is_registered_once_verl_asks_for_rollouts():
+    environment = {**os.environ, "ANYTRON_PLATFORM": "cpu"}
+    environment.pop("RAY_OVERRIDE_RESOURCES", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REGISTERED], env=environment, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "rollouts": False, "ray": {"GPU": 1024}, "resource": "GPU",
+        "replica": "TransformersReplica", "adapter": "ServerAdapter",
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -1,0 +1,71 @@
+"""What a training worker has of the rollout: the way by which the server of its replica gets weights."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import ray
+from verl.workers.rollout.base import BaseRollout
+
+from anytron.errors import EngineError
+from anytron_verl.rollout.server import server_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+
+class ServerAdapter(BaseRollout):  # type: ignore[misc]
+    """One for each training worker, whose rank is its replica's."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self._replica = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self._server: Any = None
+
+    async def resume(self, tags: list[str]) -> None:
+        """Do nothing: the server gives no memory back."""
+
+    async def release(self) -> None:
+        """Do nothing, as :meth:`resume`."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        peft_config: Any = None,
+        **_: Any,
+    ) -> None:
+        """Send all weights to the server, in buckets of ``checkpoint_engine.update_weights_bucket_megabytes``.
+
+        Args:
+            weights: A collective of all training workers: it is exhausted.
+            global_steps: verl's count of updates.
+            wire_format: verl's, of whole tensors.
+            peft_config: None; adapters are merged.
+
+        Raises:
+            EngineError: They are not whole tensors of the whole model, or the server could not take them.
+        """
+        if wire_format != "named_tensors" or peft_config is not None:
+            raise EngineError(
+                "The rollout transformers takes whole weights only.",
+                why="these are adapters" if peft_config is not None else f"these are {wire_format}",
+                fix="actor_rollout_ref.model.lora.merge=True, checkpoint_engine.backend=naive",
+            )
+        if self._server is None:
+            self._server = ray.get_actor(server_name(self._replica))
+        room = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        bucket: list[tuple[str, Tensor]] = []
+        filled = 0
+        for name, tensor in weights:
+            if bucket and filled + tensor.nbytes > room:
+                await self._server.load_weights.remote(bucket, last=False, global_steps=global_steps)
+                bucket, filled = [], 0
+            filled += tensor.nbytes
+            # A copy: what is a view of a larger tensor would travel with the whole of it.
+            bucket.append((name, tensor.detach().cpu().clone()))
+        await self._server.load_weights.remote(bucket, last=True, global_steps=global_steps)
