@@ -44,7 +44,8 @@ def train(output, judge, reward_model, *overrides):
 )
 def test_a_policy_learns_what_a_reward_model_likes(reward_model, policy, tmp_path):
     judge = write_judge_of_last_tokens(tmp_path / "judge", WORTH, padding=EOS)
-    metrics = train(tmp_path / "run", judge, reward_model, "trainer.total_steps=60", *policy)
+    steps = ("trainer.total_steps=60", "optimizer.lr=2e-3", "optimizer.schedule=constant")
+    metrics = train(tmp_path / "run", judge, reward_model, *steps, *policy)
     means = [line["reward/mean"] for line in metrics]
     assert means[0] < 0.5
     assert sum(means[-5:]) / 5 > 0.9
