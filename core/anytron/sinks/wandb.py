@@ -61,6 +61,9 @@ class WandbSink(MetricSink):
             # It would catch what the driver prints, and print by itself.
             settings=wandb.Settings(console="off", silent=True),
         )
+        # W&B hooks into imports to report which packages there are: once its service has died, an import anywhere in
+        # this process would raise (0.31, wandb_run.py). It has no setting for that.
+        self._run._unregister_telemetry_import_hooks(self._run.id)
         self._run.define_metric("*", step_metric="step")
         offline = options.mode == "offline"
         self.place = f"{run.directory}/wandb, for wandb sync" if offline else str(self._run.url)

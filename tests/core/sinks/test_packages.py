@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -100,7 +101,9 @@ class TestWandb:
         assert [history(path) for path in files] == [[1, 2, 3], [2, 3, 4]]
         assert b"topsecret" not in b"".join(path.read_bytes() for path in files)
 
-    def test_a_service_that_is_killed_ends_no_run(self, with_sinks, told):
+    def test_a_service_that_is_killed_ends_no_run_and_no_import(self, with_sinks, told, tmp_path, monkeypatch):
+        (tmp_path / "fastai.py").touch()  # one of those of which W&B tells its service that they were imported
+        monkeypatch.syspath_prepend(tmp_path)
         with with_sinks({"sink": "wandb", "options": {"mode": "offline"}}, timeout=20.0) as sinks:
             sinks.write(record(1))
             deadline = time.monotonic() + 120
@@ -110,6 +113,7 @@ class TestWandb:
             for child in services():
                 os.kill(child, signal.SIGKILL)
             time.sleep(0.5)
+            importlib.import_module("fastai")
             write(sinks, range(2, 6))
         assert any("the sink wandb failed" in one or "has not closed" in one for one in told.warnings)
 
