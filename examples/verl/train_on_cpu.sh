@@ -16,8 +16,8 @@ export ANYTRON_PLATFORM=cpu OMP_NUM_THREADS=1 TQ_NUM_THREADS=1
 export TORCHDYNAMO_DISABLE=1  # nothing is compiled
 # Ray lowers its workers' priority by 15: beside anything else on the machine they would hardly get on.
 export RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0
-# A cluster of its own, whatever else Ray does on this machine; the path is short, because sockets lie in it.
-RAY_TMPDIR=$(mktemp -d /tmp/verl-XXXXXX)
+# A cluster of its own, whatever else Ray does on this machine. Sockets lie in its directory: TMPDIR must be short.
+RAY_TMPDIR=$(mktemp -d)
 export RAY_TMPDIR
 trap 'rm -rf "$RAY_TMPDIR"' EXIT
 export VERL_FILE_LOGGER_PATH="$directory/metrics.jsonl" ANYTRON_VERL_REPORT="$directory"
