@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
 
 OWNER = "PolicyLoss"
-OWN_METRICS = "loss/metrics/"
+USER_METRICS = "loss/metrics/"
 """Stands before the names of metrics that a loss of the user's returns."""
 
 
@@ -105,7 +105,7 @@ class PolicyLoss:
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
             raise unusable(LOSS_KEY, name, "losses without a gradient, not made of tokens.log_probs")
         # Whatever they are called, they are none of ours: one named `reward/mean` would take its place.
-        return replace(found, metrics={f"{OWN_METRICS}{metric}": values for metric, values in found.metrics.items()})
+        return replace(found, metrics={f"{USER_METRICS}{metric}": values for metric, values in found.metrics.items()})
 
 
 def _part(name: str, values: Tensor, shares: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
     """Make all checks and print what they found.
 
-    Nothing is written into ``trainer.output_dir``: the files of the
-    checks, mainly logs of worker processes, lie in a temporary directory; the logs are kept if a check fails.
+    Nothing is written into ``trainer.output_dir``: the files of the checks, mainly logs of worker processes, lie in a
+    temporary directory; the logs are kept if a check fails.
 
     Returns:
         Whether no check failed.

@@ -15,7 +15,8 @@ PROGRAM = Path(__file__).parent / "programs" / "conformance.py"
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_conformance(ranks):
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(PROGRAM)]
+    plugins = ("-p", "tests.backends.megatron.without_triton", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-W", "ignore", str(PROGRAM)]
     processes = [
         subprocess.Popen(
             command, env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

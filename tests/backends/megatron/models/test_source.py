@@ -13,6 +13,7 @@ PROGRAM = "tests.backends.megatron.programs.model_source"
 
 IMPORT = """
 import sys
+import tests.backends.megatron.without_triton
 import anytron_megatron.engine
 print(*sorted(sys.modules))
 """
@@ -44,7 +45,9 @@ def test_an_engine_needs_of_a_source_what_the_protocol_says(tiny_model, tmp_path
 
 def test_the_engine_imports_nothing_that_only_models_of_mcore_bridge_have():
     """An engine over other models may run on another Megatron, without mcore-bridge and without PEFT."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORT], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.splitlines()[-1].split()
     assert "anytron_megatron.models.source" in loaded

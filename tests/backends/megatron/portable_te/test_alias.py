@@ -120,6 +120,8 @@ def test_an_installed_transformer_engine_is_passed_over_with_a_warning(tmp_path)
         INSTALL
         + """
 import transformer_engine
+from anytron_megatron.patches.triton_stand_in import CONCERNED, stand_in_during_imports
+stand_in_during_imports(CONCERNED)
 from megatron.core import utils
 print(transformer_engine.__version__, utils.tex, utils.get_te_version())
 undo()
