@@ -1,8 +1,9 @@
-"""Let collectives of other backends accept what NCCL accepts."""
+"""Let other backends stand where NCCL is named, and accept what it accepts."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
@@ -14,15 +15,24 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from anytron.runtime import DeviceRuntime
 
-def substitutions() -> Iterator[Substitution]:
-    """Replace ``torch.distributed.scatter`` and ``all_gather``, if torch was built with distributed support."""
+
+def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
+    """Replace functions of ``torch.distributed``, if torch was built with distributed support.
+
+    Two collectives, and the two functions that make process groups of a backend.
+    """
     if torch.distributed.is_available():
-        scatter = _contiguous_scatter(torch.distributed.scatter)
-        all_gather = _uneven_all_gather(torch.distributed.all_gather)
+        replacements = {
+            "scatter": _contiguous_scatter(torch.distributed.scatter),
+            "all_gather": _uneven_all_gather(torch.distributed.all_gather),
+            "init_process_group": _of_the_runtime(torch.distributed.init_process_group, runtime),
+            "new_group": _of_the_runtime(torch.distributed.new_group, runtime),
+        }
         for module in (torch.distributed, torch.distributed.distributed_c10d):
-            yield Substitution(module, "scatter", scatter)
-            yield Substitution(module, "all_gather", all_gather)
+            for name, replacement in replacements.items():
+                yield Substitution(module, name, replacement)
 
 
 def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,3 +74,37 @@ def _uneven_all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
         return work
 
     return all_gather
+
+
+def _of_the_runtime(original: Callable[..., Any], runtime: DeviceRuntime) -> Callable[..., Any]:
+    """Make a process group whose backend is CUDA's with the runtime's own."""
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        call = parameters.bind(*args, **kwargs)
+        if isinstance(backend := call.arguments.get("backend"), str):
+            call.arguments["backend"] = translated_backend(backend, runtime)
+        return original(*call.args, **call.kwargs)
+
+    return make
+
+
+def translated_backend(backend: str, runtime: DeviceRuntime) -> str:
+    """Name the backend that does on a device what ``backend`` does where ``torch.cuda`` is one.
+
+    ``nccl`` becomes the runtime's, and ``cuda`` its type: ``cpu:gloo,cuda:nccl`` is ``cpu:gloo,npu:hccl`` on an NPU
+    and ``cpu:gloo`` on a processor. Whatever else is named stays.
+
+    Args:
+        backend: As ``torch.distributed.init_process_group`` takes it: one name for all devices, or pairs of device
+            and name. Of two pairs that become one device's the first counts.
+        runtime: Of the device.
+    """
+    of_device: dict[str, str] = {}
+    for part in backend.lower().split(","):
+        device, colon, name = part.rpartition(":")
+        device = runtime.device_type if device == "cuda" else device
+        name = runtime.communication_backend if name == "nccl" else name
+        of_device.setdefault(device, f"{device}{colon}{name}")
+    return ",".join(of_device.values())

@@ -59,7 +59,7 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
             *rng.substitutions(runtime, translate),
             *memory.substitutions(runtime),
             *profiling.substitutions(runtime),
-            *collectives.substitutions(),
+            *collectives.substitutions(runtime),
             *unsupported.substitutions(),
         ]
     )

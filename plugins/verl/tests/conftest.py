@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -11,8 +12,29 @@ from pathlib import Path
 
 import pytest
 
+from plugins.verl.tests.by_path import load
+
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # before Megatron is imported, which would import torch's compiler
 PROGRAMS = Path(__file__).parent / "programs"
+HAS_SIMULATOR = importlib.util.find_spec("anytron_ascend_simulator") is not None
+SKIPPED = {"npu_simulator": 0 if HAS_SIMULATOR else 6}
+"""How many tests of the whole suite skip, by the marker that says what they need."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    skips = load("skips.py").Skips(SKIPPED, counted=True, where="plugins/verl/tests/conftest.py")
+    config.pluginmanager.register(skips, "skips")
+    if HAS_SIMULATOR:
+        from anytron_ascend_simulator import activate
+        from anytron_ascend_simulator.build import build
+
+        build()
+        activate()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("npu_simulator") and not HAS_SIMULATOR:
+        pytest.skip("needs torch_npu on the simulator: tox -e verl-ascend")
 
 
 @pytest.fixture(scope="session")

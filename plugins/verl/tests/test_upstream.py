@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
+from plugins.verl.tests.by_path import load
 
-def _loaded(path):
-    """Load a file of our tests by its path: verl's wheel has a package ``tests``, which hides ours."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-programs = _loaded(Path(__file__).parents[3] / "tests" / "docs" / "reproductions.py")
+programs = load("docs", "reproductions.py")
 HERE = ("verl", "megatron-bridge")
 FAULTS = programs.reproductions(*HERE)
 

@@ -1,9 +1,14 @@
-"""Scatter of strided chunks and gathering of uneven ones over gloo, in two real processes."""
+"""Backends named after CUDA; scatter of strided chunks and gathering of uneven ones over gloo, in two processes."""
 
 import subprocess
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
+
+from anytron_megatron.redirect.collectives import translated_backend
+from tests.backends.megatron.redirect.conftest import HostRuntime
 
 PROGRAM = """
 import sys
@@ -16,7 +21,8 @@ dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_s
 if redirect:
     from anytron_megatron.redirect.collectives import substitutions
     from anytron_megatron.redirect.substitution import substitute
-    substitute(substitutions())
+    from anytron_cpu.runtime import CpuRuntime
+    substitute(substitutions(CpuRuntime()))
 whole = torch.arange(8.0).reshape(2, 4)
 if collective == "scatter":
     received, chunks = torch.empty(2, 2), list(whole.chunk(2, dim=1))
@@ -53,3 +59,38 @@ def test_every_rank_receives_its_chunk(collective, tmp_path):
 def test_without_the_redirection_they_do_not(collective, tmp_path):
     # If this begins to fail, gloo was fixed, and this part of redirect/collectives.py can go.
     assert run(collective, tmp_path, redirect=False) != ["RIGHT", "RIGHT"]
+
+
+class NpuRuntime(HostRuntime):
+    device_type = "npu"
+    communication_backend = "hccl"
+
+
+@pytest.mark.parametrize(
+    ("named", "on_host", "on_npu"),
+    [
+        ("nccl", "gloo", "hccl"),
+        ("NCCL", "gloo", "hccl"),
+        ("cuda:nccl", "cpu:gloo", "npu:hccl"),
+        ("cpu:gloo,cuda:nccl", "cpu:gloo", "cpu:gloo,npu:hccl"),
+        ("cpu:gloo,cuda:hccl", "cpu:gloo", "cpu:gloo,npu:hccl"),
+        ("gloo", "gloo", "gloo"),
+        ("mpi", "mpi", "mpi"),
+        ("cpu:gloo,xpu:xccl", "cpu:gloo,xpu:xccl", "cpu:gloo,xpu:xccl"),
+    ],
+)
+def test_the_backend_of_a_device(named, on_host, on_npu):
+    assert translated_backend(named, HostRuntime()) == on_host
+    assert translated_backend(named, NpuRuntime()) == on_npu
+
+
+@pytest.mark.usefixtures("redirected")
+def test_groups_for_cuda_are_the_runtimes(tmp_path):
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        for group in (None, dist.new_group([0], backend="nccl"), dist.new_group([0], None, dist.Backend.NCCL)):
+            value = torch.ones(2, device="cuda")
+            dist.all_reduce(value, group=group)
+            assert dist.get_backend(group).endswith("gloo")
+    finally:
+        dist.destroy_process_group()
