@@ -28,7 +28,8 @@ def reasoning_gym(
         options: The task's own, for example ``max_word_len``.
 
     Yields:
-        Prompts whose data have the right ``answer``, and the whole entry under ``reasoning_gym``.
+        Prompts whose data have the right ``answer``, also as the ``response`` that supervised fine-tuning imitates, and
+        the whole entry under ``reasoning_gym``.
 
     Raises:
         ConfigError: The library is not installed, it has no such task, or the task refuses its options.
@@ -52,7 +53,7 @@ def reasoning_gym(
     for index in range(count):
         entry = entries[index]
         question = entry["question"] + instructions
-        data = {"answer": entry["answer"], ENTRY: entry}
+        data = {"answer": entry["answer"], "response": entry["answer"], ENTRY: entry}
         if messages:
             yield Prompt(f"{task}-{index}", messages=({"role": "user", "content": question},), data=data)
         else:

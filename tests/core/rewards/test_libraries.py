@@ -22,7 +22,7 @@ from anytron.rewards.scoring import RewardSum
 pytestmark = pytest.mark.timeout(1200)
 
 
-def sample(response: str, **data) -> Sample:
+def sample(response: str, /, **data) -> Sample:
     return Sample("p", "?", response, (1,), (1,), (-0.1,), finished=True, data=data)
 
 
@@ -161,7 +161,7 @@ def test_prompts_of_reasoning_gym_and_their_verifier(score):
     assert all(prompt.text.startswith("Spell") and prompt.text.endswith("\n=") for prompt in prompts)
     first = prompts[0]
     word = first.data["reasoning_gym"]["metadata"]["word"]
-    assert first.data["answer"] == word[::-1]
+    assert first.data["answer"] == first.data["response"] == word[::-1]
     answers = [f" {word[::-1]} \n", f"{word[-1]}00", "", "[[[" + word[::-1]]
     found = score("reasoning_gym", [sample(one, **first.data) for one in answers])
     assert found.total.tolist() == pytest.approx([1.0, 1 / 3, 0.0, 0.0], abs=1e-6)
