@@ -19,7 +19,7 @@ from tests.docs.test_pages import blocks
 from tests.house import ROOT
 from tests.third_party_platform import SAMPLE, USABLE
 
-SOURCES = (ROOT, ROOT / "plugins" / "cuda", ROOT / "plugins" / "ascend", SAMPLE, SAMPLE / "sdk")
+SOURCES = (ROOT, *(ROOT / "plugins" / name for name in ("cuda", "ascend", "verl")), SAMPLE, SAMPLE / "sdk")
 SHORT = ("rollout.samples_per_prompt=4", "data.prompts_per_step=8")
 
 
@@ -39,6 +39,7 @@ def installed(tmp_path_factory) -> Path:
         "anytron",
         "anytron_cuda",
         "anytron_ascend",
+        "anytron_verl",
         "anytron_basalt",
         "basalt_sdk",
     }

@@ -10,9 +10,11 @@ from verl.utils import tensordict_utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
+from anytron.limits import Feature
 from anytron.patches import Phase
-from anytron.platform import EngineFacts
+from anytron.platform import EngineFacts, features_asked
 from anytron.traits import ParallelSizes
+from anytron_megatron.models.traits import features_of, traits_of
 from anytron_verl import process
 from anytron_verl.layouts import Layouts, current_micro_batch
 from anytron_verl.names import PLATFORM
@@ -29,8 +31,10 @@ logger = logging.getLogger(__name__)
 def register(device_name: str) -> None:
     """Register the engines for the vendor of :class:`anytron_verl.device.AnytronDevice`; once."""
     for model_type, engine in (("language_model", LanguageModelEngine), ("value_model", ValueModelEngine)):
-        if (device_name, PLATFORM) not in EngineRegistry._engines[model_type]["megatron"]:
+        registered = EngineRegistry._engines[model_type]["megatron"]
+        if (device_name, PLATFORM) not in registered:
             EngineRegistry.register(model_type, "megatron", device_name, PLATFORM)(engine)
+            process.at_stop(registered.pop, (device_name, PLATFORM), None)
 
 
 class _OnTheLayer:
@@ -56,6 +60,8 @@ class _OnTheLayer:
         layer.apply_phase(Phase.AFTER_BUILD, PATCHES)
         process.write_report()
         if hasattr(self.model_config.hf_config, "vision_config"):
+            asked = features_asked(traits_of(self.tf_config), sizes_of(self.engine_config))
+            layer.require([Feature.VISION, *asked, *features_of(self.tf_config)])
             logger.warning("verl's own layouts are used: Anytron's do not place the images of verl's models")
             return
         sequence_format: Format = "thd" if self.engine_config.use_remove_padding else "bshd"

@@ -20,8 +20,8 @@ from anytron.batch import RaggedBatch
 from anytron.errors import EngineError
 from anytron.sequences import LayoutConstraints, scopes
 from anytron_megatron.models.accepted_masks import accepted_masks
-from anytron_megatron.models.traits import traits_of
-from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+from anytron_megatron.models.traits import features_of, traits_of
+from anytron_megatron.own_trainer import micro_batches
 from anytron_megatron.training.parallel import context_shard
 from anytron_megatron.training.vendor_attention import set_mask_type
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from anytron.layer import Layer
     from anytron.sequences.layout import Format
     from anytron.traits import ParallelSizes
+    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,18 @@ class Layouts:
         config: Megatron's, of the model.
         sequence_format: verl's ``use_remove_padding``: ``thd``, else ``bshd``.
         sizes: The parallel sizes of the ranks, which have met.
+
+    Raises:
+        ConfigError: The platform declares not to do what the model asks for.
     """
 
     def __init__(self, layer: Layer, config: TransformerConfig, sequence_format: Format, sizes: ParallelSizes) -> None:
         self._layer = layer
         self._format = sequence_format
-        self._fp8 = bool(config.fp8)
+        self._config = config
         self._sizes = sizes
-        self._traits = traits_of(config)
         self._preparers: dict[int, BatchPreparer] = {}
+        self._preparer(1)  # what the platform declines is refused now, before anything is computed
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """Tell a vendor's attention modules, which are not portable, how the platform's masks are read."""
@@ -129,20 +133,17 @@ class Layouts:
 
     def _preparer(self, bucket: int) -> BatchPreparer:
         if bucket not in self._preparers:
-            platform, shard = self._layer.platform, context_shard()
-            portable = platform.portable_modules
-            self._preparers[bucket] = BatchPreparer(
-                self._layer.hooks,
-                sequence_format=self._format,
-                traits=self._traits,
-                accepted=accepted_masks(self._format, context_parallel=shard.size, vision=False, portable=portable),
-                sizes=self._sizes,
-                shard=shard,
-                device=platform.runtime().current_device(),
+            portable, ranks = self._layer.platform.portable_modules, self._sizes.context
+            self._preparers[bucket] = micro_batches(
+                self._layer,
+                self._format,
                 context_length=sys.maxsize,  # verl limits its sequences itself
-                portable=portable,
-                fp8=self._fp8,
+                traits=traits_of(self._config),
+                sizes=self._sizes,
+                accepted=accepted_masks(self._format, context_parallel=ranks, vision=False, portable=portable),
                 constraints=LayoutConstraints(bucket=bucket),
+                fp8=bool(self._config.fp8),
+                asked=features_of(self._config),
             )
         return self._preparers[bucket]
 

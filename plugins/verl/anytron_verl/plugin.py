@@ -31,19 +31,22 @@ def load() -> None:
         return
     try:
         layer = process.begin()
-        if layer.platform.ray_resource is None:
-            os.environ.setdefault(RAY_RESOURCES, RANKS)
+        if layer.platform.ray_resource is None and RAY_RESOURCES not in os.environ:
+            os.environ[RAY_RESOURCES] = RANKS
+            process.at_stop(os.environ.pop, RAY_RESOURCES, None)
         _offer()
     except Exception as error:
         logger.error("verl goes on without Anytron, which is installed as its plugin. %s", error)  # noqa: TRY400
+        process.stop()
         raise
 
 
 def _offer() -> None:
-    from verl.plugin.platform import PlatformRegistry
-    from verl.plugin.platform.platform_manager import set_platform
+    from verl.plugin.platform import PlatformRegistry, platform_manager
 
     from anytron_verl.device import AnytronDevice
 
     PlatformRegistry.register(platform=PLATFORM)(AnytronDevice)
-    set_platform(AnytronDevice())
+    process.at_stop(PlatformRegistry._platforms.pop, PLATFORM, None)
+    process.at_stop(setattr, platform_manager, "_current_platform", platform_manager._current_platform)
+    platform_manager.set_platform(AnytronDevice())

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from anytron.errors import EngineError
 from anytron.layer import Layer, open_layer
 from anytron_verl.names import REPORT
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _layer: Layer | None = None
+_told = ExitStack()
 
 
 def begin() -> Layer:
     """Open the layer of this process, once: its platform is that of ``ANYTRON_PLATFORM``, else the one that is usable.
+
+    The platform's options are those of ``ANYTRON_PLATFORM_OPTIONS``.
 
     Raises:
         AnytronError: Its platform cannot be used, or Megatron is imported already.
@@ -46,13 +54,21 @@ def write_report() -> None:
         path.write_text(json.dumps(layer().ledger.report(), indent=1) + "\n", encoding="utf-8")
 
 
+def at_stop(undo: Callable[..., object], *arguments: Any) -> None:
+    """Let :func:`stop` call this: who tells verl something of Anytron's says here how it is taken back."""
+    _told.callback(undo, *arguments)
+
+
 def stop() -> None:
-    """Undo all patches: ``torch.cuda`` is torch's again. Engines that were built are not for use afterwards.
+    """Undo all patches and registrations: ``torch.cuda`` is torch's again, and verl looks for a platform of its own.
+
+    Engines that were built are not for use afterwards.
 
     Raises:
         PatchError: Someone else has changed a target since; all others are undone.
     """
-    global _layer  # noqa: PLW0603
-    if _layer is not None:
-        _layer.undo()
-        _layer = None
+    global _layer
+    _told.close()
+    opened, _layer = _layer, None
+    if opened is not None:
+        opened.undo()

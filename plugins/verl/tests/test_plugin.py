@@ -7,12 +7,17 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from anytron.doctor.subject import Subject
-from anytron.errors import EngineError, PlatformError
+from anytron.errors import ConfigError, EngineError, PlatformError
+from anytron.layer import Layer
+from anytron.limits import Feature, Limit
+from anytron.traits import ParallelSizes
+from anytron_cpu import CpuPlatform
 from anytron_verl import examination, plugin, process
 
 
@@ -61,6 +66,63 @@ def test_the_rollout_is_registered_once_verl_asks_for_rollouts():
     }  # fmt: skip
 
 
+STOPPED = """
+import json, os
+os.environ.pop("RAY_OVERRIDE_RESOURCES", None)
+import verl  # without its plugins
+from anytron_verl import plugin, process
+plugin.load()
+from verl.plugin.platform import PlatformRegistry, get_platform
+from verl.workers.engine import EngineRegistry
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+def told():
+    tables = [PlatformRegistry._platforms, _ROLLOUT_REGISTRY, RolloutReplicaRegistry._registry]
+    tables += [EngineRegistry._engines[model]["megatron"] for model in ("language_model", "value_model")]
+    ours = [sum(any(word in str(one).lower() for word in ("anytron", "transformers")) for one in table.items())
+            for table in tables]
+    return [*ours, "RAY_OVERRIDE_RESOURCES" in os.environ]
+
+assert get_platform().vendor_name == get_platform().vendor_name == "anytron"
+during = told()
+process.stop()
+after = told()
+platform = get_platform()
+process.stop()
+print(json.dumps([during, after, type(platform).__name__, platform.device_name, EngineRegistry.get_engine_cls(
+    "language_model", "megatron").__name__]))
+"""
+
+
+def test_stop_takes_back_all_that_verl_was_told():
+    environment = {**os.environ, "ANYTRON_PLATFORM": "cpu", "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STOPPED], env=environment, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    during, after, platform, device, engine = json.loads(done.stdout.splitlines()[-1])
+    assert during == [1, 1, 1, 1, 1, True]
+    assert after == [0, 0, 0, 0, 0, False]
+    assert (platform, device, engine) == ("PlatformCUDA", "cuda", "MegatronEngineWithLMHead")
+
+
+def test_a_plugin_that_fails_half_way_takes_back_what_it_did(monkeypatch):
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
+    undone = []
+    layer = SimpleNamespace(platform=SimpleNamespace(ray_resource=None), undo=lambda: undone.append(True))
+    monkeypatch.setattr(process, "open_layer", lambda: layer)
+    monkeypatch.setattr(plugin, "_offer", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        plugin.load()
+    assert undone == [True]
+    assert "RAY_OVERRIDE_RESOURCES" not in os.environ
+    with pytest.raises(EngineError):
+        process.layer()
+
+
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
     """A distribution with a plugin of verl's that cannot be loaded."""
@@ -100,6 +162,29 @@ def test_a_way_to_share_sequences_that_no_layout_has_is_refused():
         for wanted in ({"local_cp_size": 2}, {"cp_layout": "contiguous"}, {"min_local_rows": 8}):
             with pytest.raises(EngineError, match=next(iter(wanted))):
                 replaced(ids, **wanted)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_the_platform_declines_is_refused_as_it_is_built():
+    from megatron.core.transformer import TransformerConfig
+
+    from anytron_verl.layouts import Layouts
+
+    class Limited(CpuPlatform):
+        def limits(self):
+            return [Limit(Feature.ATTENTION_SINKS, "no sinks yet"), Limit(Feature.BSHD, "no rows yet")]
+
+    def build(sequence_format, **options):
+        config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, **options)
+        layer = Layer(SimpleNamespace(platform=Limited()), None)  # type: ignore[arg-type]
+        Layouts(layer, config, sequence_format, ParallelSizes())
+
+    with pytest.raises(ConfigError, match="no attention-sinks: no sinks yet"):
+        build("thd", softmax_type="learnable")
+    with pytest.raises(ConfigError, match="no bshd: no rows yet"):
+        build("bshd")
+    with pytest.raises(AttributeError, match="hooks"):  # the platform has no objection: this session has no hooks
+        build("thd")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from anytron_verl import process
 from anytron_verl.names import ROLLOUT
 
 
 def register() -> None:
-    """Add it to verl's two registries, of replicas and of what training workers have of them."""
+    """Add it to verl's two registries, of replicas and of what training workers have of them; once."""
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    _ROLLOUT_REGISTRY[ROLLOUT, "async"] = "anytron_verl.rollout.adapter.ServerAdapter"
-    RolloutReplicaRegistry.register(ROLLOUT, _replica)
+    if (ROLLOUT, "async") not in _ROLLOUT_REGISTRY:
+        _ROLLOUT_REGISTRY[ROLLOUT, "async"] = "anytron_verl.rollout.adapter.ServerAdapter"
+        process.at_stop(_ROLLOUT_REGISTRY.pop, (ROLLOUT, "async"), None)
+        RolloutReplicaRegistry.register(ROLLOUT, _replica)
+        process.at_stop(RolloutReplicaRegistry._registry.pop, ROLLOUT, None)
 
 
 def _replica() -> type[Any]:

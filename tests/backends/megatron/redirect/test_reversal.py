@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from anytron.errors import EngineError
-from anytron_megatron.redirect import is_redirected, redirect_torch_cuda
+from anytron_megatron.redirect import is_redirected, redirect_torch_cuda, redirection
 
 OWNERS = (
     torch, torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.streams, torch.Tensor,
     torch.nn.Module, torch.autocast, torch.utils._device, torch.utils._device.DeviceContext, torch.nn.Parameter,
+    torch._C._nn, torch.distributed, torch.distributed.distributed_c10d, torch.fft, torch.nested,
 )  # fmt: skip
 
 
@@ -30,6 +31,14 @@ def test_every_touched_attribute_is_restored_by_identity(runtime):
     assert len(changed) > 100  # the comparison sees what the redirection does
     assert after.keys() == before.keys()
     assert [key for key in before if after[key] is not before[key]] == []
+
+
+def test_no_other_owner_is_touched(runtime, monkeypatch):
+    touched = []
+    monkeypatch.setattr(redirection, "substitute", lambda table: touched.extend(table) or (lambda: None))
+    redirect_torch_cuda(runtime)()
+    assert len(touched) > 100
+    assert {str(entry.owner) for entry in touched if not any(entry.owner is one for one in OWNERS)} == set()
 
 
 def test_the_processors_own_tensor_types_survive(runtime):
