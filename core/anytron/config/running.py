@@ -120,8 +120,8 @@ class ProfileSection(Section):
     """Record steps with torch's profiler: a trace of each step and rank in ``profile/`` of the output directory."""
 
     steps: list[int] = Field(min_length=1, max_length=_RECORDED)
-    """Steps that are recorded, ten at most: each of a list, ``[3, 6]``, or from the first to the last of a text, ``3-6``.
-    The first ones of a process are slower than others."""
+    """Steps that are recorded, ten at most: each of a list, ``[3, 6]``, or from the first to the last of a text,
+    ``3-6``. The first ones of a process are slower than others."""
     ranks: list[int] = Field(default_factory=lambda: [0], min_length=1)
     """Training ranks that are recorded."""
     stacks: bool = False
