@@ -92,16 +92,6 @@ def test_what_an_estimator_returns_is_checked(named, name, says):
         with_advantages(BATCH, REWARDS, AlgorithmSection(advantage=named(name)))
 
 
-def raised_by(named, name):
-    """What is said of a function that raises, and what it raised."""
-    with pytest.raises(DataError, match=r"^A function of yours raised\.") as caught:
-        if name == "raising":
-            with_advantages(BATCH, REWARDS, AlgorithmSection(advantage=named(name)))
-        else:
-            PolicyLoss(AlgorithmSection(loss=named(name)))(OUTPUTS, TRAINED)
-    return caught.value
-
-
 @pytest.mark.parametrize(
     ("name", "key", "kind", "says", "line"),
     [
@@ -111,7 +101,10 @@ def raised_by(named, name):
     ],
 )
 def test_what_a_function_raises_is_said_with_the_key_and_the_line_of_its_file(named, name, key, kind, says, line):
-    error = raised_by(named, name)
+    section = AlgorithmSection(**{"advantage": named("plain"), key.removeprefix("algorithm."): named(name)})
+    with pytest.raises(DataError, match=r"^A function of yours raised\.") as caught:
+        PolicyLoss(section)(OUTPUTS, with_advantages(TRAINED, REWARDS, section))
+    error = caught.value
     file = named(name).partition(":")[0]
     number = next(at for at, text in enumerate(FUNCTIONS.splitlines(), start=1) if text.strip().startswith(line))
     assert error.where == f"{key}: {named(name)}"

@@ -49,7 +49,7 @@ def test_prompts_that_cannot_be_read_are_no_error(capsys, tmp_path):
 
 
 def test_a_run_for_npus_is_planned_with_their_package_or_without():
-    command = [sys.executable, *"-m anytron plan examples/npu/grpo_qwen3_8b.yaml".split()]
+    command = [sys.executable, "-m", "anytron", "plan", "examples/npu/grpo_qwen3_8b.yaml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "8,190,735,360 parameters" in done.stdout
