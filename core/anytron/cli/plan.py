@@ -150,8 +150,8 @@ def _print(
     plan: Plan, assumed: Sequence[str], unknown: str, unread: str, alone: Sequence[Remedy], together: Remedy | None
 ) -> None:
     typer.echo(f"{plan.parameters:,} parameters")
-    for one in assumed:
-        typer.echo(one)
+    for assumption in assumed:
+        typer.echo(assumption)
     if unread:
         typer.echo(f"prompts cannot be read here, so micro-batches are taken to be full: {unread}")
     for device in plan.devices:
