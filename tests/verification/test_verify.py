@@ -293,7 +293,6 @@ def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     assert "gradient is 0" in results["packed-equals-padded"]["detail"]
 
 
-@pytest.mark.slow
 def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install):
     code, results = verify_json(environment=install(temperature=True))
     assert code == 1

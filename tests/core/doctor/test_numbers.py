@@ -182,7 +182,7 @@ model:
 num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, sliding_window: 128, \
 layer_types: [sliding_attention, full_attention], num_local_experts: 2}
   tokenizer: tokenizer
-data: {source: jsonl}
+data: {source: jsonl, options: {path: prompts.jsonl}}
 rewards: [{function: exact_match}]
 """
 WINDOW = "return make_attention(replace(spec, traits=replace(spec.traits, window=None)))(query, key, value, call)"
