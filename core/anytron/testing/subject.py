@@ -64,12 +64,15 @@ class Subject:
 
     Attributes:
         source, session, scratch: As given.
+        environment: What the plugins have set in the environment of this process before anything heavy was loaded;
+            without what the user had set.
     """
 
     def __init__(self, source: Source, session: Session, scratch: Path) -> None:
         self.source = source
         self.session = session
         self.scratch = scratch
+        self.environment: Mapping[str, str] = {}
         self._kept: dict[str, Closing] = {}
 
     @property
