@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
+from anytron.limits import Feature
 from anytron.masks import MaskKind
-from anytron.platform import EngineFacts
+from anytron.platform import EngineFacts, features_asked
 from anytron.sequences import scopes
 from anytron.traits import ModelTraits, ParallelSizes
 from anytron_megatron.training import parallel
 from anytron_megatron.training.micro_batch import BatchPreparer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor, device, nn
 
     from anytron.layer import Layer
+    from anytron.sequences import LayoutConstraints
     from anytron.sequences.layout import Format
     from anytron_megatron.training.micro_batch import PreparedBatch
 
@@ -49,8 +53,13 @@ def micro_batches(
     traits: ModelTraits | None = None,
     sizes: ParallelSizes | None = None,
     accepted: frozenset[MaskKind] = frozenset({MaskKind.NONE}),
+    constraints: LayoutConstraints | None = None,
+    fp8: bool = False,
+    asked: Iterable[Feature] = (),
 ) -> BatchPreparer:
     """Make what turns ragged sequences into inputs of a model, with the platform's layouts and masks.
+
+    The platform is asked first whether it does what the format, the traits and the sizes say.
 
     Args:
         layer: Of this process, whose rank has joined.
@@ -59,17 +68,28 @@ def micro_batches(
         traits: What about the model decides the mask it needs; None = those of a dense causal model.
         sizes: As for :func:`join`.
         accepted: Kinds of mask that can reach the model's attention; ``NONE`` is causal without a tensor.
+        constraints: Of the layout, besides the platform's.
+        fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
+        asked: What else the platform must do
+            (:func:`anytron_megatron.models.traits.features_of` reads it from a configuration of Megatron's).
+
+    Raises:
+        ConfigError: The platform declares not to do some of it.
     """
+    traits, sizes = traits or ModelTraits(), sizes or ParallelSizes()
+    layer.require([Feature(sequence_format), *features_asked(traits, sizes), *asked])
     return BatchPreparer(
         layer.hooks,
         sequence_format=sequence_format,
-        traits=traits or ModelTraits(),
+        traits=traits,
         accepted=accepted,
-        sizes=sizes or ParallelSizes(),
+        sizes=sizes,
         shard=parallel.context_shard(),
         device=layer.platform.runtime().current_device(),
         context_length=context_length,
         portable=layer.platform.portable_modules,
+        fp8=fp8,
+        constraints=constraints,
     )
 
 

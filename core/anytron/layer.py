@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anytron.errors import ConfigError
 from anytron.hooks.types import OWN_TRAINER, PatchContext
 from anytron.patches import Ledger, Phase
+from anytron.platform import declined
 from anytron.plugins import open_session
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from anytron.hooks.facade import Hooks
     from anytron.hooks.types import Role
+    from anytron.limits import Feature
     from anytron.patches import Patch, PatchRecord
     from anytron.platform import EngineFacts, Platform
     from anytron.plugins import Session
@@ -65,6 +68,20 @@ class Layer:
         """Let the platform set this process's global state for a training engine, before its process groups exist."""
         self.platform.prepare_engine(facts, self.ledger)
 
+    def require(self, asked: Iterable[Feature]) -> None:
+        """Refuse what the platform declares not to do, as a run of ours is refused before it starts.
+
+        Raises:
+            ConfigError: The platform declines some of it, for the reason that it gives.
+        """
+        if refused := declined(self.platform, asked):
+            raise ConfigError(
+                "The platform does not do what the model asks for.",
+                where=f"platform {self.platform.name}",
+                why="; ".join(refused.values()),
+                fix="change the model, its split or the format of its sequences, or use another platform",
+            )
+
     def undo(self) -> None:
         """Undo all patches, the last one first: ``torch.cuda`` is torch's again.
 
@@ -93,14 +110,14 @@ def open_layer(
 
     Args:
         platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one device that is usable.
-        options: ``platform.options``.
+        options: ``platform.options``; None = ``ANYTRON_PLATFORM_OPTIONS``.
         role: What the process does; patches differ.
         engine: Whose models it builds: those of an engine of Anytron's, or Megatron's own.
 
     Raises:
         PlatformError: The platform cannot be used, or the choice is not clear.
         PluginError: An installed plugin cannot be loaded.
-        ConfigError: ``options`` do not fit the platform.
+        ConfigError: ``options`` do not fit the platform, or are others than the variable's.
         PatchError: Megatron, or another package that has to be patched before, is imported already.
     """
     session = open_session(platform, options, engine)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from anytron.errors import HookContractError
 from anytron.limits import Feature, Limit
-from anytron.traits import ParallelSizes
+from anytron.traits import ModelTraits, ParallelSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -221,3 +221,30 @@ def limits_of(platform: Platform) -> dict[Feature, str]:
             )
         found[one.feature] = one.reason
     return found
+
+
+def declined(platform: Platform, asked: Iterable[Feature]) -> dict[Feature, str]:
+    """Say what of the features asked for a platform declares not to have, with its reason: half a sentence by feature.
+
+    Raises:
+        HookContractError: As :func:`limits_of`.
+    """
+    limits = limits_of(platform)
+    return {one: f"the platform {platform.name} has no {one.value}: {limits[one]}" for one in asked if one in limits}
+
+
+def features_asked(traits: ModelTraits, sizes: ParallelSizes) -> list[Feature]:
+    """Name what a model asks of a platform by its traits, and by how it is split."""
+    asked = {
+        Feature.VISION: traits.vision,
+        Feature.LATENT_ATTENTION: traits.latent_attention,
+        Feature.LINEAR_ATTENTION: traits.linear_attention,
+        Feature.MIXTURE_OF_EXPERTS: traits.mixture_of_experts,
+        Feature.SLIDING_WINDOW: traits.window is not None,
+        Feature.TENSOR_PARALLEL: sizes.tensor > 1,
+        Feature.PIPELINE_PARALLEL: sizes.pipeline > 1,
+        Feature.CONTEXT_PARALLEL: sizes.context > 1,
+        Feature.EXPERT_PARALLEL: sizes.expert > 1,
+        Feature.INTERLEAVED_PIPELINE: sizes.virtual_pipeline > 1,
+    }
+    return [feature for feature, present in asked.items() if present]

@@ -1,9 +1,10 @@
-"""Read from Megatron's configuration what about a model decides the mask it needs."""
+"""Read from Megatron's configuration what a model needs of its masks, and of a platform."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.limits import Feature
 from anytron.traits import ModelTraits
 
 if TYPE_CHECKING:
@@ -20,3 +21,13 @@ def traits_of(config: TransformerConfig) -> ModelTraits:
         mixture_of_experts=bool(config.num_moe_experts),
         window=None if window is None else (int(window[0]), int(window[1])),
     )
+
+
+def features_of(config: TransformerConfig) -> list[Feature]:
+    """Name what a configuration asks of a platform beside the traits and the sizes."""
+    asked = {
+        Feature.ATTENTION_SINKS: getattr(config, "softmax_type", "vanilla") != "vanilla",
+        Feature.BFLOAT16: config.bf16,
+        Feature.RECOMPUTE: config.recompute_granularity == "full",
+    }
+    return [feature for feature, present in asked.items() if present]

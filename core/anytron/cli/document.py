@@ -35,6 +35,7 @@ HEADING = """# Command line
 | environment variable | says |
 |---|---|
 | `ANYTRON_PLATFORM` | the platform, where `platform.name` does not |
+| `ANYTRON_PLATFORM_OPTIONS` | `platform.options` as a JSON object; a configuration that says others is refused |
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
 | `ANYTRON_TRACE_HOOKS` | `1`: every hook call is printed, with its answers |

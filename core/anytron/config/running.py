@@ -109,7 +109,7 @@ class PlatformSection(Section):
     name: str | None = None
     """Platform to use; default: ``ANYTRON_PLATFORM``, else the one whose probe finds its device."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the platform, checked against its own schema."""
+    """Options of the platform, checked against its own schema; default: ``ANYTRON_PLATFORM_OPTIONS``, a JSON object."""
 
 
 _RECORDED = 10

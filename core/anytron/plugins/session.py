@@ -61,13 +61,13 @@ def open_session(
 
     Args:
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
-        options: ``platform.options``.
+        options: ``platform.options``; None or empty = ``ANYTRON_PLATFORM_OPTIONS``.
         engine: ``engine.name``; None where there is no run.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
         PluginError: An extension cannot be loaded. It is never skipped silently.
-        ConfigError: ``options`` do not fit the platform.
+        ConfigError: ``options`` do not fit the platform, or are others than the variable's.
     """
     disable_device_autoload()
     found = find_plugins()

@@ -10,7 +10,8 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.data.model_files import faults, read_config
 from anytron.errors import ConfigError
 from anytron.limits import Feature
-from anytron.platform import limits_of
+from anytron.platform import declined, features_asked
+from anytron.traits import ModelTraits, ParallelSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,14 +51,13 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
 
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Find what of a run the platform declares not to do (:meth:`anytron.platform.Platform.limits`)."""
-    limits = limits_of(platform)
-    asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if limits else []
-    if limits and config.reward_model is not None:
+    messages = declined(platform, Feature)
+    asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
+    if messages and config.reward_model is not None:
         asked += _asked_by_reward_model(config)
     for feature, key in asked:
-        if feature in limits:
-            message = f"the platform {platform.name} has no {feature.value}: {limits[feature]}"
-            yield Diagnostic("error", key, message, "change it, or use another platform")
+        if feature in messages:
+            yield Diagnostic("error", key, messages[feature], "change it, or use another platform")
 
 
 def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
@@ -100,14 +100,15 @@ def asked_by_model(config: RunConfig) -> dict[Feature, str]:
         return {}
     text: Mapping[str, Any] = whole.get("text_config") or whole
     layers = text.get("layer_types") or ()
-    asked = {
-        Feature.VISION: "vision_config" in whole,
-        Feature.LATENT_ATTENTION: bool(text.get("kv_lora_rank")),
-        Feature.LINEAR_ATTENTION: "linear_attention" in layers,
-        Feature.MIXTURE_OF_EXPERTS: any(
-            text.get(one) for one in ("num_experts", "num_local_experts", "n_routed_experts")
-        ),
-        Feature.SLIDING_WINDOW: bool(text.get("use_sliding_window")) or "sliding_attention" in layers,
-        Feature.ATTENTION_SINKS: text.get("model_type") == "gpt_oss",
-    }
-    return {feature: key for feature, present in asked.items() if present}
+    sliding = text.get("use_sliding_window") or "sliding_attention" in layers
+    traits = ModelTraits(
+        vision="vision_config" in whole,
+        latent_attention=bool(text.get("kv_lora_rank")),
+        linear_attention="linear_attention" in layers,
+        mixture_of_experts=any(text.get(one) for one in ("num_experts", "num_local_experts", "n_routed_experts")),
+        window=(-1, 0) if sliding else None,
+    )
+    asked = features_asked(traits, ParallelSizes())
+    if text.get("model_type") == "gpt_oss":
+        asked.append(Feature.ATTENTION_SINKS)
+    return dict.fromkeys(asked, key)

@@ -77,7 +77,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     directory = tmp_path / "site"
     directory.mkdir()
     monkeypatch.syspath_prepend(directory)
-    for variable in ("ANYTRON_PLATFORM", "ANYTRON_PLUGINS", "ANYTRON_TRACE_HOOKS"):
+    for variable in ("ANYTRON_PLATFORM", "ANYTRON_PLATFORM_OPTIONS", "ANYTRON_PLUGINS", "ANYTRON_TRACE_HOOKS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "megatron")
     found = Site(directory)

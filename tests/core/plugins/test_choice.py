@@ -234,6 +234,36 @@ def test_a_platform_without_options_refuses_all():
         open_session("cpu", {"tile": 4})
 
 
+def test_the_variable_holds_the_options_where_none_are_given(site, monkeypatch):
+    site.platform("npx", body=OPTIONS)
+    monkeypatch.setenv("ANYTRON_PLATFORM_OPTIONS", '{"tile": 32}')
+    assert open_session("npx").platform.seen.tile == 32
+    assert open_session("npx", {}).platform.seen.tile == 32
+    assert open_session("npx", {"tile": 32}).platform.seen.tile == 32, "the same twice is no conflict"
+    with pytest.raises(ConfigError, match="given twice") as caught:
+        open_session("npx", {"tile": 16})
+    assert caught.value.where == "platform.options, ANYTRON_PLATFORM_OPTIONS"
+
+
+@pytest.mark.parametrize(
+    "text", ["tile=32", "[32]", "null", "NaN", "{", '"tile"', "{'tile': 32}", "[" * 100_000, "\udc80", "{} {}"]
+)
+def test_a_variable_that_is_no_object_is_refused_by_its_name(site, monkeypatch, text):
+    site.platform("npx", body=OPTIONS)
+    monkeypatch.setenv("ANYTRON_PLATFORM_OPTIONS", text)
+    with pytest.raises(ConfigError, match="ANYTRON_PLATFORM_OPTIONS is no JSON object"):
+        open_session("npx")
+
+
+@pytest.mark.parametrize("text", ['{"tile": "many"}', '{"tile": NaN}', '{"tile": 1e999}', '{"tile": {"tile": 1}}'])
+def test_an_option_of_the_variable_is_refused_by_its_name(site, monkeypatch, text):
+    site.platform("npx", body=OPTIONS)
+    monkeypatch.setenv("ANYTRON_PLATFORM_OPTIONS", text)
+    with pytest.raises(ConfigError) as caught:
+        open_session("npx")
+    assert caught.value.where == "ANYTRON_PLATFORM_OPTIONS.tile"
+
+
 def test_torch_is_kept_from_loading_devices_by_itself(monkeypatch):
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     open_session()

@@ -7,8 +7,9 @@ import pytest
 from anytron.config.schema import RunConfig
 from anytron.errors import HookContractError
 from anytron.limits import Feature, Limit
-from anytron.platform import limits_of
+from anytron.platform import features_asked, limits_of
 from anytron.preflight.limits import limit_diagnostics
+from anytron.traits import ModelTraits, ParallelSizes
 from anytron_cpu import CpuPlatform
 
 QWEN = {"model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
@@ -73,3 +74,17 @@ def test_a_limit_is_one_of_a_feature_with_a_reason(wrong):
 
     with pytest.raises(HookContractError, match="contract of limits"):
         limits_of(Wrong())
+
+
+def test_traits_and_sizes_ask_for_the_features_of_their_names():
+    assert features_asked(ModelTraits(), ParallelSizes(data=4, sequence_parallel=True)) == []
+    for trait in ("vision", "latent_attention", "linear_attention", "mixture_of_experts"):
+        (found,) = features_asked(ModelTraits(**{trait: True}), ParallelSizes())
+        assert found.value == trait.replace("_", "-")
+    for size in ("tensor", "pipeline", "context", "expert"):
+        (found,) = features_asked(ModelTraits(), ParallelSizes(**{size: 2}))
+        assert found.value == f"{size}-parallel"
+    assert features_asked(ModelTraits(window=(3, 0)), ParallelSizes(virtual_pipeline=2)) == [
+        Feature.SLIDING_WINDOW,
+        Feature.INTERLEAVED_PIPELINE,
+    ]

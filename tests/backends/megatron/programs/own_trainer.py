@@ -12,6 +12,7 @@ sys.path.insert(0, sys.argv[1])
 import own_trainer
 
 from anytron.layer import open_layer
+from anytron.limits import Feature, Limit
 from anytron.patches import Phase
 
 torch.set_num_threads(1)
@@ -49,6 +50,10 @@ with open_layer("cpu", engine=sys.argv[2]) as layer:
         "patched": recomputation.checkpoint is not own[0],
         "again": len(layer.apply_phase(Phase.BEFORE_BUILD)),
     }
+    layer.platform.limits = lambda: [Limit(Feature.BSHD, "it has no rows")]
+    facts["without rows"] = {each: attempt(each) for each in ("thd", "bshd")}
+    layer.platform.limits = lambda: [Limit(Feature.LATENT_ATTENTION, "its kernels have one width")]
+    facts["without MLA"] = attempt("thd")
 facts["torch"] = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to) == OWN
 facts["transformer_engine"] = [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]
 facts["undone"] = recomputation.checkpoint is own[0]
