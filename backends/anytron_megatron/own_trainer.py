@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device, nn
 
     from anytron.layer import Layer
+    from anytron.sequences import LayoutConstraints
     from anytron.sequences.layout import Format
     from anytron_megatron.training.micro_batch import PreparedBatch
 
@@ -49,6 +50,7 @@ def micro_batches(
     traits: ModelTraits | None = None,
     sizes: ParallelSizes | None = None,
     accepted: frozenset[MaskKind] = frozenset({MaskKind.NONE}),
+    constraints: LayoutConstraints | None = None,
 ) -> BatchPreparer:
     """Make what turns ragged sequences into inputs of a model, with the platform's layouts and masks.
 
@@ -59,6 +61,7 @@ def micro_batches(
         traits: What about the model decides the mask it needs; None = those of a dense causal model.
         sizes: As for :func:`join`.
         accepted: Kinds of mask that can reach the model's attention; ``NONE`` is causal without a tensor.
+        constraints: What layouts must hold beside what the platform asks for.
     """
     return BatchPreparer(
         layer.hooks,
@@ -70,6 +73,7 @@ def micro_batches(
         device=layer.platform.runtime().current_device(),
         context_length=context_length,
         portable=layer.platform.portable_modules,
+        constraints=constraints,
     )
 
 
