@@ -46,8 +46,8 @@ def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
         for original, entry in zip(originals, table, strict=True)
         if isinstance(entry.owner, ModuleType) and original is not _INHERITED and entry.own
     ]
-    # TorchScript knows its operators by the identity of torch's functions, in a table that torch fills at its first use:
-    # filled later, it would hold the new ones and never again the originals.
+    # TorchScript knows its operators by the identity of torch's functions, in a table that torch fills at its first
+    # use: filled later, it would hold the new ones and never again the originals.
     operators = _builtins._get_builtin_table()
     scripted = {
         id(entry.new): operators[id(original)]

@@ -3,8 +3,8 @@
 ms-swift prepares a micro-batch in one function, and calls models in many. So the first leaves the micro-batch for the
 second: whatever model runs next in this process, a policy or its reference, runs on it.
 
-Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism fills up
-with made-up sequences, is none that a layout of Anytron describes.
+Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism fills
+up with made-up sequences, is none that a layout of Anytron describes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anytron.batch import RaggedBatch
 from anytron.sequences import LayoutConstraints, scopes
 from anytron.traits import ParallelSizes
 from anytron_megatron.models.accepted_masks import accepted_masks
-from anytron_megatron.models.traits import traits_of
+from anytron_megatron.models.traits import features_of, traits_of
 from anytron_megatron.own_trainer import micro_batches
 from anytron_swift.process import layer
 
@@ -120,6 +120,8 @@ def _preparer(hashed: _Hashed, columns: int) -> BatchPreparer:
             "bshd", context_parallel=config.context_parallel_size, vision=config.is_multimodal, portable=portable
         ),
         constraints=LayoutConstraints(bucket=columns),
+        fp8=bool(config.fp8),
+        asked=features_of(config),
     )
 
 

@@ -26,7 +26,7 @@ def start(entry: str) -> None:
     Raises:
         AnytronError: The platform cannot be used, Megatron is imported already, or a patch does not fit.
     """
-    global _layer  # noqa: PLW0603 - the layer is a state of the process, as what it patches is
+    global _layer
     # CUDA_DEVICE_MAX_CONNECTIONS as in ms-swift's own files (swift/cli/_megatron/sft.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # ms-swift's models are mcore-bridge's, as those of Anytron's engine are.

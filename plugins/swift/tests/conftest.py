@@ -1,6 +1,7 @@
 """Models and data that tests share, made once."""
 
 import pytest
+
 from plugins.swift.tests import trained
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from plugins.swift.tests import trained
 
 ALONE = Path(__file__).parent / "programs" / "alone.py"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-
 from transformers import AutoConfig
 
 from anytron.data.pretrained import model_class
@@ -24,9 +24,9 @@ TIMEOUT_S = 300
 OPTIONS = {
     "template": "dummy", "torch_dtype": "float32", "fp16": "false", "bf16": "false",
     "attention_backend": "unfused", "gradient_accumulation_fusion": "false",
-    "micro_batch_size": 3, "global_batch_size": 6, "train_iters": 2, "lr": "1e-3", "logging_steps": 1, "save_steps": 100,
-    "train_dataloader_shuffle": "false", "dataset_shuffle": "false", "split_dataset_ratio": 0, "dataloader_num_workers": 0,
-    "dataset_num_proc": 1, "load_from_cache_file": "false", "add_version": "false", "no_save_optim": "true",
+    "micro_batch_size": 3, "global_batch_size": 6, "train_iters": 2, "lr": "1e-3", "logging_steps": 1,
+    "save_steps": 100, "train_dataloader_shuffle": "false", "dataset_shuffle": "false", "split_dataset_ratio": 0,
+    "dataloader_num_workers": 0, "dataset_num_proc": 1, "load_from_cache_file": "false", "add_version": "false", "no_save_optim": "true",
 }  # fmt: skip
 
 
@@ -46,6 +46,14 @@ def prepare(directory: Path, family: str) -> Path:
     return directory
 
 
+def free_port() -> int:
+    """Find a port on which nobody listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
 def train(
     directory: Path,
     model_type: str,
@@ -59,12 +67,13 @@ def train(
     """Train for two steps; return what ms-swift logs of each."""
     output = directory / name
     said = {
-        "model": directory / "model", "model_type": model_type, "dataset": directory / "train.jsonl", "output_dir": output,
+        "model": directory / "model", "model_type": model_type, "dataset": directory / "train.jsonl",
+        "output_dir": output,
         **OPTIONS, **options,
     }  # fmt: skip
     arguments = [word for option, value in said.items() for word in (f"--{option}", str(value))]
     environment = {
-        **os.environ, "ANYTRON_PLATFORM": "cpu", "NPROC_PER_NODE": str(ranks), "MASTER_PORT": str(random.randint(20000, 40000)),
+        **os.environ, "ANYTRON_PLATFORM": "cpu", "NPROC_PER_NODE": str(ranks), "MASTER_PORT": str(free_port()),
         "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore", "ANYTRON_SWIFT_REPORT": str(directory),
     }  # fmt: skip
     done = subprocess.run(
@@ -104,7 +113,7 @@ def transformers_model(directory: Path) -> Any:
 
 
 def expected(directory: Path) -> tuple[float, float]:
-    """Compute what transformers makes of the first step: mean loss of the answers' tokens, and the norm of its gradient."""
+    """Compute transformers' first step: mean loss of the answers' tokens, and the norm of its gradient."""
     model = transformers_model(directory)
     loss = torch.cat(answer_losses(directory, model)).mean()
     loss.backward()

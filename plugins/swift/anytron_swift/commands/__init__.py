@@ -1,1 +1,1 @@
-"""What each command of ms-swift is started by: files, because ms-swift runs files, with ``torchrun`` for several ranks."""
+"""What starts each command of ms-swift: files, because ms-swift runs files, with ``torchrun`` for several ranks."""
