@@ -3,8 +3,8 @@
 ms-swift prepares a micro-batch in one function, and calls models in many. So the first leaves the micro-batch for the
 second: whatever model runs next in this process, a policy or its reference, runs on it.
 
-Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism fills
-up with made-up sequences, is none that a layout of Anytron describes.
+Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism
+fills up with made-up sequences, is none that a layout of Anytron describes.
 """
 
 from __future__ import annotations

@@ -15,9 +15,7 @@ PATCHES = (
         phase=Phase.BEFORE_BUILD,
         package="ms-swift",
         requires=SUPPORTED,
-        reason=(
-            "ms-swift makes a mask of all pairs of tokens on every device but NPUs, and layers that keep a state get none"
-        ),
+        reason=("ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get none"),
         upstream="https://github.com/modelscope/ms-swift/pull/9196; swift/template/base.py, lines 2151 to 2157",
         remove_when="ms-swift asks its platform for masks",
         replacement="anytron_swift.masks:prepare_batch",

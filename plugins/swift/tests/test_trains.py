@@ -41,7 +41,7 @@ def test_the_platforms_masks_take_the_place_of_those_of_ms_swift(prepared):
     directory = prepared("qwen3")
     trained.train(directory, "qwen3", name="report", **EXACT)
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("patches-*.json")]
-    states = {record["id"]: record["state"] for report in reports for record in report}
+    states = {record["id"]: record["outcome"] for report in reports for record in report}
     assert states["swift.prepare-batch"] == states["swift.model-forward"] == "applied"
 
 

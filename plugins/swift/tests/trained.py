@@ -24,9 +24,11 @@ TIMEOUT_S = 300
 OPTIONS = {
     "template": "dummy", "torch_dtype": "float32", "fp16": "false", "bf16": "false",
     "attention_backend": "unfused", "gradient_accumulation_fusion": "false",
-    "micro_batch_size": 3, "global_batch_size": 6, "train_iters": 2, "lr": "1e-3", "logging_steps": 1,
-    "save_steps": 100, "train_dataloader_shuffle": "false", "dataset_shuffle": "false", "split_dataset_ratio": 0,
-    "dataloader_num_workers": 0, "dataset_num_proc": 1, "load_from_cache_file": "false", "add_version": "false", "no_save_optim": "true",
+    "micro_batch_size": 3, "global_batch_size": 6, "train_iters": 2, "lr": "1e-3",
+    "logging_steps": 1, "save_steps": 100,
+    "train_dataloader_shuffle": "false", "dataset_shuffle": "false", "split_dataset_ratio": 0,
+    "dataloader_num_workers": 0, "dataset_num_proc": 1, "load_from_cache_file": "false", "add_version": "false",
+    "no_save_optim": "true",
 }  # fmt: skip
 
 
