@@ -20,17 +20,18 @@ def install_into(folder: Path) -> list[str]:
     Returns:
         What has to be on sys.path, or in PYTHONPATH: the folder and the sources.
     """
-    _describe(folder, "anytron-basalt", "0.1.0", "[anytron.platforms]\nbasalt = anytron_basalt:BasaltPlatform\n")
+    describe(folder, "anytron-basalt", "0.1.0", "[anytron.platforms]\nbasalt = anytron_basalt:BasaltPlatform\n")
     return [*install_sdk(folder), str(SAMPLE)]
 
 
 def install_sdk(folder: Path) -> list[str]:
     """The same for its library alone."""
-    _describe(folder, "basalt-sdk", "1.2.0", "")
+    describe(folder, "basalt-sdk", "1.2.0", "")
     return [str(folder), str(SAMPLE / "sdk")]
 
 
-def _describe(folder: Path, name: str, version: str, points: str) -> None:
+def describe(folder: Path, name: str, version: str, points: str) -> None:
+    """Write the metadata of a distribution with these entry points."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -195,9 +195,10 @@ class MegatronEngine:
         gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
         preparers = [
             self._builder.preparer(self._source, each, gaps)
-            for each in possible_formats(self._context.config, self._context.layer.hooks)
+            for each in possible_formats(self._context.config, self._context.layer.session)
         ]
-        return kernel_conformance(preparers, heads=heads, sizes=self._sizes, device=self._runtime.current_device())
+        dtype, device = getattr(torch, self._context.config.model.dtype), self._runtime.current_device()
+        return kernel_conformance(preparers, heads=heads, sizes=self._sizes, dtype=dtype, device=device)
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
         """Do one optimizer update on this replica's part of a mini-batch."""

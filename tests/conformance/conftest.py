@@ -8,12 +8,19 @@ import sys
 import pytest
 import torch
 
+from tests.conformance.device_mutants import put_back
 from tests.third_party_platform import SAMPLE, install_sdk
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def whole_libraries():
+    yield
+    put_back()
 
 
 @pytest.fixture

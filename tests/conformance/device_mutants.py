@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from dataclasses import replace
 
 import torch
 from pydantic import BaseModel
 from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anytron import hookimpl
 from anytron.patches import Installed, Patch, Phase
+from anytron_cpu import CpuPlatform
 from anytron_cpu.runtime import CpuRuntime
 from tests.conformance.mutant import Mutant
 
@@ -20,6 +23,34 @@ def with_runtime(**methods):
     """Make ``runtime`` of a platform: the processor's, with some methods exchanged."""
     made = type("BrokenRuntime", (CpuRuntime,), methods)()
     return lambda self: made
+
+
+REPLACED = {}
+"""What mutants have replaced in their process: the originals, by owner and name."""
+
+
+def replacing(owner, name, function):
+    """Make ``runtime`` of a platform, which replaces a function of a library: ``function`` gets the original first."""
+
+    def runtime(self):
+        if (owner, name) not in REPLACED:
+            REPLACED[owner, name] = original = getattr(owner, name)
+
+            @functools.wraps(original)
+            def replacement(*arguments, **more):
+                return function(original, *arguments, **more)
+
+            setattr(owner, name, replacement)
+        return CpuPlatform.runtime(self)
+
+    return runtime
+
+
+def put_back():
+    """Put back what mutants have replaced in this process."""
+    while REPLACED:
+        (owner, name), original = REPLACED.popitem()
+        setattr(owner, name, original)
 
 
 def peak_as_present(stats):
@@ -225,37 +256,68 @@ class PatchOfNothing(WithPatch):
     install = "missing"
 
 
+def averaged(all_reduce, tensor, *arguments, **more):
+    work = all_reduce(tensor, *arguments, **more)
+    tensor.div_(distributed.get_world_size())
+    return work
+
+
 class AveragingSum(Mutant):
     rule, says = "collective-results", "The sum is wrong"
+    runtime = replacing(distributed, "all_reduce", averaged)
 
-    def runtime(self):
-        if not hasattr(distributed.all_reduce, "averages"):
-            original = distributed.all_reduce
 
-            @functools.wraps(original)
-            def all_reduce(tensor, *arguments, **more):
-                work = original(tensor, *arguments, **more)
-                tensor.div_(distributed.get_world_size())
-                return work
-
-            all_reduce.averages = True
-            distributed.all_reduce = all_reduce
-        return super().runtime()
+def reversed_parts(gather, found, own, *arguments, **more):
+    work = gather(found, own, *arguments, **more)
+    found.copy_(found.view(distributed.get_world_size(), -1).flip(0).flatten())
+    return work
 
 
 class ReversedGather(Mutant):
     rule, says = "collective-results", "all-gather is wrong"
+    runtime = replacing(distributed, "all_gather_into_tensor", reversed_parts)
 
-    def runtime(self):
-        if not hasattr(distributed.all_gather_into_tensor, "reverses"):
-            original = distributed.all_gather_into_tensor
 
-            @functools.wraps(original)
-            def gather(found, own, *arguments, **more):
-                work = original(found, own, *arguments, **more)
-                found.copy_(found.view(distributed.get_world_size(), -1).flip(0).flatten())
-                return work
+def computed_elsewhere(cumsum, tensor, *arguments, **more):
+    return cumsum(tensor.detach(), *arguments, **more).to("meta")
 
-            gather.reverses = True
-            distributed.all_gather_into_tensor = gather
-        return super().runtime()
+
+class LeavesResultsElsewhere(Mutant):
+    """An operator's result stays where another device computed it. ``meta`` stands for that device."""
+
+    rule, says = "tensors-stay", "The result is on another device"
+    runtime = replacing(torch.Tensor, "cumsum", computed_elsewhere)
+
+
+def queued(copy, target, source, non_blocking=False):
+    return target if non_blocking else copy(target, source)
+
+
+class NeverCopies(Mutant):
+    """Copies that block nobody stay in their queue; synchronize does not wait for them."""
+
+    rule, says = "synchronize-waits", "not whole"
+    runtime = replacing(torch.Tensor, "copy_", queued)
+
+
+class SetsItsOwnEnvironment(Mutant):
+    rule, says = "environment-reaches-ranks", "QUEUE is not what runtime_env wants"
+    runtime = with_runtime(set_device=lambda self, index: os.environ.update(QUEUE="2"))
+
+    @hookimpl
+    def runtime_env(self, process):
+        return {"QUEUE": "1"}
+
+
+def first_of_all(runtime):
+    if not distributed.is_initialized():
+        return CpuRuntime.current_device(runtime)
+    FakeTensorMode().__enter__()
+    return torch.device("xpu", 0)
+
+
+class SharesTheFirstDevice(Mutant):
+    """Every rank's tensors are on device 0. Numbered devices are torch's fake ones: the processor has no number."""
+
+    rule, says = "ranks-own-devices", "on another rank's device"
+    runtime = with_runtime(current_device=first_of_all)

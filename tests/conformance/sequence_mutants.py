@@ -13,6 +13,7 @@ from anytron.kernels.attention import make_attention
 from anytron.masks import MaskKind, Polarity
 from anytron.plugins.neutral import NeutralDefaults
 from anytron.sequences import LayoutConstraints, scopes
+from anytron.sequences.parallel import gather_slots
 from tests.conformance import vendor
 from tests.conformance.mutant import Mutant
 
@@ -137,6 +138,20 @@ class Reorders(WithOutput):
 
     def back(self, values, layout):
         return layout.unpack(values).flip(0)
+
+
+class GathersInAnotherOrder(Mutant):
+    """The ranks' parts of a sequence in reverse."""
+
+    rule, says = "context-parallel-outputs", "for another token"
+
+    @hookimpl
+    def postprocess_output(self, values, layout):
+        shard = layout.shard
+        if shard.size == 1:
+            return None
+        gather = gather_slots(shard.group)
+        return layout.unpack(values, lambda slots: torch.cat(gather(slots).chunk(shard.size)[::-1]))
 
 
 class WithMask(Mutant):

@@ -1,4 +1,4 @@
-"""Level ``kernels``: the sample's kernels pass, and every rule is broken by some mutant."""
+"""Level ``kernels``: the sample's kernels pass."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pytest
 
 from anytron.testing.levels import rules_of
 from anytron.verification.report import Status
-from tests.conformance import attention_mutants, kernel_mutants
-from tests.conformance.mutant import mutants_of
 from tests.conformance.test_mutants import result_of
 
 RULES = [rule.name for rule in rules_of("kernels")]
@@ -21,8 +19,3 @@ def test_the_sample_keeps_the_rule(name, tmp_path, offer):
     result = result_of(name, BasaltPlatform(), tmp_path)
 
     assert result.status is not Status.FAILED, result.explanation
-
-
-def test_every_rule_is_broken_by_a_mutant():
-    mutants = [*mutants_of(attention_mutants), *mutants_of(kernel_mutants)]
-    assert {mutant.rule for mutant in mutants} == set(RULES)

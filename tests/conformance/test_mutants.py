@@ -14,10 +14,17 @@ from anytron.verification.report import Status
 from anytron_cpu import CpuPlatform
 from tests.conformance import attention_mutants, device_mutants, kernel_mutants, sequence_mutants
 from tests.conformance.mutant import mutants_of
+from tests.conformance.verified import every_mutant
 
 MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants)
 MUTANTS = [mutant for module in MODULES for mutant in mutants_of(module)]
-RANKS = ("collective-results", "context-parallel-outputs", "environment-reaches-ranks", "log-probs-tensor-parallel")
+RANKS = (
+    "collective-results",
+    "context-parallel-outputs",
+    "environment-reaches-ranks",
+    "log-probs-tensor-parallel",
+    "ranks-own-devices",
+)
 """Rules that start processes, which find the platform by name."""
 
 
@@ -44,3 +51,7 @@ def test_it_is_caught(mutant, tmp_path, offer):
 @pytest.mark.parametrize("name", sorted({mutant.rule for mutant in MUTANTS} - set(RANKS)))
 def test_the_processor_keeps_the_rule(name, tmp_path):
     assert result_of(name, CpuPlatform(), tmp_path).status is not Status.FAILED
+
+
+def test_every_rule_of_every_level_has_a_mutant():
+    assert {mutant.rule for mutant in every_mutant()} == {rule.name for level in LEVELS for rule in rules_of(level)}

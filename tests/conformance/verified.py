@@ -49,7 +49,7 @@ OF_A_MACHINE = ("time/", "throughput/", "memory/")
 """Beginnings of the names of metrics that are others in every run."""
 WHERE = {
     device_mutants: ("qwen3", "tp2", "dropout"),
-    sequence_mutants: ("qwen3", "bshd", "moe", "delta-net", "delta-net, bshd"),
+    sequence_mutants: ("qwen3", "bshd", "cp2", "moe", "delta-net", "delta-net, bshd"),
     attention_mutants: ("qwen3", "bshd", "cp2", "mla", "dropout"),
     kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "bfloat16"),
     engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout", "critic", "mtp"),
@@ -201,6 +201,7 @@ class Laboratory:
         finally:
             if own:
                 LastingProcesses.end_all()
+            device_mutants.put_back()
             sys.path.remove(str(folder))
 
 

@@ -28,8 +28,11 @@ SETTINGS = {
     "by itself": [],
     "on the layer": ["megatron.core.models.gpt", "peft"],
     "on MindSpeed": [],
+    "on MindSpeed-LLM": [],
 }
 """What is imported before programs of a setting are forked."""
+CHECKOUTS = {"mindspeed": "ANYTRON_MINDSPEED", "mindspeed-llm": "ANYTRON_MINDSPEED_LLM"}
+"""What is on no registry: the variables that name checkouts."""
 _BLOCK = re.compile(r"^### ([^\n]+)\n(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _PROGRAM = re.compile(
     r"^<!-- shown with: ([^;\n]+?)(?:; ([^\n]+?))? -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
@@ -54,7 +57,7 @@ class Reproduction:
     def is_installed(self) -> bool:
         """Whether all of its packages are here, in these versions; checkouts are named by a variable."""
         return all(
-            bool(os.environ.get("ANYTRON_MINDSPEED")) if one.name == "mindspeed" else _fits(one)
+            bool(os.environ.get(CHECKOUTS[one.name])) if one.name in CHECKOUTS else _fits(one)
             for one in self.requirements
         )
 
@@ -118,6 +121,8 @@ def main(setting: str, *packages: str) -> None:
 
         if setting == "on MindSpeed":
             open_layer("ascend", {"adaptor": "mindspeed"})
+        elif setting == "on MindSpeed-LLM":
+            open_layer("ascend", engine="mindspeed_llm")
         else:
             open_layer("cpu")
     for module in SETTINGS[setting]:

@@ -7,7 +7,8 @@ A comment directly before a block of ``sh``, ``bash`` or ``console`` is its mark
 - ``<!-- run by: PATH -->`` or ``PATH::TEST``: something else runs it.
 - ``<!-- needs: WHAT -->``: one of :data:`NEEDS`.
 
-``anytron train`` stops after a step, so that it takes seconds; ``run.yaml`` is the example of sorting digits.
+So that it takes seconds, ``anytron train`` stops after a step, and ``pytest`` runs of the kit the level ``device``;
+``pip install`` asks no index. ``run.yaml`` is the example of sorting digits.
 """
 
 from __future__ import annotations
@@ -30,16 +31,12 @@ from anytron.cli.main import app
 from anytron.config.load import load_config, read_stages
 from tests.house import ROOT
 
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md"), *ROOT.glob("plugins/*/*/*.md")]
-)
+PATTERNS = ("*.md", "docs/**/*.md", "plugins/*/README.md", "plugins/*/*/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 NEEDS = {
     "a checkout of MindSpeed",
-    "a failed run",
     "a package registry",
-    "a platform of yours",
     "a Ray cluster",
-    "an extension of yours",
     "gpu",
     "half an hour",
     "npu",
@@ -61,9 +58,13 @@ class Block:
     after: str = ""
 
     @property
+    def commands(self) -> str:
+        return re.sub(r"^\$ ", "", self.text, flags=re.MULTILINE)
+
+    @property
     def lines(self) -> list[str]:
-        joined = re.sub(r"\\\n\s*", " ", self.text)
-        return [line.removeprefix("$ ") for line in joined.splitlines() if line.strip()]
+        joined = re.sub(r"\\\n\s*", " ", self.commands)
+        return [line for line in joined.splitlines() if line.strip()]
 
 
 def blocks_of(text: str, page: str) -> list[Block]:
@@ -78,7 +79,7 @@ def blocks_of(text: str, page: str) -> list[Block]:
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))]
 RUN = [
-    pytest.param(block, id=block.place, marks=[pytest.mark.slow] if block.value == "slow" else [])
+    pytest.param(block, id=block.place, marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if block.value else [])
     for block in BLOCKS
     if block.kind == "run"
 ]
@@ -167,24 +168,54 @@ def test_a_call_of_what_is_not_there_is_noticed(line):
 
 @pytest.fixture
 def home(tmp_path):
-    """A clone's root, as far as commands see it, with an ``anytron`` whose training ends after a step."""
+    """A clone's root, as far as commands see it, with programs that take seconds."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "examples" / "grpo_sort.yaml", tmp_path / "run.yaml")
     shutil.copy(ROOT / "examples" / "sort_digits.py", tmp_path / "sort_digits.py")
-    script = tmp_path / ".venv" / "bin" / "anytron"
-    script.parent.mkdir(parents=True)
+    python = shlex.quote(sys.executable)
     short = 'if [ "$1" = train ]; then set -- "$@" trainer.total_steps=1 data.prompts_per_step=4; fi'
-    script.write_text(f'#!/bin/sh\n{short}\nexec {shlex.quote(sys.executable)} -m anytron "$@"\n')
-    script.chmod(0o755)
+    options = f"--quiet --no-index --no-deps --no-build-isolation --target {tmp_path / 'site'}"
+    programs = {
+        "anytron": f'{short}\nexec {python} -m anytron "$@"',
+        # Into a folder of PYTHONPATH, where files that only lead to a package's folder (-e) would not be read.
+        "pip": f'shift; [ "$1" != -e ] || shift\nexec {python} -m pip install {options} "$@"',
+        "pytest": f'exec {python} -m pytest -q -k "device or not conformance" "$@"',
+    }
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
     return tmp_path
+
+
+def run(commands: str, home: Path) -> str:
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    variables["PATH"] = f"{home / '.venv' / 'bin'}{os.pathsep}{variables['PATH']}"
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home / "site"), variables.get("PYTHONPATH")]))
+    done = subprocess.run(
+        ["bash", "-euc", commands], cwd=home, env=variables, capture_output=True, text=True, timeout=1700, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("block", RUN)
 def test_a_block_runs(block, home):
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    variables["PATH"] = f"{home / '.venv' / 'bin'}{os.pathsep}{variables['PATH']}"
-    commands = "\n".join(filter(None, [block.after, block.text]))
-    done = subprocess.run(
-        ["bash", "-euc", commands], cwd=home, env=variables, capture_output=True, text=True, timeout=500, check=False
+    run("\n".join(filter(None, [block.after, block.commands])), home)
+
+
+def test_the_extension_of_the_page(home):
+    page = ROOT / "docs" / "how-to" / "write-an-extension.md"
+    text = page.read_text(encoding="utf-8")
+    project, module = (
+        re.search(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1] for kind in ("toml", "python")
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    (home / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n' + project
+    )
+    (home / "our_cluster.py").write_text(module)
+    (block,) = (block for block in BLOCKS if block.value.endswith("::test_the_extension_of_the_page"))
+    said = run(block.commands, home)
+    assert re.search(r"our-cluster\W+.*active", said)
+    assert "runtime_env" in said

@@ -55,15 +55,6 @@ def test_the_tutorial_s_own_configuration_is_one(tmp_path):
     assert config.data.options["path"] == str(tmp_path.resolve() / "questions.jsonl")
 
 
-def test_the_commands_of_the_tutorial_set_keys_that_exist():
-    commands = [line for block in blocks("docs/tutorial/first-run.md", "sh") for line in block.splitlines()]
-    assert len(commands) >= 4
-
-    for command in commands:
-        _, arguments = command.split(" examples/grpo_sort.yaml")
-        load_config(ROOT / "examples/grpo_sort.yaml", arguments.split())
-
-
 def test_the_example_of_a_reward_scores(tmp_path):
     (tmp_path / "my_rewards.py").write_text(blocks("docs/how-to/write-a-reward.md", "python")[0])
     spec = importlib.util.spec_from_file_location("my_rewards", tmp_path / "my_rewards.py")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from anytron.verification.checks import CHECKS
+from tests import packed_platform
 from tests.reward_models import write_reward_model
 from tests.third_party_platform import USABLE, install_into
 
@@ -292,7 +293,6 @@ def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
     assert "gradient is 0" in results["packed-equals-padded"]["detail"]
 
 
-@pytest.mark.slow
 def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install):
     code, results = verify_json(environment=install(temperature=True))
     assert code == 1
@@ -349,6 +349,19 @@ def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
     assert with_status(results, "failed") == set(), results
     assert code == 0
     assert "thd 'basalt_lengths' attends as defined" in results["mask-conformance"]["detail"]
+
+
+def test_a_platform_of_packed_sequences_alone_is_asked_for_no_others(tmp_path):
+    """Its kernel would raise."""
+    path = os.pathsep.join([*packed_platform.install_into(tmp_path), os.environ.get("PYTHONPATH", "")])
+    code, results = verify_json("platform.name=packed", environment={**os.environ, "PYTHONPATH": path})
+    assert code == 0, results
+    assert results["packed-equals-padded"]["status"] == "skipped"
+    assert results["packed-equals-padded"]["detail"] == (
+        "bshd is not possible for this model and layout: the platform packed has no bshd: its queue takes no rows"
+    )
+    assert results["mask-conformance"]["status"] == "passed"
+    assert "bshd" not in results["mask-conformance"]["detail"]
 
 
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts():

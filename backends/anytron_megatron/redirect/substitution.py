@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torch.jit import _builtins
+
 from anytron.patches.rebind import rebind
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
     Undoing deletes attributes that the owner only inherited (``Tensor.to`` is defined in ``TensorBase``). Loaded
     modules that hold an old object by name (``from torch.cuda import _lazy_call``) get the new one, and the old one
     back at the end, so that a module imported in between keeps nothing. torch's own modules outside of
-    ``torch.cuda`` stay unchanged: they implement the originals.
+    ``torch.cuda`` stay unchanged: they implement the originals. ``torch.jit.script`` compiles what uses new
+    objects as if they were the originals.
     """
     table = list(substitutions)
     originals = [vars(entry.owner).get(entry.name, _INHERITED) for entry in table]
@@ -43,11 +46,22 @@ def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
         for original, entry in zip(originals, table, strict=True)
         if isinstance(entry.owner, ModuleType) and original is not _INHERITED and entry.own
     ]
+    # TorchScript knows its operators by the identity of torch's functions, in a table that torch fills at its first
+    # use: filled later, it would hold the new ones and never again the originals.
+    operators = _builtins._get_builtin_table()
+    scripted = {
+        id(entry.new): operators[id(original)]
+        for original, entry in zip(originals, table, strict=True)
+        if entry.own and id(original) in operators
+    }
     for entry in table:
         setattr(entry.owner, entry.name, entry.new)
     rebind(pairs, _may_be_rebound)
+    operators.update(scripted)
 
     def undo() -> None:
+        for new in scripted:
+            del operators[new]
         for original, entry in zip(reversed(originals), reversed(table), strict=True):
             if original is _INHERITED:
                 delattr(entry.owner, entry.name)

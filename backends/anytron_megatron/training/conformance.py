@@ -9,16 +9,17 @@ gradients are compared with float64.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from anytron.batch import RaggedBatch
 from anytron.engines.training_engine import Conformance
-from anytron.errors import ConfigError
-from anytron.reference.attention import reference_attention
-from anytron.reference.influence import IN_PADDING, influence
-from anytron.reference.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
+from anytron.preflight.adapted import NotPossible, adapted
+from anytron.reference.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
+from anytron.reference.influence import influence
+from anytron.reference.masks import defined_pairs, read_transformer_engine, wrong_companion
 from anytron.sequences import ContextShard, scopes
 from anytron_megatron.portable_te.pytorch.attention.dot_product_attention import DotProductAttention
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.facade import Hooks
     from anytron.masks import Pair
+    from anytron.plugins import Session
     from anytron.reference.influence import Attend
     from anytron.sequences import SequenceLayout
     from anytron.sequences.layout import Format
@@ -37,46 +38,46 @@ if TYPE_CHECKING:
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
 
 
-LENGTHS = (5, 1, 9, 4)
-"""Real lengths that no alignment divides."""
-TOLERANCE = 1e-4
-"""Of values around 1 and of gradients around 10, in float32: a thousand roundings."""
-
-
-def possible_formats(config: RunConfig, hooks: Hooks) -> Iterator[Format]:
-    """Yield the configured sequence format, and the other one if the plugins let a run have it."""
+def possible_formats(config: RunConfig, session: Session) -> Iterator[Format]:
+    """Yield the configured sequence format, and the other one if the platform and the plugins let a run have it."""
     own = config.engine.sequence_format
     yield own
     other: Format = "bshd" if own == "thd" else "thd"
     changed = config.model_copy(update={"engine": config.engine.model_copy(update={"sequence_format": other})})
-    with contextlib.suppress(ConfigError):
-        edited, _, _ = hooks.configure(changed)
-        if edited.engine.sequence_format == other:
-            yield other
+    with contextlib.suppress(NotPossible):
+        adapted(changed, session, "engine.sequence_format", lambda one: one.engine.sequence_format)
+        yield other
 
 
 def kernel_conformance(
-    preparers: Iterable[BatchPreparer], *, heads: AttentionHeads, sizes: ParallelSizes, device: torch.device
+    preparers: Iterable[BatchPreparer],
+    *,
+    heads: AttentionHeads,
+    sizes: ParallelSizes,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Conformance:
     """Compute with the platform's attention kernel as the portable modules call it. A collective.
 
-    There is one preparer for each sequence format to check; layouts should have gaps between sequences.
+    There is one preparer for each sequence format to check; layouts should have gaps between sequences. Operands are of
+    the run's ``dtype``: kernels for others are others, or missing.
     """
     difference, details = 0.0, []
+    own = replace(heads, heads=heads.heads // sizes.tensor, kv_heads=max(1, heads.kv_heads // sizes.tensor))
+    operands = drawn_operands(own, dtype)
     for preparer in preparers:
         prepared = preparer.prepare(_batch())
         layout = prepared.inputs.layout
         with scopes.enter(prepared.scope()):
             attend = _attention(prepared, preparer, heads, sizes)
-            operands = _operands(heads, sizes)
             wrong = influence(attend, operands, layout, device) ^ _expected(preparer, layout)
-            rounding = _difference(attend, operands, prepared, preparer, device)
+            rounding = largest_difference(attend, operands, layout, scale=own.qk_dim**-0.5, traits=preparer.traits)
         companion = wrong_companion(prepared.mask, layout, preparer.traits)
         difference = max(difference, float(len(wrong)), rounding, float(bool(companion)))
-        details.append(f"{layout.format} '{prepared.mask.kernel_mode}' {_describe(wrong)}, {rounding:.1e}")
+        details.append(f"{layout.format} '{prepared.mask.kernel_mode}' {described(wrong)}, {rounding:.1e}")
         details += [f"but {companion.rstrip('.')}"] if companion else []
-    groups = f"{heads.heads // sizes.tensor}/{max(1, heads.kv_heads // sizes.tensor)}"
-    return Conformance(difference, TOLERANCE, f"{'; '.join(details)}; {groups} heads of {heads.qk_dim}/{heads.v_dim}")
+    details.append(f"{own.heads}/{own.kv_heads} heads of {own.qk_dim}/{own.v_dim}, {dtype}")
+    return Conformance(difference, TOLERANCE[dtype], "; ".join(details))
 
 
 def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conformance:
@@ -90,9 +91,9 @@ def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conforman
     found = (mask.reader or read_transformer_engine)(mask, layouts, preparer.traits)
     wrong = found ^ defined_pairs(LENGTHS, preparer.traits)
     companion = wrong_companion(mask, layouts[0], preparer.traits)
-    detail = f"{layouts[0].format} '{mask.kernel_mode}', read pair by pair, {_describe(wrong)}"
+    detail = f"{layouts[0].format} '{mask.kernel_mode}', read pair by pair, {described(wrong)}"
     detail += f"; but {companion.rstrip('.')}" if companion else ""
-    return Conformance(float(len(wrong)) + bool(companion), TOLERANCE, detail)
+    return Conformance(float(len(wrong)) + bool(companion), 0.0, detail)
 
 
 def _batch() -> RaggedBatch:
@@ -138,51 +139,7 @@ def _attention(prepared: PreparedBatch, preparer: BatchPreparer, heads: Attentio
     return attend
 
 
-def _operands(heads: AttentionHeads, sizes: ParallelSizes) -> list[Tensor]:
-    """Queries, keys and values of all tokens, ``[T, H, D]``, on the host; the same on every rank."""
-    generator = torch.Generator().manual_seed(0)
-    queries, groups = heads.heads // sizes.tensor, max(1, heads.kv_heads // sizes.tensor)
-    shapes = ((queries, heads.qk_dim), (groups, heads.qk_dim), (groups, heads.v_dim))
-    return [torch.randn(sum(LENGTHS), *shape, generator=generator) for shape in shapes]
-
-
 def _expected(preparer: BatchPreparer, layout: SequenceLayout) -> set[Pair]:
     """The pairs of the definition whose queries this rank holds."""
     held = set(layout.token_index.tolist())
     return {pair for pair in defined_pairs(LENGTHS, preparer.traits) if pair[0] in held}
-
-
-def _difference(
-    attend: Attend, operands: list[Tensor], prepared: PreparedBatch, preparer: BatchPreparer, device: torch.device
-) -> float:
-    """The largest difference of outputs and gradients of this rank's real tokens to float64."""
-    layout, traits = prepared.inputs.layout, preparer.traits
-    exact = [operand.double().requires_grad_() for operand in operands]
-    scale = operands[0].shape[-1] ** -0.5
-    wanted = reference_attention(*exact, lengths=LENGTHS, scale=scale, causal=traits.causal, window=traits.window)
-    gradients = torch.autograd.grad(wanted.square().sum(), exact)
-
-    real = layout.valid[..., None, None]
-    leaves = [layout.pack(operand.to(device), IN_PADDING).requires_grad_() for operand in operands]
-    output = attend(*leaves)
-    if not output.requires_grad:
-        return float("inf")
-    found = torch.autograd.grad(output.masked_fill(~real, 0.0).square().sum(), leaves, allow_unused=True)
-    if not bool(output.isfinite().all()):
-        return float("inf")
-    pairs = [(output.detach().masked_fill(~real, 0.0), wanted.detach()), *zip(found, gradients, strict=True)]
-    largest = 0.0
-    for value, want in pairs:
-        if value is None or not bool(value.isfinite().all()):
-            return float("inf")
-        expected = layout.pack(want.to(device, torch.float32))
-        largest = max(largest, float((value - expected).abs().max()))
-    return largest
-
-
-def _describe(wrong: set[Pair]) -> str:
-    if not wrong:
-        return "attends as defined"
-    query, key = min(wrong)
-    other = "padding" if key == PADDING else str(key)
-    return f"has {len(wrong)} wrong pairs of tokens, such as {query} and {other}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, required
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
-from anytron.algorithms.registered import LOSS_KEY, LOSSES, policy_loss_function, unusable
+from anytron.algorithms.registered import LOSS_KEY, LOSSES, call, policy_loss_function, unusable
 from anytron.metric import is_maximum
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class PolicyLoss:
                 ``token_shares``.
 
         Raises:
-            DataError: A field that the loss needs is missing, or a function of the user's returns something unusable.
+            DataError: A field that the loss needs is missing, or a function of the user's raises, or returns something
+                unusable.
         """
         algorithm = self.algorithm
         weights = required(batch.loss_weights, "loss_weights", OWNER)
@@ -91,7 +92,7 @@ class PolicyLoss:
 
     def _per_token(self, tokens: PolicyTokens) -> TokenLosses:
         name = self.algorithm.loss
-        found = policy_loss_function(self.algorithm)(tokens, self.algorithm)
+        found = call(LOSS_KEY, name, policy_loss_function(self.algorithm), tokens, self.algorithm)
         if name in LOSSES:
             return found
         # Whether its numbers are finite is seen after the update: to look here would wait for the device.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import traceback
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +24,16 @@ from anytron.algorithms.losses.ppo_clip import ppo_clip
 from anytron.algorithms.losses.sapo import sapo
 from anytron.algorithms.token_rewards import rewards_and_token_rewards
 from anytron.config.imports import resolve
-from anytron.errors import ConfigError, DataError
+from anytron.errors import AnytronError, ConfigError, DataError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
+
+Returned = TypeVar("Returned")
 
 ADVANTAGE_KEY, LOSS_KEY = "algorithm.advantage", "algorithm.loss"
 
@@ -81,10 +86,11 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
         algorithm: Names the estimator.
 
     Raises:
-        DataError: The estimator returns something unusable.
+        DataError: The estimator raises, or returns something unusable.
     """
     rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
-    found = load_advantage(algorithm)(replace(batch, token_rewards=token_rewards), rewards, algorithm)
+    estimate, shown = load_advantage(algorithm), replace(batch, token_rewards=token_rewards)
+    found = call(ADVANTAGE_KEY, algorithm.advantage, estimate, shown, rewards, algorithm)
     if not isinstance(found, Advantages):
         raise unusable(ADVANTAGE_KEY, algorithm.advantage, f"a {type(found).__name__}, not an Advantages")
     wanted = {"advantages": found.per_token, "returns": found.returns}
@@ -115,6 +121,31 @@ def _load(reference: str, key: str, registered: Mapping[str, Callable[..., Any]]
             fix=f"let it take {takes}",
         ) from error
     return function
+
+
+def call(key: str, name: str, function: Callable[..., Returned], *given: object) -> Returned:
+    """Call what a key names, and say what a function of the user's raises, and where. Bugs of registered ones are ours.
+
+    Raises:
+        DataError: The user's function raised. The cause is what it raised, by which a worker knows that there was no
+            device memory left.
+        AnytronError: It raised one.
+        OSError: It raised one that says that the machine has run out of something.
+    """
+    try:
+        return function(*given)
+    except Exception as error:
+        if ":" not in name or isinstance(error, AnytronError) or exhausted(error) is not None:
+            raise
+        file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        raise DataError(
+            "A function of yours raised.",
+            where=f"{key}: {name}",
+            why=f"{type(error).__name__}: {error} (line {last.lineno} of {last.filename})",
+            fix="correct the function",
+        ) from error
 
 
 def unusable(key: str, name: str, returned: str) -> DataError:

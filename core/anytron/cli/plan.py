@@ -14,7 +14,7 @@ from anytron.doctor.memory import device_memory
 from anytron.doctor.subject import look
 from anytron.engines.memory import DeviceMemory, readable
 from anytron.errors import AnytronError, ConfigError
-from anytron.planning.plan import make_plan
+from anytron.planning.plan import as_installed, make_plan
 from anytron.planning.remedies import remedies
 from anytron.preflight.prepare import prepare, prepare_prompts
 
@@ -52,22 +52,24 @@ def run_plan(path: Path, overrides: Sequence[str], *, memory: str | None, as_jso
         raise subject.misread or ConfigError("There is no configuration.", where=str(path))
     device, unknown = _device(subject, memory)
     prompts, unread = _mean_prompt(subject.run)
-    plan = make_plan(subject.run, device, prompts)
+    run, other_engine = as_installed(subject.run)
+    assumed = list(filter(None, [other_engine, _other_platform(subject)]))
+    plan = make_plan(run, device, prompts)
 
     def replan(more: Sequence[str]) -> Plan | None:
         changed = look(path, [*overrides, *more])
         if changed.run is None or (changed.diagnostics is None) != (subject.diagnostics is None):
             return None
         try:
-            return make_plan(changed.run, device, prompts)
+            return make_plan(as_installed(changed.run)[0], device, prompts)
         except AnytronError:
             return None
 
-    alone, together = remedies(subject.run, plan, replan)
+    alone, together = remedies(run, plan, replan)
     if as_json:
-        typer.echo(json.dumps(_as_json(plan, alone, together), indent=2))
+        typer.echo(json.dumps(_as_json(plan, assumed, alone, together), indent=2))
     else:
-        _print(plan, unknown, unread, alone, together)
+        _print(plan, assumed, unknown, unread, alone, together)
     return plan.fits is not False
 
 
@@ -99,7 +101,15 @@ def _mean_prompt(run: RunConfig) -> tuple[float | None, str]:
     return sum(len(prompt.tokens) for prompt in drawn) / len(drawn), ""
 
 
-def _as_json(plan: Plan, alone: Sequence[Remedy], together: Remedy | None) -> dict[str, Any]:
+def _other_platform(subject: Subject) -> str:
+    """What is assumed of a platform that cannot be used here."""
+    if subject.session is not None:
+        return ""
+    why = subject.broken.what if isinstance(subject.broken, AnytronError) else repr(subject.broken)
+    return f"the platform is not usable here, and its devices are taken to be accelerators: {why}"
+
+
+def _as_json(plan: Plan, assumed: Sequence[str], alone: Sequence[Remedy], together: Remedy | None) -> dict[str, Any]:
     def remedy(one: Remedy) -> dict[str, Any]:
         return {"overrides": list(one.overrides), "needed_bytes": one.needed, "fits": one.fits}
 
@@ -108,6 +118,7 @@ def _as_json(plan: Plan, alone: Sequence[Remedy], together: Remedy | None) -> di
         "needed_bytes": plan.needed,
         "fits": plan.fits,
         "no_estimate": list(plan.silent),
+        "assumed": list(assumed),
         "devices": [
             {
                 "name": device.name,
@@ -135,8 +146,12 @@ def _as_json(plan: Plan, alone: Sequence[Remedy], together: Remedy | None) -> di
     }
 
 
-def _print(plan: Plan, unknown: str, unread: str, alone: Sequence[Remedy], together: Remedy | None) -> None:
+def _print(
+    plan: Plan, assumed: Sequence[str], unknown: str, unread: str, alone: Sequence[Remedy], together: Remedy | None
+) -> None:
     typer.echo(f"{plan.parameters:,} parameters")
+    for assumption in assumed:
+        typer.echo(assumption)
     if unread:
         typer.echo(f"prompts cannot be read here, so micro-batches are taken to be full: {unread}")
     for device in plan.devices:

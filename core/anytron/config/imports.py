@@ -75,10 +75,19 @@ def missing(reference: str, key: str) -> Iterator[Diagnostic]:
         return
     if location.endswith(".py"):
         if not Path(location).is_file():
-            yield Diagnostic("error", key, f"there is no file {location}", "paths are relative to the YAML file")
+            here = _in_this_directory(location)
+            yield Diagnostic("error", key, f"there is no file {location}", "paths are relative to the YAML file" + here)
     elif not location or importlib.util.find_spec(location.partition(".")[0]) is None:
         fix = "install it, or name a file: 'path/to/file.py:function', relative to the YAML file"
         yield Diagnostic("error", key, f"there is no module {location!r}", fix)
+
+
+def _in_this_directory(location: str) -> str:
+    """Name the file that was meant by a path relative to the current directory, which is what shells complete."""
+    parts = Path(location).parts
+    ends = (Path.cwd().joinpath(*parts[start:]) for start in range(1, len(parts)))
+    meant = next((end for end in ends if end.is_file()), None)
+    return "" if meant is None else f"; for the one in the current directory write {meant}"
 
 
 def _from_module(name: str, key: str) -> ModuleType:

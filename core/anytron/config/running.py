@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from anytron.config.section import Section
 from anytron.traits import ParallelSizes
@@ -111,11 +112,16 @@ class PlatformSection(Section):
     """Options of the platform, checked against its own schema; default: ``ANYTRON_PLATFORM_OPTIONS``, a JSON object."""
 
 
+_RECORDED = 10
+"""Steps of which a run leaves traces, at most."""
+
+
 class ProfileSection(Section):
     """Record steps with torch's profiler: a trace of each step and rank in ``profile/`` of the output directory."""
 
-    steps: list[int] = Field(min_length=1, max_length=10)
-    """Steps that are recorded, ten at most. The first ones of a process are slower than others."""
+    steps: list[int] = Field(min_length=1, max_length=_RECORDED)
+    """Steps that are recorded, ten at most: each of a list, ``[3, 6]``, or from the first to the last of a text,
+    ``3-6``. The first ones of a process are slower than others."""
     ranks: list[int] = Field(default_factory=lambda: [0], min_length=1)
     """Training ranks that are recorded."""
     stacks: bool = False
@@ -124,6 +130,18 @@ class ProfileSection(Section):
     """With what each operation allocates."""
     max_mib: float = Field(512.0, gt=0.0)
     """A trace that is larger is deleted, and a warning says so."""
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _from_first_to_last(cls, given: object) -> object:
+        if not isinstance(given, str):
+            return given
+        ends = re.fullmatch(r"(\d+)\s*-\s*(\d+)", given.strip(), re.ASCII)
+        if ends is None or int(ends[1]) > int(ends[2]):
+            raise ValueError(f"{given!r} is no range of steps: 3-6 is 3, 4, 5 and 6; [3, 6] is these two")
+        if (count := int(ends[2]) - int(ends[1]) + 1) > _RECORDED:
+            raise ValueError(f"{given!r} is {count} steps, and {_RECORDED} are recorded at most")
+        return list(range(int(ends[1]), int(ends[2]) + 1))
 
 
 class TrainerSection(Section):

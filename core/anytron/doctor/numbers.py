@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anytron.doctor.live import ProbeError
 from anytron.entries import Entry
+from anytron.limits import Feature
 from anytron.plugins.neutral import NeutralDefaults
+from anytron.preflight.declared import declared_limits
+from anytron.preflight.limits import asked_by_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +18,35 @@ if TYPE_CHECKING:
     from anytron.doctor.live import Live
     from anytron.doctor.subject import Subject
 
-PROBES = {"attention-thd": "attention_kernel", "attention-bshd": "attention_kernel", "log-probs": "log_prob_kernel"}
-"""Each with the kernel that it calls."""
+
+@dataclass(frozen=True)
+class Numbers:
+    """Some of them.
+
+    Attributes:
+        question: For :mod:`anytron.doctor.worker`.
+        kernel: Which computes them.
+        needs: What the platform must have.
+    """
+
+    question: str
+    kernel: str
+    needs: tuple[Feature, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """That of the entry, without the topic."""
+        return self.question.replace(" ", "-")
+
+
+PROBES = (
+    Numbers("attention thd", "attention_kernel", (Feature.THD,)),
+    Numbers("attention bshd", "attention_kernel", (Feature.BSHD,)),
+    Numbers("attention thd window", "attention_kernel", (Feature.THD, Feature.SLIDING_WINDOW)),
+    Numbers("attention bshd window", "attention_kernel", (Feature.BSHD, Feature.SLIDING_WINDOW)),
+    Numbers("log-probs", "log_prob_kernel"),
+)
+"""Those of layers with a sliding window for models that have such layers."""
 
 
 def examine(subject: Subject, live: Live) -> Iterator[Entry]:
@@ -24,18 +55,28 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
         yield Entry("numbers.all", "skip", "no platform is active")
         return
     platform = subject.session.platform
-    for probe, kernel in PROBES.items():
-        name = f"numbers.{probe}"
-        if kernel == "attention_kernel" and not platform.portable_modules:
+    limits = declared_limits(platform, subject.session.hooks)
+    asked = {} if subject.run is None else asked_by_model(subject.run)
+    for probe in PROBES:
+        name, attends = f"numbers.{probe.name}", probe.kernel == "attention_kernel"
+        if Feature.SLIDING_WINDOW in probe.needs and Feature.SLIDING_WINDOW not in asked:
+            continue
+        if attends and not platform.portable_modules:
             why = f"platform '{platform.name}' builds models of a vendor's modules, which call kernels of their own"
             yield Entry(name, "skip", why, "anytron verify compares the whole model")
             continue
-        yield _judged(name, probe, kernel, platform.name, live)
+        sinks = (Feature.ATTENTION_SINKS,) if attends and Feature.ATTENTION_SINKS in asked else ()
+        declined = next((one for one in (*probe.needs, *sinks) if one in limits), None)
+        if declined is not None:
+            yield Entry(name, "skip", f"platform '{platform.name}' has no {declined.value}: {limits[declined]}")
+            continue
+        yield _judged(name, probe, platform.name, live)
 
 
-def _judged(name: str, probe: str, kernel: str, platform: str, live: Live) -> Entry:
+def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Entry:
+    kernel = probe.kernel
     try:
-        answer = live.ask(probe)
+        answer = live.ask(probe.question)
     except ProbeError as error:
         known = live.suppliers()
         if not known:  # the topic kernels has failed, and said why

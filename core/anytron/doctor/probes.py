@@ -45,7 +45,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - a plugin's own code; the other kernels are asked for all the same
             errors[label] = f"{type(error).__name__}: {error}"
 
-    ask("attention_kernel", hooks.attention_kernel, bench.attention)
+    ask("attention_kernel", hooks.attention_kernel, bench.attention())
     ask("log_prob_kernel", hooks.log_prob_kernel, LogProbSpec(32000, 1, 1024, device, bench.dtype))
     for name in KernelName:
         norm = {"eps": 1e-6, "zero_centered": False} if name.value.endswith("_norm") else {}
@@ -62,14 +62,10 @@ def kernels(bench: Bench) -> dict[str, Any]:
     return {"kernels": found, "errors": errors}
 
 
-def packed_attention(bench: Bench) -> dict[str, Any]:
-    """Compute attention of packed sequences."""
-    return probe_attention(bench, "thd")
-
-
-def padded_attention(bench: Bench) -> dict[str, Any]:
-    """Compute attention of padded rows."""
-    return probe_attention(bench, "bshd")
+def attention(bench: Bench, layer: str) -> dict[str, Any]:
+    """Compute attention in a layer: ``thd``, ``bshd``, or one of them and ``window``."""
+    sequence_format, _, window = layer.partition(" ")
+    return probe_attention(bench, "thd" if sequence_format == "thd" else "bshd", windowed=bool(window))
 
 
 def log_probs(bench: Bench) -> dict[str, Any]:

@@ -52,13 +52,7 @@ def _answer(bench: Bench, question: str) -> dict[str, Any]:
     from anytron.doctor import probes
 
     probe, _, argument = question.partition(" ")
-    if probe == "executor":
-        return probes.executor(bench, argument)
-    known: dict[str, Probe] = {
-        "devices": probes.devices,
-        "kernels": probes.kernels,
-        "attention-thd": probes.packed_attention,
-        "attention-bshd": probes.padded_attention,
-        "log-probs": probes.log_probs,
-    }
+    if argument:
+        return {"executor": probes.executor, "attention": probes.attention}[probe](bench, argument)
+    known: dict[str, Probe] = {"devices": probes.devices, "kernels": probes.kernels, "log-probs": probes.log_probs}
     return known[probe](bench)

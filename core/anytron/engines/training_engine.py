@@ -64,8 +64,8 @@ class Conformance:
     """How far a platform's answers are from the definition.
 
     Attributes:
-        difference: The largest: of a kernel's values and gradients, or 1 for each pair of tokens that a mask
-            lets through or hides wrongly.
+        difference: The largest: of a kernel's values and gradients, each as a part of the largest one, or 1 for each
+            pair of tokens that a mask lets through or hides wrongly.
         tolerance: What it may be.
         detail: What was compared.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytron.errors import AnytronError, ResourceError
+from anytron.errors import AnytronError, DataError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,14 +40,15 @@ class MemoryExplainer:
         """Explain an error; None if it says something else.
 
         Args:
-            error: What was raised.
+            error: What was raised; or a ``DataError`` of a user's function with that as its cause.
             method: The engine's method that was called, or :data:`BUILDING`.
         """
         try:
             runtime = self.platform.runtime()
         except AnytronError:  # an engine that generates may do without the device's libraries
             return None
-        if not runtime.is_out_of_memory(error):
+        raised = error.__cause__ or error if isinstance(error, DataError) else error
+        if not runtime.is_out_of_memory(raised):
             return None
         from anytron.config.schema import RunConfig  # a worker imports nothing heavy before its first message
 
@@ -57,7 +58,7 @@ class MemoryExplainer:
         return ResourceError(
             f"The device has no memory left {doing}.",
             where=f"{self.bootstrap.name}, {runtime.device_name()}",
-            why=f"{_first_line(error)} ({_sizes(runtime.memory_stats())})",
+            why=f"{_first_line(raised)} ({_sizes(runtime.memory_stats())})",
             fix="; ".join(advice_for_scores(config) if reads else advice(config, role, method)),
         )
 
@@ -112,7 +113,7 @@ def advice_for_scores(config: RunConfig) -> Iterator[str]:
     yield f"split it over more devices: reward_model.parallel.tensor_model_parallel_size (now {tensor})"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

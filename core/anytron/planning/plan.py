@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, engine_info
+from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
+from anytron.config.running import EngineSection
 from anytron.engines.memory import MemoryPart, peak
 from anytron.errors import ConfigError
 
@@ -114,6 +115,20 @@ class Plan:
         """Whether every device has what it needs; None if that is not known."""
         answers = {device.fits for device in self.devices}
         return None if None in answers else False not in answers
+
+
+def as_installed(run: RunConfig) -> tuple[RunConfig, str]:
+    """Put the default engine, with its default options, in the place of one that no installed distribution offers.
+
+    Returns:
+        The configuration, and what was done to it; nothing if it is as it was.
+    """
+    asked, default = run.engine.name, EngineSection().name
+    if asked in component_names(TRAINING_ENGINES):
+        return run, ""
+    engine = run.engine.model_copy(update={"name": default, "options": {}})
+    done = f"no installed distribution offers the engine {asked}: estimated as {default} with its default options"
+    return run.model_copy(update={"engine": engine}), done
 
 
 def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None = None) -> Plan:

@@ -52,7 +52,7 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Find what of a run the platform declares not to do (:meth:`anytron.platform.Platform.limits`)."""
     messages = declined(platform, Feature)
-    asked = list({**_asked_by_configuration(config), **_asked_by_model(config)}.items()) if messages else []
+    asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
     if messages and config.reward_model is not None:
         asked += _asked_by_reward_model(config)
     for feature, key in asked:
@@ -75,7 +75,7 @@ def _asked_by_reward_model(config: RunConfig) -> list[tuple[Feature, str]]:
     """What its own sizes and its own config ask for; the rest is the policy's."""
     own = config.of_reward_model
     found = [(feature, f"reward_model.{key}") for feature, key in SIZES.items() if _value(own, key) > 1]
-    return found + [(feature, "reward_model.path") for feature in _asked_by_model(own)]
+    return found + [(feature, "reward_model.path") for feature in asked_by_model(own)]
 
 
 def _value(config: RunConfig, key: str, default: Any = None) -> Any:
@@ -86,8 +86,11 @@ def _value(config: RunConfig, key: str, default: Any = None) -> Any:
     return value
 
 
-def _asked_by_model(config: RunConfig) -> dict[Feature, str]:
-    """Read the model's Hugging Face config; one that is missing or malformed is reported elsewhere."""
+def asked_by_model(config: RunConfig) -> dict[Feature, str]:
+    """Find what a run's model asks for in its Hugging Face config, with the key that names it.
+
+    One that is missing or malformed asks for nothing, and is reported elsewhere.
+    """
     key = "model.config" if config.model.path is None else "model.path"
     try:
         whole = (config.model.config or {}) if config.model.path is None else read_config(Path(config.model.path))

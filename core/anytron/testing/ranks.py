@@ -101,6 +101,8 @@ class Ranks:
         self._stores = StoreFiles()
         method = self._stores.new()
         inherited = loopback_variables(platform, loopback_interface())
+        # What the plugins wanted for this process they may not want for a rank.
+        inherited |= {name: value for name, value in os.environ.items() if name not in subject.environment}
         self._processes = [
             IsolatedProcess(
                 ProcessSettings(
@@ -115,7 +117,7 @@ class Ranks:
                         "rank": rank,
                         "size": count,
                         "meet": method,
-                        "environment": {**inherited, **os.environ},
+                        "environment": inherited,
                     },
                     timeout_s=CALL_S,
                     memory_gib=None,

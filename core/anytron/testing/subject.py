@@ -7,8 +7,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from anytron.limits import Feature
 from anytron.plugins import open_session
-from anytron.testing.declared import declared_limits
+from anytron.preflight.declared import declared_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from anytron.hooks.facade import Hooks
-    from anytron.limits import Feature
     from anytron.platform import Platform
     from anytron.plugins import Session
     from anytron.runtime import DeviceRuntime
@@ -64,12 +64,15 @@ class Subject:
 
     Attributes:
         source, session, scratch: As given.
+        environment: What the plugins have set in the environment of this process before anything heavy was loaded;
+            without what the user had set.
     """
 
     def __init__(self, source: Source, session: Session, scratch: Path) -> None:
         self.source = source
         self.session = session
         self.scratch = scratch
+        self.environment: Mapping[str, str] = {}
         self._kept: dict[str, Closing] = {}
 
     @property
@@ -94,7 +97,12 @@ class Subject:
 
     @cached_property
     def _limits(self) -> Mapping[Feature, str]:
-        return declared_limits(self.platform, self.hooks)
+        import torch
+
+        found = declared_limits(self.platform, self.hooks)
+        if not self.runtime.supports_dtype(torch.bfloat16):
+            found.setdefault(Feature.BFLOAT16, "supports_dtype of its runtime says so")
+        return found
 
     def declined(self, features: Iterable[Feature]) -> str | None:
         """Give the platform's reason if it declares not to do one of these; None if it does all of them."""

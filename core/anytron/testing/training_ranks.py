@@ -11,10 +11,10 @@ from anytron.config.schema import RunConfig
 from anytron.errors import AnytronError
 from anytron.executor.local import LocalExecutor
 from anytron.limits import Feature
+from anytron.preflight.adapted import NotPossible, adapted
 from anytron.testing.ranks import require_devices
 from anytron.testing.rules import Broken, Inapplicable
 from anytron.trainer.workers import TrainingWorkers, training_group
-from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.report import Status, in_one_line
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TrainingRanks:
         wanted = RunConfig.model_validate({**tree, "rewards": [{"function": "exact_match"}]})
         require_devices(self.session, wanted.parallel.world_size)
         try:
-            return adapted(wanted, self.session.hooks, "", partial(_asked, options=wanted.engine.options))
+            return adapted(wanted, self.session, "", partial(_asked, options=wanted.engine.options))
         except NotPossible as reason:
             raise Inapplicable(f"refused: {reason}") from reason
 

@@ -51,10 +51,13 @@ def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
     """
     source = Source(start["platform"], start["options"])
     session = source.open()
+    subject = Subject(source, session, Path(start["scratch"]))
     with suppress(AnytronError):  # plugins that disagree: a rule of its own says so
-        os.environ.update(session.hooks.runtime_env(process))
+        wanted = session.hooks.runtime_env(process)
+        subject.environment = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(subject.environment)
 
     import torch
 
     torch.set_num_threads(start["threads"])
-    return Subject(source, session, Path(start["scratch"]))
+    return subject

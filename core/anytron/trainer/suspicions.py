@@ -52,7 +52,7 @@ class Suspicions:
 
     def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
         self._config, self._run, self._progress = config, run, progress
-        self._command = f"anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
+        self._examine = f"Find out where it comes from: anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
         self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
         self._sightings: dict[str, _Sightings] = {}
         self._steps = 0
@@ -90,6 +90,7 @@ class Suspicions:
                 f"{AGREEMENT} was above {DISAGREEMENT}",
                 f"{AGREEMENT} is {difference:.3g}: above {DISAGREEMENT} generation and training disagree about the "
                 "model, and the policy learns from responses that are not its own",
+                f"{self._unmeasured()}{self._examine}",
             )
         if missing := int(metrics.get("sampling/groups_missing", 0)):
             self._find(
@@ -120,7 +121,16 @@ class Suspicions:
 
     def _find(self, kind: str, text: str, advice: str | None = None) -> None:
         """Note what is to be said of a kind of number, and what to do about it; by default, to examine the engines."""
-        self._found[kind] = (text, advice or f"Find out where it comes from: {self._command}")
+        self._found[kind] = (text, advice or self._examine)
+
+    def _unmeasured(self) -> str:
+        """How to have the other numbers of a disagreement; nothing if the run has them."""
+        if self._config.corrected_algorithm.importance_correction not in ("auto", "none"):
+            return ""
+        return (
+            "algorithm.importance_correction=measured adds its maximum, the KL divergence, the correlation and the "
+            "effective sample size, and corrects nothing. "
+        )
 
     def _warn(self, text: str) -> None:
         self._progress.warn(text)

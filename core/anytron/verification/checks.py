@@ -13,11 +13,11 @@ from anytron.components import TRAINING_ENGINES
 from anytron.config.running import ParallelSection
 from anytron.errors import AnytronError
 from anytron.executor.protocol import GroupSpec
+from anytron.preflight.adapted import NotPossible, adapted
 from anytron.preflight.capabilities import compares_weights, shows_gradients
 from anytron.preflight.prepare import prepare
 from anytron.trainer.initial_model import model_directory, write_random_model
 from anytron.trainer.workers import TrainingWorkers
-from anytron.verification.adapted import NotPossible, adapted
 from anytron.verification.adapters import check_adapters, without_dropout
 from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.verification.critic import check_value_gradients, check_values, with_drawn_head
@@ -238,7 +238,7 @@ class _Run:
             return skipped(check, self._without_gradients())
         wanted = with_visible_update(self._config)
         try:
-            config = adapted(wanted, self._session.hooks, "", lambda one: (one.optimizer, one.critic))
+            config = adapted(wanted, self._session, "", lambda one: (one.optimizer, one.critic))
         except NotPossible as reason:
             return skipped(check, f"it needs a higher rate and weight decay: {reason}")
         self._forward()
@@ -249,7 +249,7 @@ class _Run:
         """Compare adapters that are not 0 with transformers' model of the merged weights."""
         wanted = with_visible_update(self._config)
         try:
-            config = adapted(wanted, self._session.hooks, "optimizer", lambda one: one.optimizer)
+            config = adapted(wanted, self._session, "optimizer", lambda one: one.optimizer)
         except NotPossible as reason:
             return skipped(check, f"it needs a higher rate: {reason}")
         self._forward()
@@ -275,9 +275,7 @@ class _Run:
         engine = self._config.engine.model_copy(update={"sequence_format": other})
         wanted = self._config.model_copy(update={"engine": engine})
         try:
-            config = adapted(
-                wanted, self._session.hooks, "engine.sequence_format", lambda one: one.engine.sequence_format
-            )
+            config = adapted(wanted, self._session, "engine.sequence_format", lambda one: one.engine.sequence_format)
         except NotPossible as reason:
             return skipped(check, f"{other} is not possible for this model and layout: {reason}")
         own, batch = self._own(), self._trajectories().batch
@@ -294,7 +292,7 @@ class _Run:
         keeping = self._random.engine.model_copy(update={"recompute": "none"})
         wanted = self._random.model_copy(update={"engine": keeping})
         try:
-            config = adapted(wanted, self._session.hooks, "engine.recompute", lambda one: one.engine.recompute)
+            config = adapted(wanted, self._session, "engine.recompute", lambda one: one.engine.recompute)
         except NotPossible as reason:
             return skipped(check, f"activations cannot be kept: {reason}")
         self._forward()
@@ -319,7 +317,7 @@ class _Run:
             return skipped(check, "the configured layout has one rank")
         wanted = self._config.model_copy(update={"parallel": ParallelSection()})
         try:
-            config = adapted(wanted, self._session.hooks, "parallel", lambda one: one.parallel.world_size)
+            config = adapted(wanted, self._session, "parallel", lambda one: one.parallel.world_size)
         except NotPossible as reason:
             return skipped(check, f"one rank is not possible for this model: {reason}")
         own, batch = self._own(), self._trajectories().batch

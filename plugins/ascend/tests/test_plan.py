@@ -36,6 +36,7 @@ def test_an_example_fits(example):
     plan = json.loads(done.stdout)
     assert plan["parameters"] == PARAMETERS[example]
     assert plan["fits"]
+    assert not any("engine" in one for one in plan["assumed"]), "the engine's own estimate is there"
     (device,) = plan["devices"]
     assert {process["who"] for process in device["processes"]} == {"training rank", "rollout replica"}
 

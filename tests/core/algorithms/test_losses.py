@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 
@@ -171,6 +172,23 @@ def test_the_value_loss_is_half_the_larger_squared_error(clip):
     assert outputs.loss.item() == pytest.approx(sum(errors) / len(errors), rel=1e-6)
     assert outputs.metrics["critic/clip_fraction"].item() == pytest.approx(clipped / len(errors))
     assert (clipped > 0) == (clip > 0)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_the_gradient_of_the_value_loss_is_that_of_the_naive_loop(clip):
+    batch, _, _ = make_batch([3, 1, 2, 4], [5, 9, 0, 1])
+    batch, values = with_values(batch)
+    errors = []
+    for token in batch.response_mask.nonzero().flatten().tolist():
+        value, old, target = values[token], batch.values[token].item(), batch.returns[token].item()
+        moved = value.item() - old
+        held = value if clip == 0.0 or abs(moved) <= clip else old + math.copysign(clip, moved)
+        errors.append(0.5 * max((value - target) ** 2, (held - target) ** 2))
+    (expected,) = torch.autograd.grad(sum(errors) / len(errors), values)
+    (found,) = torch.autograd.grad(ValueLoss(clip)(TokenOutputs(values=values), batch).loss, values)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+    still = int(((expected == 0) & batch.response_mask).sum())
+    assert (still > 0) == (clip > 0), "some tokens are held, and without a limit none is"
 
 
 def test_a_value_that_has_come_nearer_by_the_limit_moves_no_further():

@@ -2,10 +2,12 @@
 
 import pickle
 from dataclasses import replace
+from statistics import StatisticsError
 
 import pytest
 import torch
 
+from anytron.algorithms import registered
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import load_advantage, policy_loss_function, with_advantages
 from anytron.batch import RaggedBatch, TokenOutputs
@@ -19,8 +21,11 @@ TRAINED = replace(BATCH, advantages=torch.ones(5), loss_weights=MASK / 3, token_
 OUTPUTS = TokenOutputs(log_probs=torch.full((5,), -1.0, requires_grad=True), entropy=torch.ones(5))
 
 FUNCTIONS = """
+import errno
+import statistics
 import torch
 from anytron.algorithms.contract import Advantages, TokenLosses
+from anytron.errors import ConfigError
 
 def plain(batch, rewards, algorithm):
     return Advantages(torch.repeat_interleave(rewards, batch.lengths) * batch.response_mask)
@@ -48,6 +53,15 @@ def outside(tokens, algorithm):
     return TokenLosses((tokens.log_probs / tokens.response_mask))
 def usurping(tokens, algorithm):
     return TokenLosses(-tokens.log_probs, dict.fromkeys(["loss/total", "reward/mean", "grad_norm"], tokens.entropy))
+
+def raising(batch, rewards, algorithm): return Advantages(looked_up({}))
+def looked_up(table): return table["gone"]
+def raising_loss(tokens, algorithm): return statistics.mean([])  # in a file of Python's
+class Called:
+    def __call__(self, tokens, algorithm): return 1 / 0
+called = Called()
+def asking(tokens, algorithm): raise ConfigError("It wants an option.")
+def writing(tokens, algorithm): raise OSError(errno.ENOSPC, "No space left on device")
 def two_more(tokens, algorithm, margin): return TokenLosses(tokens.log_probs)
 """
 
@@ -76,6 +90,40 @@ def test_an_estimator_of_the_user_is_used(named):
 def test_what_an_estimator_returns_is_checked(named, name, says):
     with pytest.raises(DataError, match=rf"(?s)algorithm\.advantage.*{says}"):
         with_advantages(BATCH, REWARDS, AlgorithmSection(advantage=named(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "kind", "says", "line"),
+    [
+        ("raising", "algorithm.advantage", KeyError, "KeyError: 'gone'", "def looked_up"),
+        ("raising_loss", "algorithm.loss", StatisticsError, "StatisticsError: mean requires", "def raising_loss"),
+        ("called", "algorithm.loss", ZeroDivisionError, "ZeroDivisionError: division by zero", "def __call__"),
+    ],
+)
+def test_what_a_function_raises_is_said_with_the_key_and_the_line_of_its_file(named, name, key, kind, says, line):
+    section = AlgorithmSection(**{"advantage": named("plain"), key.removeprefix("algorithm."): named(name)})
+    with pytest.raises(DataError, match=r"^A function of yours raised\.") as caught:
+        PolicyLoss(section)(OUTPUTS, with_advantages(TRAINED, REWARDS, section))
+    error = caught.value
+    file = named(name).partition(":")[0]
+    number = next(at for at, text in enumerate(FUNCTIONS.splitlines(), start=1) if text.strip().startswith(line))
+    assert error.where == f"{key}: {named(name)}"
+    assert error.why.startswith(says)
+    assert error.why.endswith(f"(line {number} of {file})")
+    assert error.fix == "correct the function"
+    assert isinstance(error.__cause__, kind)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("asking", ConfigError), ("writing", OSError)])
+def test_errors_of_ours_and_of_the_machine_stay_what_they_are(named, name, kind):
+    with pytest.raises(kind):
+        PolicyLoss(AlgorithmSection(loss=named(name)))(OUTPUTS, TRAINED)
+
+
+def test_a_bug_of_a_registered_function_is_none_of_the_user(monkeypatch):
+    monkeypatch.setattr(registered, "LOSSES", {"ppo_clip": lambda tokens, algorithm: {}["ours"]})
+    with pytest.raises(KeyError, match="ours"):
+        PolicyLoss(AlgorithmSection())(OUTPUTS, TRAINED)
 
 
 def test_advantages_become_float32(named):

@@ -1,10 +1,13 @@
 """``anytron plan``: its table, its JSON, its exit status, and sizes that are none."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from anytron.cli.plan import parse_size, run_plan
+from anytron.components import TRAINING_ENGINES, component_names
 from anytron.errors import ConfigError
 from tests.house import ROOT
 
@@ -43,6 +46,37 @@ def test_prompts_that_cannot_be_read_are_no_error(capsys, tmp_path):
     missing = ["data.source=jsonl", f"data.options={{path: {tmp_path / 'nothing.jsonl'}}}"]
     run_plan(EXAMPLE, missing, memory="8GiB", as_json=False)
     assert "taken to be full" in capsys.readouterr().out
+
+
+def test_a_run_for_npus_is_planned_with_their_package_or_without():
+    command = [sys.executable, "-m", "anytron", "plan", "examples/npu/grpo_qwen3_8b.yaml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "8,190,735,360 parameters" in done.stdout
+    assert "a device of training" in done.stdout
+    without = "mindspeed_llm" not in component_names(TRAINING_ENGINES)
+    assert ("no installed distribution offers the engine mindspeed_llm" in done.stdout) == without
+
+
+def test_what_nobody_offers_is_estimated_as_the_default_and_said(capsys):
+    foreign = ["engine.name=elsewhere", "engine.options={theirs: 1}"]
+
+    def plan(*overrides):
+        run_plan(EXAMPLE, overrides, memory="8GiB", as_json=True)
+        return json.loads(capsys.readouterr().out)
+
+    own, found = plan("engine.options={}"), plan(*foreign)
+    assert own["assumed"] == []
+    (said,) = found.pop("assumed")
+    assert said.endswith("offers the engine elsewhere: estimated as megatron with its default options")
+    # Remedies too: each is estimated with the default engine.
+    assert found == {name: value for name, value in own.items() if name != "assumed"}
+    (device,) = plan(*foreign, "platform.name=elsewhere")["devices"]
+    assert {process["who"] for process in device["processes"]} == {"training rank", "rollout replica"}
+    run_plan(EXAMPLE, [*foreign, "platform.name=elsewhere"], memory="8GiB", as_json=False)
+    shown = capsys.readouterr().out
+    assert "offers the engine elsewhere" in shown
+    assert "taken to be accelerators: Platform 'elsewhere' is not installed." in shown
 
 
 def test_a_file_that_is_no_configuration_is_an_error(tmp_path):

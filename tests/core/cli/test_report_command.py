@@ -95,6 +95,7 @@ def test_one_picture_of_a_run(tmp_path):
         "on 2 x Chip 9",
         "reward/mean 0.6988",
         "grad_norm",
+        "policy/kl",
         "rollout 67%  update 22%  other 11%",
         "lost after step 9: It died. it ends",
         "warning: grad_norm is 0",
@@ -103,6 +104,7 @@ def test_one_picture_of_a_run(tmp_path):
         "It is 15.",
     ):
         assert text in done.stdout, done.stdout
+    assert "loss/kl" not in done.stdout
     assert "\u2588" in done.stdout
     assert "\x1b" not in done.stdout
 

@@ -72,3 +72,18 @@ def test_a_module_that_lacks_a_dependency_is_not_called_missing(directory, monke
         resolve("broken:f", key="k")
     with pytest.raises(ConfigError, match=r"(?s)Module leaving fails to import.*SystemExit: 0"):
         resolve("leaving:f", key="k")
+
+
+def test_a_file_of_the_current_directory_is_told_how_to_be_named(tmp_path, monkeypatch):
+    """Shells complete paths from there, and those on the command line too are relative to the YAML file."""
+    (tmp_path / "here" / "losses").mkdir(parents=True)
+    for file in ("my.py", "losses/my.py"):
+        (tmp_path / "here" / file).touch()
+    monkeypatch.chdir(tmp_path / "here")
+    for file in ("my.py", "losses/my.py"):
+        with pytest.raises(ConfigError) as caught:
+            resolve(f"{tmp_path}/config/{file}:loss", key="algorithm.loss")
+        assert caught.value.fix.endswith(f"; for the one in the current directory write {tmp_path}/here/{file}")
+    with pytest.raises(ConfigError) as caught:
+        resolve(f"{tmp_path}/config/other.py:loss", key="algorithm.loss")
+    assert caught.value.fix == "paths are relative to the YAML file"

@@ -4,6 +4,8 @@ import pytest
 
 from anytron.doctor import devices, examination, executors, kernels, live, numbers
 from anytron.doctor.subject import look
+from anytron.entries import Entry
+from tests import packed_platform
 from tests.core.doctor.conftest import by_name
 
 SABOTEUR = """
@@ -30,6 +32,17 @@ class Plugin:
         kernel.description = "acme (not fast: it is a test)"
         return kernel
 """
+ROWS = """
+from anytron import hookimpl
+from anytron.hooks.types import ConfigEdit
+
+class Plugin:
+    @hookimpl
+    def configure(self, config):
+        return [ConfigEdit("engine.sequence_format", "bshd", "there are rows")]
+"""
+PROBES = ("attention-thd", "attention-bshd", "log-probs")
+"""Of any model."""
 RIGHT = {
     "attention": "return right(query, key, value, call)",
     "log_probs": "return right(hidden, weight, labels, temperature, group)",
@@ -53,7 +66,7 @@ def examined_by_all(monkeypatch):
 def test_right_kernels_pass_and_are_named_with_their_reason(site, monkeypatch):
     found = examined(site, monkeypatch)
     assert {name: entry.detail for name, entry in found.items() if entry.status != "ok"} == {}
-    assert all("of 'saboteur'" in found[f"numbers.{probe}"].detail for probe in numbers.PROBES)
+    assert all("of 'saboteur'" in found[f"numbers.{probe}"].detail for probe in PROBES)
     assert found["kernels.log_prob_kernel"].detail == "from 'saboteur': acme (not fast: it is a test)"
     assert found["kernels.rms_norm"].detail == "from 'neutral-default': plain torch"
 
@@ -140,7 +153,67 @@ def test_a_torch_that_cannot_be_imported_is_not_blamed_on_kernels(site, monkeypa
     found = examined_by_all(monkeypatch)
     assert {found[name].status for name in ("devices.crashed", "kernels.crashed")} == {"fail"}
     assert "libdevice.so.12" in found["devices.crashed"].detail
-    assert {found[f"numbers.{probe}"].status for probe in numbers.PROBES} == {"skip"}
+    assert {found[f"numbers.{probe}"].status for probe in PROBES} == {"skip"}
+
+
+def test_numbers_that_the_platform_declares_not_to_have_are_not_asked_for(site, monkeypatch):
+    """The kernel of one raises for them; the other adapts every run."""
+    packed_platform.install_into(site.path)
+    monkeypatch.setenv("ANYTRON_PLATFORM", "packed")
+    subject = look(None, ())
+    with live.Live(subject) as process:
+        found = by_name(numbers.examine(subject, process))
+    assert {name: entry.status for name, entry in found.items()} == {
+        "numbers.attention-thd": "ok", "numbers.attention-bshd": "skip", "numbers.log-probs": "ok",
+    }  # fmt: skip
+    assert found["numbers.attention-bshd"].detail == "platform 'packed' has no bshd: its queue takes no rows"
+
+    site.extension("rows", ROWS)
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    monkeypatch.setattr(numbers, "_judged", lambda name, *_: Entry(name, "ok", ""))
+    found = by_name(numbers.examine(look(None, ()), None))
+    assert found["numbers.attention-thd"].detail == "platform 'cpu' has no thd: there are rows"
+    assert found["numbers.attention-bshd"].status == "ok"
+
+
+SPECIAL = """
+model:
+  config: {model_type: MODEL, vocab_size: 16, hidden_size: 32, intermediate_size: 32, num_hidden_layers: 2, \
+num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, sliding_window: 128, \
+layer_types: [sliding_attention, full_attention], num_local_experts: 2}
+  tokenizer: tokenizer
+data: {source: jsonl, options: {path: prompts.jsonl}}
+rewards: [{function: exact_match}]
+"""
+WINDOW = "return make_attention(replace(spec, traits=replace(spec.traits, window=None)))(query, key, value, call)"
+SINKS = "return right(query, key, value, replace(call, sinks=None))"
+NO_GRADIENT = "return right(query, key, value, replace(call, sinks=call.sinks.detach()))"
+
+
+@pytest.mark.parametrize(
+    ("model", "attention", "failing"),
+    [
+        ("gpt_oss", RIGHT["attention"], set()),
+        ("gemma3_text", WINDOW, {"attention-thd-window", "attention-bshd-window"}),
+        ("gpt_oss", SINKS, {"attention-thd", "attention-bshd", "attention-thd-window", "attention-bshd-window"}),
+        ("gpt_oss", NO_GRADIENT, {"attention-thd", "attention-bshd", "attention-thd-window", "attention-bshd-window"}),
+    ],
+    ids=["right", "no window", "no sinks", "sinks without gradient"],
+)
+def test_windows_and_sinks_of_the_model_are_computed(site, tmp_path, monkeypatch, model, attention, failing):
+    site.extension("saboteur", SABOTEUR.format(**{**RIGHT, "attention": attention}))
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    (tmp_path / "run.yaml").write_text(SPECIAL.replace("MODEL", model))
+    subject = look(tmp_path / "run.yaml", ())
+    assert subject.run is not None, subject.misread
+    with live.Live(subject) as process:
+        found = by_name(numbers.examine(subject, process))
+    assert {name for name, entry in found.items() if entry.status != "ok"} == {f"numbers.{one}" for one in failing}
+    assert (
+        found["numbers.attention-thd-window"]
+        .detail.partition(":")[0]
+        .endswith("4/2 heads of 8/8, torch.bfloat16, a window of 3 tokens" + ", sinks" * (model == "gpt_oss"))
+    )
 
 
 @pytest.mark.slow

@@ -25,6 +25,13 @@ def test_a_rank_whose_allocation_fails_says_what_to_lower(start):
     assert "DefaultCPUAllocator" in error.__cause__.why
 
 
+def test_a_loss_of_the_user_that_finds_no_memory_is_no_fault_of_its_own(start):
+    with pytest.raises(ResourceError, match=r"left for allocate_in_a_loss\(\)") as caught:
+        start().call("allocate_in_a_loss", HUGE)
+
+    assert f"you tried to allocate {4 * HUGE} bytes" in caught.value.why
+
+
 def test_an_engine_too_large_to_build_says_so(start):
     with pytest.raises(ResourceError, match="no memory left to build its engine"):
         start(engine="huge").call("echo")

@@ -47,7 +47,8 @@ def metrics(step: int, offset: float = 0.0) -> dict[str, float]:
         "reward/std": 0.1,
         "response/length_mean": 100.0 + step,
         "policy/entropy": 2.0 / step,
-        "loss/kl": 0.001 * step,
+        "policy/kl": 0.001 * step,
+        "loss/kl": 0.0,  # as with `algorithm.kl_placement: reward`
         "rollout/log_prob_abs_diff": 1e-7 * (1.0 + step % 3),
         "grad_norm": 3.0 / step,
         "lr": 1e-6,

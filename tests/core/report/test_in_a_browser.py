@@ -80,7 +80,7 @@ def test_it_is_drawn_whole_without_a_complaint_and_asks_for_nothing(browser, two
     assert browser.complaints == []
     assert browser.requests == [two.as_uri()]
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at the side"
-    assert len(shown(browser, "figure")) == 13
+    assert len(shown(browser, "figure")) == 14
     assert shown(browser, "figure svg text.odd") == ["\u00d7nan at step 12"]
     assert picture.size == (width, height)
     counts = picture.histogram()
@@ -142,7 +142,7 @@ def test_lines_can_be_smoothed_hidden_and_drawn_on_a_logarithmic_axis(browser, t
     browser.evaluate("document.querySelector('.bar .run').click()")
     assert len(shown(browser, "[data-metric=grad_norm] path.smooth")) == 1
     put(browser, ".bar input[type=search]", "KL")
-    assert shown(browser, "figure b") == ["loss/kl"]
+    assert shown(browser, "figure b") == ["policy/kl", "loss/kl"]
     assert browser.complaints == []
 
 

@@ -70,6 +70,8 @@ def test_it_shows_what_the_run_has_left(tmp_path):
     assert "new-1" not in page
     assert [one["ranks"] for one in shown["workers"]] == ["2 ranks: 0, 1", "rank 0"]
     assert content["leading"][0] == "reward/mean"
+    assert "policy/kl" in content["leading"]
+    assert "loss/kl" not in content["leading"], "it is 0 wherever the penalty is not part of the loss"
     assert dict(content["settings"])["trainer.total_steps"] == ["30"]
 
 

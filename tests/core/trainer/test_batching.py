@@ -58,10 +58,14 @@ def test_the_work_of_copies_is_balanced():
     assert max(work) <= 1.01 * sum(work) / 4
 
 
-def test_as_few_micro_batches_as_the_limit_allows():
+def test_as_few_micro_batches_as_balanced_parts_fit_into_the_limit():
     assert [len(share) for share in micro_batches([8] * 8, 32, 1)] == [2]
     assert [len(share) for share in micro_batches([8] * 8, 64, 1)] == [1]
     assert [len(share) for share in micro_batches([8] * 8, 16, 2)] == [2, 2]
+    # Two would do, 2 + 2 + 2 and 3 + 3; but differencing divides 12 into 7 and 5, and three parts are the next try.
+    sizes = [2, 2, 2, 3, 3]
+    assert [sum(sizes[index] for index in part) for part in karmarkar_karp(sizes, 2)] == [7, 5]
+    assert [len(share) for share in micro_batches(sizes, 6, 1)] == [3]
 
 
 def batch_of(sizes, groups=None):

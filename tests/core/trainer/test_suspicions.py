@@ -61,10 +61,25 @@ def test_engines_that_disagree_are_told_once_with_the_command_that_says_where(ne
     difference = f"{run.progress.steps[0]['rollout/log_prob_abs_diff']:.3g}"
     assert first.startswith(f"step 1: rollout/log_prob_abs_diff is {difference}: above 0.1 generation and training")
     assert first.endswith(f"anytron verify {directory / 'config.yaml'}")
+    assert "algorithm.importance_correction=measured adds" in first
     assert load_config(directory / "config.yaml").trainer.total_steps == 3, "the command has a file to read"
     assert last.startswith("rollout/log_prob_abs_diff was above 0.1 in 3 of 3 steps.")
     log = (directory / "logs" / "driver.log").read_text().splitlines()
     assert [line.partition(" warning: ")[2] for line in log] == [first, last]
+
+
+def test_numbers_that_a_run_has_are_not_advised(new_run, broken):
+    broken(log_probs=off_by_a_temperature)
+    run = new_run(algorithm={"importance_correction": "measured"})
+    run.train()
+    assert run.progress.steps[0].keys() >= {
+        "rollout/log_prob_abs_diff_max",
+        "rollout/kl",
+        "rollout/log_prob_correlation",
+        "rollout/effective_sample_size",
+    }
+    assert "generation and training disagree" in run.progress.warnings[0]
+    assert "importance_correction" not in run.progress.warnings[0]
 
 
 def test_who_has_set_a_tolerance_has_said_what_is_too_much(new_run, broken):

@@ -45,7 +45,7 @@ def shard():
 def judge(shard):
     """Check a platform: the largest difference, in the given formats."""
 
-    def run(chip=None, formats=("thd", "bshd"), traits=ModelTraits(), heads=HEADS):  # noqa: B008 - immutable
+    def run(chip=None, formats=("thd", "bshd"), traits=ModelTraits(), heads=HEADS, dtype=torch.float32):  # noqa: B008 - immutable
         hooks = hooks_of(extensions={} if chip is None else {"chip": chip})
         sizes = ParallelSizes(context=RANKS)
         undo = bind(hooks, "cpu")
@@ -65,7 +65,8 @@ def judge(shard):
                 )
                 for sequence_format in formats
             ]
-            return kernel_conformance(preparers, heads=heads, sizes=sizes, device=torch.device("cpu"))
+            device = torch.device("cpu")
+            return kernel_conformance(preparers, heads=heads, sizes=sizes, dtype=dtype, device=device)
         finally:
             undo()
 
@@ -130,6 +131,29 @@ class OwnWords(Chip):
 def test_what_is_right_passes(judge, chip, traits, heads):
     found = judge(chip, traits=traits, heads=heads)
     assert found.difference <= found.tolerance, found.detail
+
+
+class OfOneDtype(Chip):
+    """A kernel for bfloat16 only; beyond its rounding, its numbers are off by a factor."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def attend(self, kernel, query, key, value, call):
+        if query.dtype is not torch.bfloat16:
+            raise TypeError("this chip computes in bfloat16")
+        return kernel(query, key, value, call) * self.factor
+
+
+@pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
+def test_operands_have_the_run_s_dtype(judge, sequence_format):
+    right = judge(OfOneDtype(1), [sequence_format], dtype=torch.bfloat16)
+    assert 1e-4 < right.difference <= right.tolerance == 0.05, right.detail
+    assert right.detail.endswith("torch.bfloat16")
+    found = judge(OfOneDtype(1.1), [sequence_format], dtype=torch.bfloat16)
+    assert not found.difference <= found.tolerance, found.detail
+    with pytest.raises(TypeError, match="in bfloat16"):
+        judge(OfOneDtype(1), [sequence_format])
 
 
 class NegatedMask(Chip):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from tests.docs.test_pages import blocks
 from tests.house import ROOT
 
 LOSS = """
@@ -25,9 +28,12 @@ def steep(tokens, algorithm):
 """
 
 
-def anytron(*arguments) -> subprocess.CompletedProcess:
+PAGE = "docs/how-to/debug-bad-numbers.md"
+
+
+def anytron(*arguments, cwd=None) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "anytron", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -60,3 +66,12 @@ def test_a_run_that_meets_a_nan_can_be_looked_into(tmp_path):
         assert "first in the passes: nan in the gradient of loss (by log_probs)'s input" in found.stdout
         # The prompt has tokens 0 to 4, and no loss.
         assert "micro-batch 0, sequence 0 of the mini-batch, token 5" in found.stdout
+
+    # The page's commands, word for word.
+    shutil.copytree(last, tmp_path / "runs/questions/bad_batches/step-000312-update-1")
+    commands = [shlex.split(block) for block in blocks(PAGE, "sh") if block.startswith("anytron replay")]
+    assert len(commands) == 3
+    for command in commands:
+        found = anytron(*command[1:], cwd=tmp_path)
+        assert found.returncode == 1, found.stderr
+        assert "first in the passes: nan in the gradient of loss (by log_probs)'s input" in found.stdout

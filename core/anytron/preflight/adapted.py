@@ -1,36 +1,39 @@
-"""Let the plugins adapt a configuration that is about one key."""
+"""Let the plugins adapt a configuration that is about one key, within the limits of the platform."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.config.diagnostics import refuse
 from anytron.errors import ConfigError
+from anytron.preflight.limits import limit_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.facade import Hooks
+    from anytron.plugins import Session
 
 
 class NotPossible(Exception):  # noqa: N818 - what happened
-    """The plugins refuse the configuration, or change what it is about; the message says who and why."""
+    """The platform or a plugin refuses it, or edits change what it is about; the message says who and why."""
 
 
-def adapted(wanted: RunConfig, hooks: Hooks, key: str, value: Callable[[RunConfig], object]) -> RunConfig:
+def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunConfig], object]) -> RunConfig:
     """Apply the plugins' edits.
 
     Args:
         wanted: The configuration.
-        hooks: Of the active platform.
+        session: The plugins and the active platform.
         key: What the configuration is about: a key, or a section; empty = several.
         value: What of it must stay as it is.
 
     Raises:
-        NotPossible: A plugin finds an error, or edits change the value.
+        NotPossible: A plugin finds an error, edits change the value, or the platform declares not to do what is asked.
     """
     try:
-        config, edits, _ = hooks.configure(wanted)
+        config, edits, _ = session.hooks.configure(wanted)
+        refuse(limit_diagnostics(config, session.platform))
     except ConfigError as error:
         raise NotPossible(error.why or error.what) from error
     if value(config) != value(wanted):

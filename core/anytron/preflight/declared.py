@@ -1,4 +1,4 @@
-"""What a platform declares not to do: in ``Platform.limits``, in its dtypes, or by refusing a configuration."""
+"""What a platform declares not to do: in ``Platform.limits``, or by refusing a configuration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
 from anytron.errors import AnytronError
-from anytron.limits import Feature
 from anytron.platform import limits_of
 from anytron.preflight.limits import SIZES, VALUES
 
 if TYPE_CHECKING:
     from anytron.hooks.facade import Hooks
+    from anytron.limits import Feature
     from anytron.platform import Platform
 
 
@@ -25,11 +25,6 @@ def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
     for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():
         if feature not in found and (reason := _refusal(hooks, key, value)):
             found[feature] = reason
-    if Feature.BFLOAT16 not in found:
-        import torch
-
-        if not platform.runtime().supports_dtype(torch.bfloat16):
-            found[Feature.BFLOAT16] = "supports_dtype of its runtime says so"
     return found
 
 

@@ -1,0 +1,1 @@
+"""What starts each command of ms-swift: files, because ms-swift runs files, with ``torchrun`` for several ranks."""

@@ -1,0 +1,6 @@
+"""``anytron-swift rlhf``."""
+
+from anytron_swift.process import start
+
+if __name__ == "__main__":  # processes that it spawns import it again
+    start("megatron_rlhf_main")

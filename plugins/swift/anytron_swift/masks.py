@@ -1,0 +1,139 @@
+"""The platform's masks for ms-swift's padded rows.
+
+ms-swift prepares a micro-batch in one function, and calls models in many. So the first leaves the micro-batch for the
+second: whatever model runs next in this process, a policy or its reference, runs on it.
+
+Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism
+fills up with made-up sequences, is none that a layout of Anytron describes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.batch import RaggedBatch
+from anytron.sequences import LayoutConstraints, scopes
+from anytron.traits import ParallelSizes
+from anytron_megatron.models.accepted_masks import accepted_masks
+from anytron_megatron.models.traits import features_of, traits_of
+from anytron_megatron.own_trainer import micro_batches
+from anytron_swift.process import layer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from megatron.core.transformer import TransformerConfig
+
+    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+
+_rows: tuple[RaggedBatch, int] | None = None
+
+
+def prepare_batch(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Replace the mask of a micro-batch of padded rows by what the model's forward pass asks the platform for."""
+
+    @functools.wraps(original)
+    def prepare(args: Any, data: dict[str, Any], vp_stage: int | None = None) -> dict[str, Any]:
+        global _rows  # noqa: PLW0603 - of the process, as the model's forward pass is
+        _rows = _padded_rows(args, data)
+        batch = original(args, data, vp_stage=vp_stage)
+        if _rows is not None:
+            batch["attention_mask"] = None
+        return batch
+
+    return prepare
+
+
+def _padded_rows(args: Any, data: dict[str, Any]) -> tuple[RaggedBatch, int] | None:
+    """Give the sequences of ms-swift's rows, and how long the rows are, before anything is cut for this rank.
+
+    None where there are no such rows: packed sequences, or a loss that finds the last tokens by the mask.
+    """
+    lengths, tokens = data.get("seq_lens"), data.get("input_ids")
+    if (
+        args.padding_free
+        or args.task_type != "causal_lm"
+        or args.padding_side != "right"
+        or lengths is None
+        or tokens is None
+    ):
+        return None
+    flat = torch.cat([row[:length] for row, length in zip(tokens, lengths, strict=True)]).cpu()
+    return RaggedBatch(torch.tensor(lengths), flat, torch.ones_like(flat, dtype=torch.bool)), tokens.shape[1]
+
+
+def forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a model with the platform's mask for the micro-batch, in its scope."""
+
+    @functools.wraps(original)
+    def run(
+        self: Any,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if _rows is None:
+            return original(self, input_ids, position_ids, attention_mask, *args, **kwargs)
+        prepared = _prepared(self.config, *_rows)
+        with scopes.enter(prepared.scope()):
+            return original(self, input_ids, position_ids, prepared.attention_mask, *args, **kwargs)
+
+    return run
+
+
+def _prepared(config: TransformerConfig, batch: RaggedBatch, columns: int) -> PreparedBatch:
+    return _preparer(_Hashed(config), columns).prepare(batch)
+
+
+class _Hashed:
+    """A configuration by its identity; Megatron's have no hash."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.config = config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed) and other.config is self.config
+
+    def __hash__(self) -> int:
+        return id(self.config)
+
+
+@functools.lru_cache(maxsize=64)
+def _preparer(hashed: _Hashed, columns: int) -> BatchPreparer:
+    """Make what lays out rows of ``columns`` tokens for a model; layouts agree with ms-swift's rows by their length."""
+    config = hashed.config
+    portable = layer().platform.portable_modules
+    return micro_batches(
+        layer(),
+        "bshd",
+        context_length=sys.maxsize,  # ms-swift limits its sequences itself
+        traits=traits_of(config),
+        sizes=sizes_of(config),
+        accepted=accepted_masks(
+            "bshd", context_parallel=config.context_parallel_size, vision=config.is_multimodal, portable=portable
+        ),
+        constraints=LayoutConstraints(bucket=columns),
+        fp8=bool(config.fp8),
+        asked=features_of(config),
+    )
+
+
+def sizes_of(config: TransformerConfig) -> ParallelSizes:
+    """Read the parallel sizes of a model; replicas are what is left of the ranks."""
+    sizes = {
+        "tensor": config.tensor_model_parallel_size,
+        "pipeline": config.pipeline_model_parallel_size,
+        "context": config.context_parallel_size,
+        "expert": config.expert_model_parallel_size,
+        "expert_tensor": config.expert_tensor_parallel_size or config.tensor_model_parallel_size,
+        "virtual_pipeline": config.virtual_pipeline_model_parallel_size or 1,
+        "sequence_parallel": config.sequence_parallel and config.tensor_model_parallel_size > 1,
+    }
+    return ParallelSizes(**sizes, data=torch.distributed.get_world_size() // ParallelSizes(**sizes).model)

@@ -1,0 +1,58 @@
+"""The layer of a process in which ms-swift trains."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+
+from anytron.errors import EngineError
+from anytron.layer import Layer, open_layer
+from anytron.patches import Phase
+
+REPORT = "ANYTRON_SWIFT_REPORT"
+"""The variable that names a directory in which each rank writes what was changed in it."""
+
+_layer: Layer | None = None
+
+
+def start(entry: str) -> None:
+    """Open the layer and run one of ms-swift's entry points in it, which reads its options from ``sys.argv``.
+
+    Args:
+        entry: Its name in ``swift.megatron``.
+
+    Raises:
+        AnytronError: The platform cannot be used, Megatron is imported already, or a patch does not fit.
+    """
+    global _layer
+    # CUDA_DEVICE_MAX_CONNECTIONS as in ms-swift's own files (swift/cli/_megatron/sft.py).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # ms-swift's models are mcore-bridge's, as those of Anytron's engine are.
+    with open_layer(engine="megatron") as _layer:
+        _layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+        run = getattr(import_module("swift.megatron"), entry)
+
+        from anytron_swift.patches import PATCHES
+
+        _layer.apply_phase(Phase.BEFORE_BUILD, PATCHES)
+        if directory := os.environ.get(REPORT):
+            path = Path(directory) / f"patches-{os.getpid()}.json"
+            path.write_text(json.dumps(_layer.ledger.report(), indent=1) + "\n", encoding="utf-8")
+        run()
+
+
+def layer() -> Layer:
+    """Return the layer of this process.
+
+    Raises:
+        EngineError: There is none.
+    """
+    if _layer is None:
+        raise EngineError(
+            "ms-swift runs without Anytron in this process.",
+            why="its patches are applied, and nothing has opened the layer",
+            fix="start ms-swift with anytron-swift",
+        )
+    return _layer
