@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # torch's own list of device constructors (torch.utils._device), and the *_like family.
 TORCH_FACTORIES = (
-    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like",
-    "empty_permuted", "empty_quantized", "empty_strided", "eye", "from_dlpack", "full", "full_like",
-    "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint",
+    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like", "empty_permuted",
+    "empty_quantized", "empty_strided", "eye", "from_dlpack", "full", "full_like", "hamming_window", "hann_window",
+    "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint",
     "randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor", "sparse_bsc_tensor",
     "sparse_bsr_tensor", "sparse_compressed_tensor", "sparse_coo_tensor", "sparse_csc_tensor", "sparse_csr_tensor",
     "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
