@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,10 @@ def test_an_example_fits(example):
     assert not any("engine" in one for one in plan["assumed"]), "the engine's own estimate is there"
     (device,) = plan["devices"]
     assert {process["who"] for process in device["processes"]} == {"training rank", "rollout replica"}
+    (planned,) = re.findall(
+        r"^# .*Planned: ([\d.]+) of 64 GiB", (EXAMPLES / f"{example}.yaml").read_text(), re.MULTILINE
+    )
+    assert float(planned) == pytest.approx(device["needed_bytes"] / 2**30, abs=0.06)
 
 
 @pytest.mark.parametrize("recipe", recipes("NPUs"), ids=str)
