@@ -73,7 +73,7 @@ def test_preferences_are_learnt_from(prepared, options, request):
         **EXACT,
         **options,
     )
-    sums = [float(losses.sum()) for losses in trained.answer_losses(directory)]
+    sums = [losses.sum().item() for losses in trained.answer_losses(directory)]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert first["logps/chosen"] == pytest.approx(-sum(sums) / len(sums), abs=1e-4)
     assert second["rewards/margins"] > 0
