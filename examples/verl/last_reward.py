@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import mean
 
 LAST = 5
 """Steps whose mean is taken: a step has 32 prompts."""
@@ -16,7 +17,7 @@ LAST = 5
 def main(path: str, bound: str) -> int:
     steps = [json.loads(line)["data"] for line in Path(path).read_text().splitlines()]
     rewards = [step["critic/score/mean"] for step in steps if "critic/score/mean" in step]
-    reward = sum(rewards[-LAST:]) / LAST
+    reward = mean(rewards[-LAST:])
     greedy = {name: value for step in steps for name, value in step.items() if name.startswith("val-core/")}
     print(f"reward: {rewards[0]:.3f} in the first step, {reward:.3f} in the last {LAST} of {len(rewards)}; {greedy}")
     return int(reward < float(bound))

@@ -3,8 +3,11 @@
 #
 #   examples/verl/train_on_cpu.sh [OVERRIDES OF VERL'S]
 #
-# A Qwen3 with random weights learns to sort digits. Ends with an error if the reward is below 0.8. What it makes is in
-# runs/verl, or in $DIRECTORY. Needs what constraints/verl.txt lists (plugins/verl/README.md).
+# A Qwen3 with random weights learns to sort two digits. Ends with an error if the reward is below 0.8. What it makes is
+# in runs/verl, or in $DIRECTORY. Needs what constraints/verl.txt lists (plugins/verl/README.md). Another platform than
+# the processor is that of ANYTRON_PLATFORM.
+#
+# Expected: reward 0.9 after 30 steps.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${DIRECTORY:=runs/verl}"
@@ -12,7 +15,7 @@ directory=$(cd "$DIRECTORY" && pwd)
 digits=2
 
 # A thread for each process: there are about ten, and Ray's workers inherit these variables.
-export ANYTRON_PLATFORM=cpu OMP_NUM_THREADS=1 TQ_NUM_THREADS=1
+export ANYTRON_PLATFORM="${ANYTRON_PLATFORM:-cpu}" OMP_NUM_THREADS=1 TQ_NUM_THREADS=1
 export TORCHDYNAMO_DISABLE=1  # nothing is compiled
 # Ray lowers its workers' priority by 15: beside anything else on the machine they would hardly get on.
 export RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0
@@ -32,9 +35,9 @@ python -m verl.trainer.main_ppo model_engine=megatron \
     data.train_batch_size=32 \
     data.dataloader_num_workers=0 \
     actor_rollout_ref.model.path="$directory/model" \
-    actor_rollout_ref.model.use_remove_padding=False \
     actor_rollout_ref.actor.optim.lr=1e-3 \
-    actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+    actor_rollout_ref.actor.optim.lr_decay_style=cosine \
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \
     actor_rollout_ref.actor.ppo_epochs=4 \
     actor_rollout_ref.actor.use_dynamic_bsz=True \
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192 \
@@ -42,7 +45,7 @@ python -m verl.trainer.main_ppo model_engine=megatron \
     actor_rollout_ref.actor.megatron.override_transformer_config.attention_backend=auto \
     actor_rollout_ref.rollout.name=transformers \
     actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
-    actor_rollout_ref.rollout.n=8 \
+    actor_rollout_ref.rollout.n=16 \
     actor_rollout_ref.rollout.agent.num_workers=1 \
     reward.num_workers=1 \
     reward.custom_reward_function.path="$here/reward.py" \

@@ -5,22 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plugins.verl.tests.expected import of_transformers, responses
+from plugins.verl.tests.expected import REPLACED, of_transformers, replaced_in, responses
 
 pytestmark = pytest.mark.npu_simulator
 FORMATS = ("thd", "bshd")
 
 
 @pytest.fixture(scope="module")
-def found(model, ranks):
-    """What a script that names only verl finds on a platform, by format; with two ranks, by what they share."""
+def found(model, ranks, tmp_path_factory):
+    """What a script that names only verl finds on a platform, by format; with two ranks, by what they share.
+
+    To it comes what Anytron says that it has replaced, by rank.
+    """
     known = {}
 
     def of(platform, sequence_format, **shared):
         key = (platform, sequence_format, *shared)
         if key not in known:
             program = ("simulated.py", "user.py", model, sequence_format, "float32")
-            known[key] = ranks(*program, ANYTRON_PLATFORM=platform, **shared)
+            report = tmp_path_factory.mktemp("report")
+            variables = {"ANYTRON_PLATFORM": platform, "ANYTRON_VERL_REPORT": str(report), **shared}
+            known[key] = {**ranks(*program, **variables), "replaced": replaced_in(report)}
         return known[key]
 
     return of
@@ -36,6 +41,13 @@ def test_log_probs_are_those_of_transformers(model, found, sequence_format):
 @pytest.mark.parametrize("sequence_format", FORMATS)
 def test_steps_are_the_processors(found, sequence_format):
     same(found("ascend", sequence_format), found("cpu", sequence_format))
+
+
+@pytest.mark.parametrize("sequence_format", FORMATS)
+def test_where_verl_sees_an_npu_its_branches_are_replaced(found, sequence_format):
+    on_npu = found("ascend", sequence_format)
+    assert on_npu["is_npu_available"]
+    assert on_npu["replaced"] == [REPLACED]
 
 
 @pytest.mark.parametrize("dimension", ["tensor", "context"])

@@ -17,6 +17,7 @@ from recorded import LENGTHS, recorded_batch
 from verl import DataProto
 from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo.core_algos import compute_gae_advantage_return, compute_grpo_outcome_advantage
+from verl.utils import device
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import (
     ActorConfig,
@@ -113,7 +114,11 @@ def main(model, sequence_format, dtype):
     worker = make_worker(model, sequence_format, dtype)
     critic = make_worker(model, sequence_format, dtype, "value_model")
     columns = recorded_batch()
-    facts = {"engine": type(worker.engine).__name__, "critic": type(critic.engine).__name__}
+    facts = {
+        "engine": type(worker.engine).__name__,
+        "critic": type(critic.engine).__name__,
+        "is_npu_available": device.is_npu_available,
+    }
     old = score(worker, columns, "log_probs")
     facts["log_probs"] = old.tolist()
     facts["ppo"] = train(worker, critic, columns, "ppo", old)
