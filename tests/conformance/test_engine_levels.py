@@ -13,6 +13,7 @@ from anytron.testing.model.table import FAMILIES
 from anytron.testing.subject import Source, Subject
 from anytron.testing.tiny_models import CONFIGS
 from anytron.verification.report import Status
+from anytron_megatron.models import families
 from tests.conformance import engine_mutants
 from tests.conformance.mutant import mutants_of
 
@@ -79,5 +80,6 @@ def test_a_sabotaged_platform_is_caught(mutant, open_subject):
     assert mutant.says in f"{result.reason} {result.case} {result.difference}"
 
 
-def test_every_family_has_a_tiny_model():
-    assert {family.name for family in FAMILIES} <= CONFIGS.keys()
+def test_every_supported_family_is_in_the_kit():
+    supported = {model_type for model_type, row in families.FAMILIES.items() if row.proof}
+    assert {CONFIGS[family.name]["model_type"] for family in FAMILIES} == supported

@@ -16,10 +16,11 @@ from anytron.kernels.contract import AttentionCall
 from anytron.limits import Feature
 from anytron.reference.attention import reference_attention
 from anytron.testing.kernels.attention_calls import SCALE, Layer, Packing, packed, padded
-from anytron.testing.kernels.fused import grouped_mm_of, rms_norm_of, rope_of, swiglu_of
+from anytron.testing.kernels.fused import grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
 from anytron.testing.kernels.linear_attention import convolution_of, delta_rule_of
 from anytron.testing.kernels.log_probs import Problem
 from anytron.testing.kernels.numbers import in_dtypes
+from anytron.testing.kernels.optimizer import adam_of
 from anytron.testing.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         "attention in bshd": Sample(_padded_attention, (Feature.BSHD,)),
         "log-probs": Sample(_log_probs),
         "rms_norm": Sample(lambda subject, dtype: _pair(rms_norm_of, subject, dtype, (3, 8), (2, 3, 8))),
+        "layer_norm": Sample(lambda subject, dtype: _pair(layer_norm_of, subject, dtype, (3, 8), (2, 3, 8))),
         "swiglu": Sample(lambda subject, dtype: _pair(swiglu_of, subject, dtype, (3, 8), (2, 3, 12))),
         "rope": Sample(lambda subject, dtype: _pair(_turned, subject, dtype, (3, 2, 16), (5, 2, 16))),
         "grouped_mm": Sample(
@@ -84,6 +86,7 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         "gated_delta_rule": Sample(
             lambda subject, dtype: _pair(delta_rule_of, subject, dtype, (2, 5), (4, 1)), (Feature.LINEAR_ATTENTION,)
         ),
+        "adam": Sample(lambda subject, dtype: _pair(adam_of, subject, dtype, (5,), (3, 7))),
     }
 )
 
@@ -157,9 +160,9 @@ def on_the_device(subject: Subject, case: Case) -> None:
                 return attend(*operands)
 
         called = replace(comparison, kernel=watched).call(subject)
-        leaves = [one for one in called.given.values() if one.requires_grad]
-        with watch:
-            torch.autograd.grad([result.sum() for result in called.results], leaves, allow_unused=True)
+        if leaves := [one for one in called.given.values() if one.requires_grad]:
+            with watch:
+                torch.autograd.grad([result.sum() for result in called.results], leaves, allow_unused=True)
         if watch.elsewhere:
             raise Broken(
                 f"The kernel computes on another device than {subject.device.type}.", ", ".join(sorted(watch.elsewhere))

@@ -51,6 +51,29 @@ def rms_norm_of(
     )
 
 
+def layer_norm_of(
+    subject: Subject,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    zero_centered: bool = False,
+    bias: bool = True,
+    **others: Any,
+) -> Comparison:
+    """Compare ``layer_norm`` of the same numbers."""
+    eps = 0.1
+    kernel = fused(subject, KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
+    operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
+    if bias:
+        operands["bias"] = drawn(shape[-1], seed=2)
+    return Comparison(
+        lambda x, weight, bias=None: kernel(x, weight, bias, eps, zero_centered),
+        lambda x, weight, bias=None: reference_layer_norm(x, weight, bias, eps, zero_centered),
+        operands,
+        dtype,
+        **others,
+    )
+
+
 def _rows(shape: tuple[int, ...]) -> Tensor:
     numbers = drawn(*shape) / 3
     numbers.view(-1, shape[-1])[0] = 0.0
@@ -95,19 +118,8 @@ def rms_norm(subject: Subject, case: Case) -> None:
 )
 def layer_norm(subject: Subject, case: Case) -> None:
     """Normalise with and without bias; the factor is ``weight``, or ``1 + weight`` if ``zero_centered``."""
-    dtype, (shape, lay, zero_centered, with_bias) = case.values
-    eps = 0.1
-    kernel = fused(subject, KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
-    operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
-    if with_bias:
-        operands["bias"] = drawn(shape[-1], seed=2)
-    Comparison(
-        lambda x, weight, bias=None: kernel(x, weight, bias, eps, zero_centered),
-        lambda x, weight, bias=None: reference_layer_norm(x, weight, bias, eps, zero_centered),
-        operands,
-        dtype,
-        lay=lay,
-    ).hold(subject)
+    dtype, (shape, lay, zero_centered, bias) = case.values
+    layer_norm_of(subject, dtype, shape, zero_centered, bias, lay=lay).hold(subject)
 
 
 def swiglu_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], **others: Any) -> Comparison:

@@ -6,11 +6,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from anytron.kernels.contract import KernelName
 from anytron.limits import Feature
 from anytron.reference.fused import reference_adam
 from anytron.testing.compare import assert_close
+from anytron.testing.kernels.comparison import Comparison
 from anytron.testing.kernels.fused import fused
 from anytron.testing.kernels.numbers import drawn
 from anytron.testing.rules import Broken, Case, rule
@@ -22,6 +24,28 @@ if TYPE_CHECKING:
 
 SHAPES = ((1,), (5,), (3, 7), (2, 1, 129))
 SETTINGS: Mapping[str, Any] = MappingProxyType({"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 0.01})
+
+
+def adam_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Comparison:
+    """Compare parameters after a step of AdamW from moments of zero; there are no gradients of it."""
+    step_of = fused(subject, KernelName.ADAM, torch.float32)
+    form = {**SETTINGS, "decoupled": True, "weight_decay": 0.3, "bias_correction": True}
+
+    def stepped(param: Tensor, grad: Tensor) -> Tensor:
+        after = param.clone()
+        moments = [[torch.zeros_like(param, dtype=torch.float32)] for _ in range(2)]
+        step_of([after], [grad], *moments, step=1, **form)
+        return after
+
+    operands = {"parameter": drawn(*shape), "gradient": drawn(*shape, seed=1) / 10}
+    return Comparison(
+        stepped,
+        lambda param, grad: reference_adam(param, [grad], **form)[0],
+        operands,
+        dtype,
+        outputs=("parameter afterwards",),
+        frozen=tuple(operands),
+    )
 
 
 def _cases() -> list[Case]:

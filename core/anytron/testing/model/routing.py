@@ -10,7 +10,7 @@ import torch
 from anytron.limits import Feature
 from anytron.testing.model.observed import Observer, recorded_of
 from anytron.testing.model.parts import hold_gradients, hold_values
-from anytron.testing.model.table import DEEPSEEK_V3, EXPERT, ONE, PADDED, QWEN3_MOE, TENSOR, cases
+from anytron.testing.model.table import DEEPSEEK_V3, EXPERT, HALF, ONE, PADDED, QWEN3_MOE, TENSOR, cases
 from anytron.testing.rules import Broken, rule
 from anytron.testing.training_ranks import START_S, said
 from anytron.verification.gradients import computed_gradients
@@ -32,6 +32,7 @@ REPLAYED = {"rollout": {"replay_routing": True}}
     "Where the experts of each token are given, log-probs and gradients are those of transformers with these experts.",
     cases=(
         *cases(ONE, QWEN3_MOE, DEEPSEEK_V3),
+        *cases(HALF, QWEN3_MOE),
         *cases(PADDED, QWEN3_MOE),
         *cases(TENSOR, QWEN3_MOE),
         *cases(EXPERT, DEEPSEEK_V3),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.testing.model.observed import Observer, Seen
 from anytron.testing.model.table import (
+    ARRANGED,
     CONTEXT,
     DEEPSEEK_V3,
     DENSE_DEEPSEEK_V3,
@@ -110,7 +111,7 @@ def model_gradients(subject: Subject, case: Case) -> None:
     "packed-equals-padded",
     "model",
     "Padded rows (bshd) give the same log-probs, entropies and gradients as packed sequences (thd).",
-    cases=tuple(cases(PADDED, *FAMILIES)),
+    cases=tuple(cases(PADDED, *ARRANGED)),
     limit_s=START_S,
 )
 def packed_equals_padded(subject: Subject, case: Case) -> None:
@@ -126,7 +127,7 @@ def packed_equals_padded(subject: Subject, case: Case) -> None:
     "tensor-parallel",
     "model",
     "Two tensor-parallel ranks give the same log-probs, entropies and gradients as one.",
-    cases=tuple(cases(TENSOR, *FAMILIES)),
+    cases=tuple(cases(TENSOR, *ARRANGED)),
     limit_s=START_S,
 )
 def tensor_parallel(subject: Subject, case: Case) -> None:
@@ -142,7 +143,7 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
     "pipeline-parallel",
     "model",
     "Two pipeline stages give the same log-probs, entropies and gradients as one.",
-    cases=(*cases(PIPELINE, *FAMILIES), *cases(INTERLEAVED, QWEN3, QWEN3_MOE, DEEPSEEK_V3)),
+    cases=(*cases(PIPELINE, *ARRANGED), *cases(INTERLEAVED, QWEN3, QWEN3_MOE, DEEPSEEK_V3)),
     limit_s=START_S,
 )
 def pipeline_parallel(subject: Subject, case: Case) -> None:
@@ -159,7 +160,7 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
     "context-parallel",
     "model",
     "Two context-parallel ranks give the same log-probs, entropies and gradients as one.",
-    cases=(*cases(CONTEXT, *FAMILIES), *cases(PADDED_CONTEXT, QWEN3, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_VL)),
+    cases=(*cases(CONTEXT, *ARRANGED), *cases(PADDED_CONTEXT, QWEN3, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_VL)),
     limit_s=START_S,
 )
 def context_parallel(subject: Subject, case: Case) -> None:

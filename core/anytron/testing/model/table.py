@@ -83,6 +83,7 @@ QWEN3 = Family("qwen3", "Qwen3")
 EVERY_HEAD = Family("qwen3", "Qwen3, one query per key head", changes=(("num_key_value_heads", 4),))
 ONE_HEAD = Family("qwen3", "Qwen3, one key head", changes=(("num_key_value_heads", 1),))
 QWEN2 = Family("qwen2", "Qwen2, tied")
+LLAMA = Family("llama", "Llama")
 QWEN3_MOE = Family("qwen3_moe", "Qwen3-MoE", (_EXPERTS,))
 DEEPSEEK_V3 = Family("deepseek_v3", "DeepSeek-V3", (_LATENT, _EXPERTS))
 DENSE_DEEPSEEK_V3 = Family(
@@ -91,9 +92,13 @@ DENSE_DEEPSEEK_V3 = Family(
 QWEN3_NEXT = Family("qwen3_next", "Qwen3-Next", (_LINEAR, _EXPERTS))
 QWEN3_5 = Family("qwen3_5", "Qwen3.5, images", (_LINEAR, Feature.VISION))
 QWEN3_VL = Family("qwen3_vl", "Qwen3-VL, images", (Feature.VISION,))
+QWEN2_5_VL = Family("qwen2_5_vl", "Qwen2.5-VL, images", QWEN3_VL.needs)
 
-FAMILIES = (QWEN3, QWEN2, QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_5, QWEN3_VL)
-"""The simplest first: of several that fail, a rule shows one."""
+ARRANGED = (QWEN3, QWEN2, QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_5, QWEN3_VL)
+"""Those that are computed in every layout, the simplest first: of several that fail, a rule shows one."""
+FAMILIES = (*ARRANGED, LLAMA, QWEN2_5_VL)
+"""All. The last ones bring nothing that a layout splits otherwise: Llama's layers are Qwen3's without norms of heads,
+and Qwen2.5-VL has Qwen2's behind its vision tower."""
 MIXTURES = (QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT)
 
 
