@@ -7,7 +7,7 @@
 # in runs/verl, or in $DIRECTORY. Needs what constraints/verl.txt lists (plugins/verl/README.md). Another platform than
 # the processor is that of ANYTRON_PLATFORM.
 #
-# Expected: reward 0.9 after 30 steps.
+# Expected: reward 0.95 after 30 steps.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${DIRECTORY:=runs/verl}"
