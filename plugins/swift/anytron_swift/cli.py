@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+from anytron.errors import AnytronError, ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 COMMANDS = ("pt", "sft", "rlhf", "export")
 USAGE = f"""Usage: anytron-swift {{{",".join(COMMANDS)}}} [CONFIG.yaml] [OPTIONS OF ms-swift'S]
@@ -13,13 +19,57 @@ NPROC_PER_NODE says how many ranks there are, as it does for ms-swift. `megatron
 
 
 def main() -> None:
-    """Start the command as ms-swift does, with one of our files in the place of its own."""
-    command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    """Start the command as ms-swift does, with one of our files in the place of its own.
+
+    Exit status: that of ms-swift; 1 after an :class:`AnytronError`, printed as what, where, why and fix; 2 after wrong
+    usage.
+    """
+    words = sys.argv[1:]
+    if not words:
+        sys.stderr.write(USAGE)
+        raise SystemExit(2)
+    command, *options = words
+    if command in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return
     if command not in COMMANDS:
-        asked = command in ("-h", "--help")
-        (sys.stdout if asked else sys.stderr).write(USAGE)
-        raise SystemExit(0 if asked else 2)
+        known = ", ".join(COMMANDS)
+        fail(
+            ConfigError(
+                f"'{command}' is not a command of anytron-swift.",
+                why=f"its commands are {known}",
+                fix=did_you_mean(command.lower(), COMMANDS) or f"anytron-swift COMMAND ..., with one of {known}",
+            ),
+            status=2,
+        )
+    try:
+        _refuse(options)
+    except AnytronError as error:
+        fail(error)
 
     from swift.cli.main import cli_main
 
     cli_main({name: f"anytron_swift.commands.{name}" for name in COMMANDS}, is_megatron=True)
+
+
+def _refuse(options: list[str]) -> None:
+    """Refuse here, once and without ``torchrun``'s traceback, what each rank would refuse.
+
+    Raises:
+        PluginError: ms-swift is missing or does not fit.
+        AnytronError: As :func:`anytron.plugins.open_session`.
+    """
+    from anytron.plugins import open_session
+    from anytron_swift import installation
+
+    installation.require_supported()
+    installation.load("swift.cli.main", "parse_yaml_args")(list(options))  # its ENV may name the platform
+    open_session(engine="megatron")
+
+
+def fail(error: AnytronError, status: int = 1) -> NoReturn:
+    """Print an error as ``anytron`` does, and end the process."""
+    from anytron.cli.main import print_error
+
+    print_error(error)
+    raise SystemExit(status)

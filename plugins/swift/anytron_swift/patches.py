@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from anytron.patches import Patch, Phase
-
-SUPPORTED = ">=4.6,<4.7"
-"""Releases of ms-swift that this was tested with."""
+from anytron_swift.installation import MS_SWIFT
 
 PATCHES = (
     Patch(
@@ -13,8 +11,8 @@ PATCHES = (
         owner="swift",
         target="swift.megatron.trainers.utils:prepare_batch",
         phase=Phase.BEFORE_BUILD,
-        package="ms-swift",
-        requires=SUPPORTED,
+        package=MS_SWIFT.package,
+        requires=MS_SWIFT.specifier,
         reason=("ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get none"),
         upstream="https://github.com/modelscope/ms-swift/pull/9196; swift/template/base.py, lines 2151 to 2157",
         remove_when="ms-swift asks its platform for masks",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from importlib import import_module
 from pathlib import Path
 
-from anytron.errors import EngineError
+from anytron.errors import AnytronError, EngineError
 from anytron.layer import Layer, open_layer
 from anytron.patches import Phase
+from anytron_swift.cli import fail
+from anytron_swift.installation import load
 
 REPORT = "ANYTRON_SWIFT_REPORT"
 """The variable that names a directory in which each rank writes what was changed in it."""
@@ -20,27 +21,35 @@ _layer: Layer | None = None
 def start(entry: str) -> None:
     """Open the layer and run one of ms-swift's entry points in it, which reads its options from ``sys.argv``.
 
+    An :class:`AnytronError` ends the process with status 1, printed as ``anytron`` does: the platform cannot be used,
+    Megatron is imported already, a patch does not fit, or the platform refuses the model.
+
     Args:
         entry: Its name in ``swift.megatron``.
-
-    Raises:
-        AnytronError: The platform cannot be used, Megatron is imported already, or a patch does not fit.
     """
-    global _layer
+    try:
+        _start(entry)
+    except AnytronError as error:
+        fail(error)
+
+
+def _start(entry: str) -> None:
+    global _layer  # noqa: PLW0603 - a state of the process, as what it patches is
     # CUDA_DEVICE_MAX_CONNECTIONS as in ms-swift's own files (swift/cli/_megatron/sft.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    # ms-swift's models are mcore-bridge's, as those of Anytron's engine are.
-    with open_layer(engine="megatron") as _layer:
-        _layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
-        run = getattr(import_module("swift.megatron"), entry)
+    # ms-swift's models are mcore-bridge's, as those of Anytron's engine are. The layer ends with the process.
+    _layer = open_layer(engine="megatron")
+    _layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+    run = load("swift.megatron", entry)
 
-        from anytron_swift.patches import PATCHES
+    from anytron_swift.patches import PATCHES
 
-        _layer.apply_phase(Phase.BEFORE_BUILD, PATCHES)
-        if directory := os.environ.get(REPORT):
-            path = Path(directory) / f"patches-{os.getpid()}.json"
-            path.write_text(json.dumps(_layer.ledger.report(), indent=1) + "\n", encoding="utf-8")
-        run()
+    _layer.apply_phase(Phase.BEFORE_BUILD, PATCHES)
+    if directory := os.environ.get(REPORT):
+        path = Path(directory) / f"patches-{os.getpid()}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(_layer.ledger.report(), indent=1) + "\n", encoding="utf-8")
+    run()
 
 
 def layer() -> Layer:

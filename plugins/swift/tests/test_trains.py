@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -77,12 +76,3 @@ def test_preferences_are_learnt_from(prepared, options, request):
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert first["logps/chosen"] == pytest.approx(-sum(sums) / len(sums), abs=1e-4)
     assert second["rewards/margins"] > 0
-
-
-def test_a_command_that_is_none_is_an_error_with_the_usage():
-    for words, status in ((["--help"], 0), (["train"], 2), ([], 0)):
-        done = subprocess.run(
-            [sys.executable, "-m", "anytron_swift", *words], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == status
-        assert "Usage: anytron-swift {pt,sft,rlhf,export}" in done.stdout + done.stderr

@@ -1,0 +1,48 @@
+"""Find the installed ms-swift, and import it, with an error for people where that cannot be."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from anytron.errors import PluginError
+from anytron.hooks.types import Requirement
+from anytron.plugins import examine_requirements
+
+MS_SWIFT = Requirement("ms-swift", ">=4.6,<4.7", "pip install --no-deps ms-swift==4.6.0")
+"""The releases that this was tested with."""
+
+
+def require_supported() -> None:
+    """Look at ms-swift's metadata; nothing of it is imported.
+
+    Raises:
+        PluginError: It is not installed, or is a release that this was not tested with.
+    """
+    (found,) = examine_requirements([("swift", MS_SWIFT)])
+    if not found.fits:
+        raise PluginError(
+            "There is no ms-swift that anytron-swift was tested with.",
+            where=", ".join(found.locations) or sys.prefix,
+            why=found.reason,
+            fix=found.remedy,
+        )
+
+
+def load(module: str, name: str) -> Any:
+    """Import something of ms-swift's; most of its packages import their parts only as they are asked for them.
+
+    Raises:
+        PluginError: A package is missing that it needs; ``pip install --no-deps`` brings none.
+    """
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            "A package that ms-swift imports is not installed.",
+            where=sys.prefix,
+            why=str(error),
+            fix="install it, with --no-deps if it would replace others; constraints/swift.txt in Anytron's sources has "
+            "all that its tests run with",
+        ) from error
