@@ -26,8 +26,8 @@ def save_model(path: Path, head_size: int) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=16, hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=head_size, max_position_embeddings=64, tie_word_embeddings=False, dtype="bfloat16",
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        num_key_value_heads=2, head_dim=head_size, max_position_embeddings=64, tie_word_embeddings=False,
+        dtype="bfloat16", bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
