@@ -17,7 +17,8 @@ from plugins.verl.tests.by_path import load
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # before Megatron is imported, which would import torch's compiler
 PROGRAMS = Path(__file__).parent / "programs"
 HAS_SIMULATOR = importlib.util.find_spec("anytron_ascend_simulator") is not None
-SKIPPED = {"npu_simulator": 0 if HAS_SIMULATOR else 9}
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+SKIPPED = {"npu_simulator": 0 if HAS_SIMULATOR else 9, "vllm": 0 if HAS_VLLM else 1}
 """How many tests of the whole suite skip, by the marker that says what they need."""
 
 
@@ -35,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("npu_simulator") and not HAS_SIMULATOR:
         pytest.skip("needs torch_npu on the simulator: tox -e verl-ascend")
+    if item.get_closest_marker("vllm") and not HAS_VLLM:
+        pytest.skip("needs vLLM for processors: tox -e verl-vllm")
 
 
 @pytest.fixture(scope="session")

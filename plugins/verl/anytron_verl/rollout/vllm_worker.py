@@ -1,0 +1,32 @@
+"""verl's own extension of vLLM's workers, on processors (``engine_kwargs.vllm.worker_extension_cls``).
+
+vLLM packs linear layers for the processor's kernels when it starts, and empties their parameters; verl loads into the
+parameters. Here vLLM makes them anew for each update, by its own calls for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class WorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """verl's, for vLLM with ``weight_transfer_config={backend: anytron}``."""
+
+    def update_weights_from_ipc(self, *arguments: Any, **named: Any) -> None:
+        """Update all weights, in verl's way.
+
+        Raises:
+            EngineError: A part of the model has got none; it must not be used any more.
+        """
+        self.start_weight_update()
+        super().update_weights_from_ipc(*arguments, **named)
+        self.finish_weight_update()
+
+    def _update_weights(self, weights: list[tuple[str, Tensor]], *arguments: Any, **named: Any) -> None:
+        """Copy a bucket: layers load once they have all of theirs, and the next bucket comes in the same memory."""
+        super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *arguments, **named)
