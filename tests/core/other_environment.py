@@ -19,6 +19,7 @@ def make_environment(directory: Path, *, anytron: str | None) -> Path:
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python3*/site-packages")
     if anytron is not None:
-        (site / "tests.pth").write_text("\n".join(path for path in sys.path if path and Path(path).is_dir()))
-        (site / "sitecustomize.py").write_text(f"import anytron\nanytron.__version__ = {anytron!r}\n")
+        paths = [path for path in sys.path if path and Path(path).is_dir()]
+        # Not a sitecustomize.py: some distributions' Python has one of its own, which comes first.
+        (site / "tests.pth").write_text("\n".join([*paths, f"import anytron; anytron.__version__ = {anytron!r}"]))
     return directory / "bin" / "python"

@@ -38,10 +38,20 @@ _CLASSES = (
     _MEM_FORMAT_ENCODING,
     _StorageInfo,
 )
+
+
+def _member_of(known: object, name: str) -> _MEM_FORMAT_ENCODING:
+    """Stand for ``getattr``, by which Python 3.11.0 to 3.11.3 pickle members of enumerations: a table has one."""
+    if known is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"it takes {name!r} of {known!r}, which no checkpoint of ours does")
+    return _MEM_FORMAT_ENCODING[name]
+
+
 _TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 ALLOWED: dict[tuple[str, str], Any] = {
     **{(known.__module__, known.__name__): known for known in _CLASSES},
     **{("torch", name): getattr(torch, name) for name in _TYPES},
+    ("builtins", "getattr"): _member_of,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
 }
