@@ -17,9 +17,10 @@ LAST = 5
 def main(path: str, bound: str) -> int:
     steps = [json.loads(line)["data"] for line in Path(path).read_text().splitlines()]
     rewards = [step["critic/score/mean"] for step in steps if "critic/score/mean" in step]
-    reward = mean(rewards[-LAST:])
+    last = rewards[-LAST:]
+    reward = mean(last)
     greedy = {name: value for step in steps for name, value in step.items() if name.startswith("val-core/")}
-    print(f"reward: {rewards[0]:.3f} in the first step, {reward:.3f} in the last {LAST} of {len(rewards)}; {greedy}")
+    print(f"reward: {rewards[0]:.3f} first, {reward:.3f} in the last {len(last)} steps of {len(rewards)}; {greedy}")
     return int(reward < float(bound))
 
 

@@ -40,10 +40,14 @@ _CLASSES = (
 )
 
 
-def _member_of(known: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """Stand for ``getattr``, by which Python 3.11.0 to 3.11.3 pickle members of enumerations: a table has one."""
-    if known is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
-        raise pickle.UnpicklingError(f"it takes {name!r} of {known!r}, which no checkpoint of ours does")
+def _member_of(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
+    """Stand for ``getattr``, by which Python 3.11.0 to 3.11.3 pickle members of enumerations: a table has one.
+
+    Raises:
+        UnpicklingError: It is asked for anything else.
+    """
+    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"it takes {name!r} of {owner!r}, which no checkpoint of ours does")
     return _MEM_FORMAT_ENCODING[name]
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from plugins.verl.tests.example import steps_in, train
 from plugins.verl.tests.expected import REPLACED, owners_in, replaced_in
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "verl" / "train_on_cpu.sh"
 RANKS = 2
 TOKENS_IN_BFLOAT16 = 0.05
 """Megatron's probabilities of the tokens against those that they were drawn with: bfloat16 on both sides."""
@@ -21,21 +15,6 @@ from anytron_ascend_simulator import preload
 preload()
 """
 """Python runs it first in every process that Ray starts, as a machine with NPUs has CANN's libraries from the start."""
-
-
-def train(path, *overrides, **variables):
-    """Run the example in ``path``."""
-    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    with (path / "log").open("wb") as log:
-        done = subprocess.run(
-            ["bash", SCRIPT, *overrides], env={**os.environ, "DIRECTORY": str(path), "PATH": tools, **variables},
-            cwd=path, stdout=log, stderr=log, timeout=3500, check=False,
-        )  # fmt: skip
-    return done.returncode, (path / "log").read_text(errors="replace")
-
-
-def steps_in(path):
-    return [json.loads(line)["data"] for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +66,7 @@ def test_two_steps_on_simulated_npus(tmp_path):
         RAY_OVERRIDE_RESOURCES='{"NPU": 2}',  # Ray looks for the driver's devices, which nobody simulates
     )  # fmt: skip
 
-    assert "of 2; {" in log, log[-5000:]
+    assert "steps of 2; {" in log, log[-5000:]
     assert status == 1  # two steps teach little
     steps = steps_in(tmp_path)
     assert all(step["actor/grad_norm"] > 0 for step in steps[:2])
