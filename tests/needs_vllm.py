@@ -14,7 +14,7 @@ WITH_TORCHVISION = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
         [
-            *([str(ROOT / "tests/backends/vllm/torchvision_operators"), TORCHVISION] if TORCHVISION else []),
+            *([str(ROOT / "tests/torchvision_operators"), TORCHVISION] if TORCHVISION else []),
             str(ROOT),
             *filter(None, [os.environ.get("PYTHONPATH")]),
         ]

@@ -11,7 +11,7 @@ def prepared(tmp_path_factory):
 
     def of(family):
         if family not in made:
-            made[family] = trained.prepare(tmp_path_factory.mktemp(family), family)
+            made[family] = trained.source(family).prepare(tmp_path_factory.mktemp(family), family)
         return made[family]
 
     return of

@@ -8,29 +8,38 @@ from pathlib import Path
 
 import pytest
 
-from plugins.swift.tests import trained
+from plugins.swift.tests import trained, words
 
 ALONE = Path(__file__).parent / "programs" / "alone.py"
 PACKED = {"padding_free": "true", "attention_backend": "flash"}
 # What ms-swift must be told for exact gradients: docs/upstream/megatron.md has both faults.
 EXACT = {"cross_entropy_loss_fusion": "false", "perform_initialization": "true"}
-CASES = {
-    "padded": ("qwen3", {}),
-    "packed": ("qwen3", PACKED),
-    "padded, TP2": ("qwen3", {"ranks": 2, "tensor_model_parallel_size": 2, "sequence_parallel": "true"}),
-    "padded, CP2": ("qwen3", {"ranks": 2, "context_parallel_size": 2}),
-    "packed, CP2": ("qwen3", {"ranks": 2, "context_parallel_size": 2, **PACKED}),
-    "Gated DeltaNet, padded": ("qwen3_next", {}),
-    "Gated DeltaNet, packed": ("qwen3_next", PACKED),
+LAYOUTS = {
+    "padded": {},
+    "packed": PACKED,
+    "padded, TP2": {"ranks": 2, "tensor_model_parallel_size": 2, "sequence_parallel": "true"},
+    "padded, CP2": {"ranks": 2, "context_parallel_size": 2},
+    "packed, CP2": {"ranks": 2, "context_parallel_size": 2, **PACKED},
+    "padded, PP2": {"ranks": 2, "pipeline_model_parallel_size": 2},
+    "packed, EP2": {"ranks": 2, "expert_model_parallel_size": 2, **PACKED},
 }
+NO_EXPERTS = [name for name in LAYOUTS if "EP" not in name]
+FAMILIES = {
+    "qwen3": NO_EXPERTS,
+    "qwen3_moe": ["packed, EP2"],
+    "qwen3_next": ["padded", "packed"],
+    "qwen2_5_vl": NO_EXPERTS,
+    "qwen3_vl": NO_EXPERTS,
+    "qwen3_5": ["padded", "packed"],
+}
+CASES = [(family, layout) for family, layouts in FAMILIES.items() for layout in layouts]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_first_step_is_that_of_transformers(prepared, case):
-    family, options = CASES[case]
+@pytest.mark.parametrize(("family", "layout"), CASES)
+def test_the_first_step_is_that_of_transformers(prepared, family, layout):
     directory = prepared(family)
-    first, second = trained.train(directory, family, name=case, **EXACT, **options)
-    loss, norm = trained.expected(directory)
+    first, second = trained.train(directory, family, name=layout, **EXACT, **LAYOUTS[layout])
+    loss, norm = trained.expected(directory, family)
     assert first["loss"] == pytest.approx(loss, abs=1e-5)
     assert first["grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert second["loss"] < first["loss"]
@@ -55,7 +64,7 @@ def test_without_them_padding_would_enter_the_state_of_gated_delta_net(prepared,
 def test_preferences_are_learnt_from(prepared, options, request):
     directory = prepared("qwen3")
     rejected = directory / "rejected.jsonl"
-    conversations = trained.conversations(directory)
+    conversations = words.conversations(directory)
     rejected.write_text(
         "".join(
             json.dumps({**one, "rejected_response": one["messages"][1]["content"][::-1]}) + "\n"
@@ -72,7 +81,7 @@ def test_preferences_are_learnt_from(prepared, options, request):
         **EXACT,
         **options,
     )
-    sums = [losses.sum().item() for losses in trained.answer_losses(directory)]
+    sums = [losses.sum().item() for losses in words.answer_losses(directory, trained.transformers_model(directory))]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert first["logps/chosen"] == pytest.approx(-sum(sums) / len(sums), abs=1e-4)
     assert second["rewards/margins"] > 0

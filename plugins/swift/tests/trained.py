@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig
 
 from anytron.data.pretrained import model_class
-from anytron.testing.tiny_models import write_tiny_model
+from plugins.swift.tests import pictures, words
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-import sort_digits
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from transformers import PreTrainedModel
 
 TIMEOUT_S = 300
 OPTIONS = {
-    "template": "dummy", "torch_dtype": "float32", "fp16": "false", "bf16": "false",
+    "torch_dtype": "float32", "fp16": "false", "bf16": "false",
     "attention_backend": "unfused", "gradient_accumulation_fusion": "false",
     "micro_batch_size": 3, "global_batch_size": 6, "train_iters": 2, "lr": "1e-3",
     "logging_steps": 1, "save_steps": 100,
@@ -32,20 +33,9 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def prepare(directory: Path, family: str) -> Path:
-    """Write a tiny model, a tokenizer of one token per character, and six conversations of different lengths."""
-    model = directory / "model"
-    write_tiny_model(family, model)
-    sort_digits.tokenizer().save_pretrained(model)
-    drawn = random.Random(0)
-    with (directory / "train.jsonl").open("w", encoding="utf-8") as file:
-        for digits in (2, 7, 4, 11, 3, 5):
-            text = "".join(drawn.choices(sort_digits.DIGITS, k=digits))
-            messages = [("user", text + sort_digits.SEPARATOR), ("assistant", "".join(sorted(text)))]
-            file.write(
-                json.dumps({"messages": [{"role": role, "content": content} for role, content in messages]}) + "\n"
-            )
-    return directory
+def source(family: str) -> ModuleType:
+    """Give the module that makes a family's model and data, and knows what transformers makes of them."""
+    return pictures if family in pictures.FAMILIES else words
 
 
 def free_port() -> int:
@@ -70,8 +60,8 @@ def train(
     output = directory / name
     said = {
         "model": directory / "model", "model_type": model_type, "dataset": directory / "train.jsonl",
-        "output_dir": output,
-        **OPTIONS, **options,
+        "output_dir": output, "template": model_type,
+        **OPTIONS, **source(model_type).OPTIONS, **options,
     }  # fmt: skip
     arguments = [word for option, value in said.items() for word in (f"--{option}", str(value))]
     environment = {
@@ -88,36 +78,18 @@ def train(
     return [line for line in lines if "grad_norm" in line]
 
 
-def conversations(directory: Path) -> list[dict[str, Any]]:
-    """Read what :func:`prepare` has written."""
-    return [json.loads(line) for line in (directory / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def answer_losses(directory: Path, model: Any = None) -> list[torch.Tensor]:
-    """Compute transformers' loss of each token of each answer, its end included."""
-    model = model or transformers_model(directory)
-    tokenizer = sort_digits.tokenizer()
-    losses = []
-    for conversation in conversations(directory):
-        prompt, answer = (tokenizer(message["content"])["input_ids"] for message in conversation["messages"])
-        tokens = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]])
-        logits = model(tokens).logits[0, len(prompt) - 1 : -1].float()
-        losses.append(torch.nn.functional.cross_entropy(logits, tokens[0, len(prompt) :], reduction="none"))
-    return losses
-
-
-def transformers_model(directory: Path) -> Any:
+def transformers_model(directory: Path) -> PreTrainedModel:
     """Load the tiny model as transformers does."""
     path = directory / "model"
-    model = model_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=torch.float32)
+    model: PreTrainedModel = model_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=torch.float32)
     model.get_input_embeddings().padding_idx = None  # token 0 is a digit here, and has a gradient
     return model
 
 
-def expected(directory: Path) -> tuple[float, float]:
+def expected(directory: Path, family: str) -> tuple[float, float]:
     """Compute transformers' first step: mean loss of the answers' tokens, and the norm of its gradient."""
     model = transformers_model(directory)
-    loss = torch.cat(answer_losses(directory, model)).mean()
+    loss = torch.cat(source(family).answer_losses(directory, model)).mean()
     loss.backward()
     squares = sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None)
     return loss.item(), float(squares) ** 0.5

