@@ -95,15 +95,15 @@ def noise(drawn: random.Random, width: int, height: int) -> Image.Image:
 
 
 def tokenizer(special: dict[str, int]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of one token per character, with the special tokens where the family has them."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    """Make a tokenizer of one token per byte, as Qwen's without its merges, with the special tokens of the family."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {character: index for index, character in enumerate(string.printable)} | special
-    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
-    characters.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), behavior="isolated")
-    characters.decoder = decoders.Fuse()
+    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    found = Tokenizer(models.BPE(letters | special, merges=[]))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=characters,
+        tokenizer_object=found,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=list(special),
