@@ -29,7 +29,7 @@ OPTIONS = {
     "logging_steps": 1, "save_steps": 100,
     "train_dataloader_shuffle": "false", "dataset_shuffle": "false", "split_dataset_ratio": 0,
     "dataloader_num_workers": 0, "dataset_num_proc": 1, "load_from_cache_file": "false", "add_version": "false",
-    "no_save_optim": "true",
+    "no_save_optim": "true", "check_model": "false",
 }  # fmt: skip
 
 
