@@ -53,11 +53,12 @@ def test_the_platforms_masks_take_the_place_of_those_of_ms_swift(prepared):
     assert states["swift.prepare-batch"] == states["swift.model-forward"] == "applied"
 
 
-def test_without_them_padding_would_enter_the_state_of_gated_delta_net(prepared, monkeypatch):
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_without_them_padding_would_enter_the_state_of_gated_delta_net(prepared, monkeypatch, family):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(RuntimeError, match="Gated DeltaNet"):
-        trained.train(prepared("qwen3_next"), "qwen3_next", name="alone", start=[sys.executable, str(ALONE)], **EXACT)
+        trained.train(prepared(family), family, name="alone", start=[sys.executable, str(ALONE)], **EXACT)
 
 
 @pytest.mark.parametrize("options", [{}, PACKED], ids=["padded", "packed"])
