@@ -164,17 +164,7 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
 def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    outside = text.get("partial_rotary_factor", 1.0)
-    part = parameters.get("partial_rotary_factor", outside)
-    if "partial_rotary_factor" in text and part != outside:
-        # mcore_bridge/config/parser.py, line 421
-        yield Diagnostic(
-            "error",
-            key,
-            f"partial_rotary_factor {outside} beside {part} in rope_parameters: Megatron would rotate the former part "
-            "of a head, and transformers rotates the latter",
-            "give both the same value",
-        )
+    part = parameters.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
     if family.rotates_whole_heads and part != 1.0:
         yield Diagnostic(
             "error",

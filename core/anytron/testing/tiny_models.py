@@ -118,7 +118,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             **_TEXT,
             **_DELTA_NET,
             "rope_parameters": _mrope([2, 1, 1], partial_rotary_factor=0.5, mrope_interleaved=True),
-            "partial_rotary_factor": 0.5,  # else transformers 5.19 writes 0.25 here
+            "partial_rotary_factor": 0.5,  # transformers 5.19 writes 0.25 otherwise, which mcore-bridge reads
         },
         "vision_config": {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": []},
         **_VISION_TOKENS,

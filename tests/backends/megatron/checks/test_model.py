@@ -200,12 +200,6 @@ def test_a_partial_rotation_that_transformers_ignores_is_refused():
     assert "ignores it" in refusal({**CONFIGS["qwen3"], "rope_parameters": parameters}).message
 
 
-def test_two_partial_rotations_in_one_config_are_refused():
-    text = CONFIGS["qwen3_5"]["text_config"]
-    model = {**CONFIGS["qwen3_5"], "text_config": {**text, "partial_rotary_factor": 0.25}}
-    assert "0.25 beside 0.5 in rope_parameters" in refusal(model).message
-
-
 def test_prediction_modules_can_only_be_trained_where_there_are_any(tmp_path):
     trained = {"engine": {"options": {"mtp_loss_coefficient": 0.1}}}
     assert "has no multi-token prediction modules" in refusal(CONFIGS["deepseek_v3"], **trained).message
