@@ -253,11 +253,11 @@ class IsolatedProcess:
             ) from error
         self._owed = ()
         self._tokens.extend(token for token, _ in frames)
+        self.progress.begin()  # before the worker can note anything
         self._write(pickle.dumps(frames, protocol=5))
         self._begin_time()
 
     def _begin_time(self) -> None:
-        self.progress.begin()
         now, seconds = monotonic(), self.settings.timeout_s
         self.deadline, self._end = now + seconds, now + seconds * (1 + self._steps)
 

@@ -17,6 +17,7 @@ from anytron.config.scoring import RewardSection
 from anytron.environments.outcome import Outcome
 from anytron.errors import DataError
 from anytron.isolation.failure import Failure
+from anytron.isolation.process import IsolatedProcess
 from anytron.rewards import Sample, pool
 from anytron.rewards.pool import shares
 from anytron.rewards.scoring import RewardSum, joined
@@ -91,6 +92,20 @@ def test_zero_counts_as_a_reward_and_stop_names_the_sample(start):
         start(on_error="stop")(samples)
     with pytest.raises(DataError, match=r"(?s)took too long.*prompt p7.*raise rewards\[0\]\.timeout_s"):
         start(on_error="stop", timeout_s=2)([sample("abc"), sample("hangs", 7), sample("ab", 8)])
+
+
+def test_what_a_process_notes_before_the_driver_goes_on_is_kept(start, monkeypatch):
+    write = IsolatedProcess._write
+
+    def write_and_be_kept_waiting(process, frame):
+        write(process, frame)
+        time.sleep(1)
+
+    score = start(on_error="stop", timeout_s=1)
+    assert score([sample("abc")]).total.tolist() == [3]
+    monkeypatch.setattr(IsolatedProcess, "_write", write_and_be_kept_waiting)
+    with pytest.raises(DataError, match=r"(?s)took too long.*prompt p7"):
+        score([sample("abc"), sample("hangs", 7), sample("ab", 8)])
 
 
 def test_a_function_that_fails_for_every_sample_ends_the_run_soon(start, monkeypatch):
