@@ -93,6 +93,7 @@ class ExperienceMaker:
         self, config: RunConfig, ahead: StepsAhead, score: RewardWorkers, tokenizer: Any, run: RunDirectory
     ) -> None:
         self._config, self._ahead, self._score, self._tokenizer, self._run = config, ahead, score, tokenizer, run
+        self._known = frozenset(tokenizer.get_vocab().values())
 
     def make(self, step: int, clock: Clock) -> Experience:
         """Draw prompts, have them answered and the answers rewarded, in as many rounds as it takes.
@@ -127,7 +128,8 @@ class ExperienceMaker:
         self._run.write_samples(step, whole.samples, whole.rewards)
         if not whole.used_groups:
             raise _nothing_to_learn(whole, len(found), algorithm)
-        return replace(whole, metrics={**whole.metrics, **memory})
+        unknown = sum(token not in self._known for sample in whole.samples for token in sample.response_tokens)
+        return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
