@@ -9,7 +9,7 @@ from anytron.algorithms.registered import load_advantage, policy_loss_function
 from anytron.checkpoint.resume import first_beginning
 from anytron.data.beginning import Beginning
 from anytron.data.mixture import Mixture, Place, load_mixture
-from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
+from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.rollout_engine import SamplingParams
 from anytron.environments.loading import check_environment
@@ -146,7 +146,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     rewards.check(prompts.sampler.tables)
     tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
     ends = end_token_ids(config.model, tokenizer, vocab_size)
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    padding = padding_token_id(config.model, tokenizer, ends, vocab_size)
     if vision is not None:
         vision.check_padding(padding)
     return PreparedRun(

@@ -68,6 +68,11 @@ METRICS = (
     Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end of their own"),
     Metric("response/empty_fraction", "fraction", "responses without a token"),
     Metric(
+        "response/unknown_tokens",
+        "tokens",
+        "tokens of responses that the tokenizer does not have: the model has more rows, and no reward sees them",
+    ),
+    Metric(
         "validation/NAME/mean@N",
         "",
         "mean reward of the N responses to each prompt of a validation set, averaged over prompts",

@@ -97,6 +97,7 @@ class ExperienceMaker:
         self, config: RunConfig, ahead: StepsAhead, score: RewardWorkers, tokenizer: Any, run: RunDirectory
     ) -> None:
         self._config, self._ahead, self._score, self._tokenizer, self._run = config, ahead, score, tokenizer, run
+        self._known = frozenset(tokenizer.get_vocab().values())
 
     def make(self, step: int, clock: Clock) -> Experience:
         """Draw prompts, have them answered and the answers rewarded, in as many rounds as it takes.
@@ -128,7 +129,8 @@ class ExperienceMaker:
                 memory = self._ahead.move_on(step)
         whole = _step(found, self._config)
         self._run.write_samples(step, whole.samples, whole.rewards)
-        return replace(whole, metrics={**whole.metrics, **memory})
+        unknown = sum(token not in self._known for sample in whole.samples for token in sample.response_tokens)
+        return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
