@@ -178,7 +178,7 @@ def _encoded(divided: Sequence[_Divided], tokenizer: Any) -> list[tuple[int, ...
     texts = [index for index, one in enumerate(divided) if isinstance(one.response, str)]
     if texts:
         name = f"responses to prompts {divided[texts[0]].prompt.id} to {divided[texts[-1]].prompt.id}"
-        tokens = encode([str(divided[index].response) for index in texts], tokenizer, name, special=False)
+        tokens = encode([str(divided[index].response) for index in texts], tokenizer, name)
         for index, ids in zip(texts, tokens, strict=True):
             ended = divided[index].prompt.messages is not None or ids[-1:] == (tokenizer.eos_token_id,)
             found[index] = ids if ended else (*ids, tokenizer.eos_token_id)

@@ -29,7 +29,8 @@ class Prompt:
 
     Attributes:
         id: Names the prompt in errors and samples.
-        text: The prompt; tokenised as it stands, with the special tokens that the tokenizer adds.
+        text: The prompt; tokenised as it stands, behind the special tokens with which the tokenizer begins a text. They
+            are not written twice, and those with which it ends a text are left out: here the answer begins.
         messages: Instead of ``text``: a conversation, each turn with ``role`` and ``content``, which the
             tokenizer's chat template turns into text that ends where the answer begins.
         tokens: Instead of ``text``: token ids.
@@ -174,13 +175,26 @@ def _encode_all(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenize
         ]
         if chosen:
             where = f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}"
-            tokens = encode([texts[index] or "" for index in chosen], tokenizer, where, special=not rendered)
+            chosen_texts = [texts[index] or "" for index in chosen]
+            tokens = encode(chosen_texts, tokenizer, where)
+            start = () if rendered else _beginning(chosen_texts, tokens, tokenizer, where)
             for index, ids in zip(chosen, tokens, strict=True):
-                encoded[index] = ids
+                begun = not ids or ids[: len(start)] == start
+                encoded[index] = ids if begun else start + ids
     return encoded
 
 
-def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool) -> list[tuple[int, ...]]:
+def _beginning(texts: Sequence[str], tokens: Sequence[tuple[int, ...]], tokenizer: Any, where: str) -> tuple[int, ...]:
+    """Find the special tokens with which the tokenizer begins a text: what stands before a text's own tokens."""
+    for text, own in zip(texts, tokens, strict=True):
+        if own:
+            (whole,) = encode([text], tokenizer, where, special=True)
+            places = range(len(whole) - len(own) + 1)
+            return whole[: next((place for place in places if whole[place : place + len(own)] == own), 0)]
+    return ()
+
+
+def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool = False) -> list[tuple[int, ...]]:
     """Tokenise texts.
 
     Args:

@@ -118,8 +118,8 @@ def test_a_run_that_has_no_checkpoint_yet_begins_again(new_run, undisturbed):
 
 def test_a_change_that_makes_it_another_run_is_refused_by_its_name(new_run):
     new_run().train()
-    with pytest.raises(ConfigError, match=r"(?s)optimizer\.lr.*0\.003.*0\.01") as raised:
-        new_run(optimizer={"lr": 1e-2}, trainer={"total_steps": 4}, resume="auto").train()
+    with pytest.raises(ConfigError, match=r"(?s)optimizer\.beta1.*0\.9.*0\.8") as raised:
+        new_run(optimizer={"lr": 3e-3, "beta1": 0.8}, trainer={"total_steps": 4}, resume="auto").train()
     assert "resume=PATH" in raised.value.fix
     assert len(lines(output(new_run) / "metrics.jsonl")) == 2
 
@@ -214,6 +214,24 @@ def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch, chang
     (driver / "driver.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match=f"(?s)prompts have changed.*{message}"):
         new_run(resume="auto").train()
+
+
+def test_other_prompts_because_of_a_remedy_are_drawn_from_the_beginning(new_run, monkeypatch):
+    """Also if an earlier continuation with it has saved nothing: then nothing has changed since the last start."""
+    new_run(trainer={"total_steps": 1}).train()
+    driver = output(new_run) / "checkpoints" / "step-000001"
+    state = json.loads((driver / "driver.json").read_text())
+    change_prompts(state)
+    monkeypatch.setattr("anytron.checkpoint.directory.Checkpoint.verify", lambda checkpoint: None)
+    (driver / "driver.json").write_text(json.dumps(state))
+    longer = {"samples_per_prompt": 8, "max_new_tokens": 4}
+    killed = new_run(resume="auto", rollout=longer)
+    raise_at(killed, 1, method="poll")
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    again = new_run(resume="auto", rollout=longer)
+    assert again.train().steps == 2
+    assert "prompts are drawn from the beginning" in again.progress.notes
 
 
 def test_a_checkpoint_from_before_there_were_mixes_is_continued(new_run, undisturbed, monkeypatch):
