@@ -8,7 +8,7 @@ some replicas run fillers only; images are in one sequence, so on one replica.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ def _with_images(batch: RaggedBatch, texts: RaggedBatch) -> RaggedBatch:
     if index is None or batch.images is None or texts.images is None:
         return texts
     seen = batch.select(torch.tensor([index]))
-    joined = {
+    joined: dict[str, Any] = {
         field.name: torch.cat([getattr(texts, field.name), getattr(seen, field.name)])
         for field in fields(RaggedBatch)
         if isinstance(getattr(texts, field.name), Tensor) and isinstance(getattr(seen, field.name), Tensor)

@@ -94,7 +94,7 @@ def _cases() -> list[Case]:
     return [
         Case(
             f"{family.title}{trained.words}, {layout.name}",
-            (family, trained, layout),
+            (family, layout, trained),
             size,
             (*family.needs, *layout.needs, *trained.needs),
         )
@@ -117,7 +117,7 @@ def with_empty_shares(subject: Subject, case: Case) -> None:
     targets; a pipeline stage without trainable weights. One rank computes the same in one pack. A rank that leaves out
     what has no work leaves the collectives there as well, and the others wait for it: the rule then fails by its time.
     """
-    family, trained, layout = case.values
+    family, layout, trained = case.values
     observer = Observer.of(subject)
     expected = observer.once(
         ("shares in one pack", family, trained), lambda: _computed(observer, family, trained, ONE, TOGETHER)
