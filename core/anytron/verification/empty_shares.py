@@ -8,23 +8,29 @@ some replicas run fillers only; images are in one sequence, so on one replica.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from anytron.batch import RaggedBatch
+from anytron.preflight.capabilities import shows_gradients
+from anytron.verification.comparisons import largest
+from anytron.verification.gradient_differences import compare_gradients
 from anytron.verification.gradients import computed_gradients
 from anytron.verification.hugging_face import LOSS, off_policy
-from anytron.verification.observation import plan_of
+from anytron.verification.observation import VALUE_LOSS, off_value, plan_of
+from anytron.verification.report import Status, measured
+from anytron.verification.tolerances import tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from anytron.config.schema import RunConfig
     from anytron.trainer.updates import UpdatePlan
     from anytron.trainer.workers import TrainingWorkers
+    from anytron.verification.report import CheckResult
 
 ALONE, TOGETHER = 1, 10**9
 """``max_tokens`` of micro-batches of one sequence each, and of as few micro-batches as there can be."""
@@ -82,7 +88,9 @@ def empty_shares(batch: RaggedBatch, context_parallel: int) -> tuple[Share, ...]
 
 def _texts(batch: RaggedBatch, lengths: Sequence[int]) -> RaggedBatch:
     """Take the tokens of responses, one after another, as sequences of these lengths, the first token as the prompt."""
-    written = batch.response_mask.nonzero()[:, 0]
+    # The last token of a sequence has no routing.
+    written = batch.response_mask.index_fill(0, batch.lengths.cumsum(0) - 1, False).nonzero()[:, 0]
+    written = written if len(written) else batch.response_mask.nonzero()[:, 0]
     places = written[torch.arange(sum(lengths)) % len(written)]
     starts = torch.tensor([sum(lengths[:index]) for index in range(len(lengths))])
     trained = torch.ones(len(places), dtype=torch.bool).index_fill(0, starts, False)
@@ -92,6 +100,7 @@ def _texts(batch: RaggedBatch, lengths: Sequence[int]) -> RaggedBatch:
         response_mask=trained,
         temperature=batch.temperature,
         advantages=torch.ones(len(places)) * trained,
+        routing=None if batch.routing is None else batch.routing[places],
         images=None if batch.images is None else (None,) * len(lengths),
     )
 
@@ -114,9 +123,10 @@ def mini_batch_of(share: Share, trainer: TrainingWorkers, config: RunConfig) -> 
     """Score a share; give it with what a loss reads, its log-probs float32 ``[T]``, and the plan of its update."""
     plan = replace(plan_of(trainer, config), max_tokens=share.max_tokens)
     batch = next(plan.mini_batches(share.batch, config.trainer.seed))
-    log_probs = trainer.token_outputs(batch, plan, "policy").log_probs
-    assert log_probs is not None, "every engine computes log-probs"
-    return off_policy(batch, log_probs), log_probs, plan
+    scored = trainer.token_outputs(batch, plan, "policy")
+    assert scored.log_probs is not None, "every engine computes log-probs"
+    batch = batch.scored(scored) if plan.replays_scoring else batch
+    return off_policy(batch, scored.log_probs), scored.log_probs, plan
 
 
 def compute_share(share: Share, trainer: TrainingWorkers, config: RunConfig, directory: Path) -> Computed:
@@ -130,3 +140,55 @@ def compute_share(share: Share, trainer: TrainingWorkers, config: RunConfig, dir
     """
     batch, log_probs, plan = mini_batch_of(share, trainer, config)
     return Computed(log_probs, computed_gradients(trainer, plan, batch, directory, LOSS)[0])
+
+
+def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+    """Compare short sequences, one in each micro-batch, with the same in one pack; then update on them, and export.
+
+    Args:
+        check: Its name.
+        config: The run.
+        trainer: Its training ranks; their weights are others afterwards.
+        batch: Sampled responses.
+    """
+    dtype, directory = config.model.dtype, Path(config.trainer.output_dir)
+    alone, together, one = empty_shares(batch, config.parallel.context_parallel_size)
+    gradients: list[dict[str, Tensor]] = []
+    log_probs: list[Tensor] = []
+    if shows_gradients(config):
+        for share in (alone, together, one):
+            computed = compute_share(share, trainer, config, directory)
+            gradients.append(computed.gradients)
+            log_probs.append(computed.log_probs)
+    else:
+        log_probs = [mini_batch_of(share, trainer, config)[1] for share in (alone, together, one)]
+    _update_and_export(alone, trainer, config, directory)
+    lengths = " ".join(str(length) for length in alone.batch.lengths.tolist())
+    detail = f"sequences of {lengths} tokens, each alone and in one pack"
+    result = measured(
+        check, largest(log_probs[0] - log_probs[1]), tolerance(dtype, log_probs[1]), f"log-probs of {detail}"
+    )
+    if result.status is not Status.PASSED or not any(
+        gradient.any() for each in gradients[:2] for gradient in each.values()
+    ):
+        return result
+    return compare_gradients(
+        check, *gradients[:2], dtype=dtype, skipped={}, what=f"gradients of {detail}", whose="the pack's"
+    )
+
+
+def _update_and_export(share: Share, trainer: TrainingWorkers, config: RunConfig, directory: Path) -> None:
+    """Go through an update of each model and an export, in which ranks wait for one another too.
+
+    Raises:
+        EngineError: A rank failed, or did not take part.
+    """
+    batch, _, plan = mini_batch_of(share, trainer, config)
+    trainer.update(batch, plan, LOSS)
+    if config.critic is not None:
+        values = trainer.with_values(batch, plan).values
+        assert values is not None, "the ranks compute them"
+        trainer.update_critic(off_value(batch, values), plan, VALUE_LOSS)
+    file = directory / "empty_shares.safetensors"
+    trainer.export_weights(str(file))
+    file.unlink()
