@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.data.prompts import TokenizedPrompt
     from anytron.engines.rollout_engine import Response, SamplingParams
-    from anytron.environments import Observation
+    from anytron.data.thoughts import decode_responses
+from anytron.environments import Observation
     from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Pending
     from anytron.preflight.prepare import PreparedRun
@@ -189,8 +190,7 @@ class Conversations:
             self._ready.append(conversation)
 
     def _decoded(self, response: Response) -> str:
-        text: str = self._tokenizer.decode(list(response.tokens), skip_special_tokens=True)
-        return text
+        return decode_responses(self._tokenizer, [response.tokens])[0]
 
     def _answer(self, conversation: Conversation, observation: Observation) -> None:
         """Add an observation to a conversation, and end it if there is nothing more to say, or no room."""
