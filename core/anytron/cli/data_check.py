@@ -14,7 +14,7 @@ from anytron.config.load import read_stages
 from anytron.errors import within
 from anytron.preflight.prepare import prepare, prepare_prompts
 from anytron.preflight.rehearsal import Rehearsal, rehearse
-from anytron.preflight.validation import prepare_validation
+from anytron.preflight.validation import prepare_held_out, prepare_validation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedRun |
     """Give what is checked: training and each validation set; of supervised fine-tuning the data are read, no more."""
     with within(name):
         if config.supervised:
-            prepare_prompts(config)
+            prepare_held_out(config, prepare_prompts(config))
             yield name, None
             return
         prepared = prepare(config)

@@ -111,7 +111,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 "No prompt of a source is left.",
                 where=name,
                 why=f"of {self.read} it has, {self.too_long} have more than {wanted.longest} tokens{found}, and "
-                f"{self.duplicates} are those of an earlier one, and {self.bad_answers} have an answer that no reward reads",
+                f"{self.duplicates} are those of an earlier one, and {self.bad_answers} have an answer that rewards "
+                "cannot read",
                 fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens where something is generated, or use "
                 "a model with a longer context",
             )
@@ -138,7 +139,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
     @property
     def remark(self) -> str:
         """What was left out; empty if nothing was."""
-        bad = "with an answer that no reward reads"
+        bad = "with an answer that rewards cannot read"
         dropped = {"too long": self.too_long, "equal to earlier ones": self.duplicates, bad: self.bad_answers}
         parts = [f"{count} {why}" for why, count in dropped.items() if count]
         return f"prompts of {self.name}: {len(self)} of {self.read}, without {', '.join(parts)}" if parts else ""

@@ -9,7 +9,7 @@ Rewards that are dear or need a model are left out: ``judge``, ``reward_model`` 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,11 @@ SHOWN = 3
 """Prompts that a finding names."""
 NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
 """Rewards that ask a model or an environment."""
+PROMPT, OTHER = COPIED = ("the prompt itself", "the answer of another prompt")
 SURE = frozenset({"exact_match", "contains", "math"})
 """Rewards that read some form of every answer that they can read at all."""
+CHANCE = 0.25
+"""Of the prompts: as often an answer may be right by chance, where a reward may mean that."""
 FORMATS = ("format", "regex")
 """Rewards whose pattern may ask for any form."""
 
@@ -99,7 +102,7 @@ def rehearse(
     seconds: float | None = None,
     own_functions: bool = True,
     has_environment: bool = False,
-    tell: Callable[[str, int, int], None] = lambda name, done, total: None,
+    tell: Callable[[str, int, int], None] | None = None,
 ) -> Rehearsal:
     """Look at prompts, and try rewards on them.
 
@@ -165,7 +168,7 @@ def _try(
     workers: RewardWorkers,
     found: Rehearsal,
     end: float | None,
-    tell: Callable[[str, int, int], None],
+    tell: Callable[[str, int, int], None] | None,
 ) -> None:
     """Try one reward."""
     answered = [(prompt, answer) for prompt in prompts if (answer := reference_answer(section, prompt)) is not None]
@@ -173,7 +176,9 @@ def _try(
         found.left_out[name] = f"prompts have no entry {reference_key(section)!r}"
         return
     sure = section.function in SURE
+    chance = tuple(COPIED) if section.function not in REWARDS else (OTHER,) if section.function == "math" else ()
     never, free, failed, long = _kinds(name, prepared, sure=sure)
+    lucky = replace(free, rows=[])
     for start in range(0, len(answered), AT_ONCE):
         if end is not None and monotonic() > end:
             break
@@ -182,10 +187,10 @@ def _try(
         for place in range(start, min(start + AT_ONCE, len(answered))):
             prompt, answer = answered[place]
             right = right_forms(section, answer, prompt)
-            wrong = {"an empty response": "", "the word None": "None", "the prompt itself": prompt.text}
+            wrong = {"an empty response": "", "the word None": "None", PROMPT: prompt.text}
             other = next((one for _, one in answered[place + 1 :] + answered[:place] if one != answer), None)
             if other is not None and section.function not in FORMATS:
-                wrong["the answer of another prompt"] = other
+                wrong[OTHER] = other
             samples += [_sample(prompt, text, prepared) for text in (*right.values(), *wrong.values())]
             tries.append((prompt, answer, right, wrong))
         try:
@@ -196,12 +201,15 @@ def _try(
         for prompt, answer, right, wrong in tries:
             good = [next(scores) for _ in right]
             bad = {kind: next(scores) for kind in wrong}
-            _judge(prompt, answer, good, bad, (never, free, failed))
+            _judge(prompt, answer, good, bad, (never, free, lucky, failed), chance=chance)
             shortest = len(prepared.tokenizer(answer, add_special_tokens=False)["input_ids"])
             if section.function in SURE and shortest > prepared.sampling.max_new_tokens:
                 long.add(prompt.id, f"{answer[:40]!r} has {shortest} tokens")
             found.tried[name] = found.tried.get(name, 0) + 1
-        tell(name, found.tried.get(name, 0), len(answered))
+        if tell is not None:
+            tell(name, found.tried.get(name, 0), len(answered))
+    if lucky.count > CHANCE * found.tried.get(name, 0):
+        found.findings.append(lucky)
     never.certain = sure and never.count == found.tried.get(name, 0)
     found.findings += [one for one in (never, free, failed, long) if one.count]
 
@@ -227,10 +235,12 @@ def _judge(
     answer: str,
     good: Sequence[float | None],
     bad: Mapping[str, float | None],
-    kinds: tuple[Finding, Finding, Finding],
+    kinds: tuple[Finding, Finding, Finding, Finding],
+    *,
+    chance: tuple[str, ...],
 ) -> None:
     """Compare the scores of one prompt's responses."""
-    never, free, failed = kinds
+    never, free, lucky, failed = kinds
     known = [score for score in good if score is not None]
     if not known:
         failed.add(prompt.id, f"for the right answer {answer[:60]!r}")
@@ -241,7 +251,9 @@ def _judge(
         return
     kind = next((kind for kind, score in bad.items() if score is not None and score >= best), None)
     if kind is not None:
-        free.add(prompt.id, f"{kind} scores {bad[kind]:g}, the right answer {answer[:60]!r} {best:g}")
+        (lucky if kind in chance else free).add(
+            prompt.id, f"{kind} scores {bad[kind]:g}, the right answer {answer[:60]!r} {best:g}"
+        )
 
 
 def reference_key(section: RewardSection) -> str:

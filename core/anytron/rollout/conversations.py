@@ -14,6 +14,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from anytron.data.thoughts import decode_responses
 from anytron.engines.rollout_engine import PromptInputs
 from anytron.errors import DataError
 from anytron.isolation.failure import Failure
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.data.prompts import TokenizedPrompt
     from anytron.engines.rollout_engine import Response, SamplingParams
-    from anytron.data.thoughts import decode_responses
-from anytron.environments import Observation
+    from anytron.environments import Observation
     from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Pending
     from anytron.preflight.prepare import PreparedRun

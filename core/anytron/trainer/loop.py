@@ -13,7 +13,7 @@ from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
-from anytron.errors import ProcessLost
+from anytron.errors import DataError, ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare, prepare_prompts
 from anytron.preflight.rehearsal import rehearse
@@ -143,7 +143,8 @@ def require_earnable(prepared: PreparedRun, score_rewards: RewardWorkers, progre
     for one in found.findings:
         row, seen = one.rows[0]
         if one.certain:
-            raise DataError(one.what, where=f"prompt {row}, and all {one.count} that were tried", why=seen, fix=one.fix)
+            where = f"prompt {row}, and all others that were tried ({one.count})"
+            raise DataError(one.what, where=where, why=seen, fix=one.fix)
     if found.findings:
         kinds = "; ".join(f"{one.what.rstrip('.')} ({one.count}, prompt {one.rows[0][0]})" for one in found.findings)
         progress.warn(f"rehearsal: {kinds}. anytron data check says more")
