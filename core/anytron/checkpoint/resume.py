@@ -11,6 +11,7 @@ from anytron.checkpoint.differences import differences, is_free, is_identity
 from anytron.checkpoint.directory import Checkpoint, CheckpointDirectory, locate
 from anytron.errors import CheckpointError, ConfigError
 from anytron.tracking.claim import overwritten
+from anytron.tracking.record import RunRecord
 from anytron.tracking.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from anytron.checkpoint.state import DriverState
     from anytron.config.schema import RunConfig
+    from anytron.data.beginning import Beginning
     from anytron.tracking.claim import ClaimedDirectory
     from anytron.tracking.record import Change
 
@@ -64,12 +66,33 @@ class Start:
         forgotten = any(change.key.startswith("algorithm.kl_") for change in self.since)
         return {name: value for name, value in known.items() if not forgotten or name not in ADAPTS}
 
-    def open(self, config: RunConfig, claimed: ClaimedDirectory) -> RunDirectory:
+    def open(self, config: RunConfig, claimed: ClaimedDirectory, beginning: Beginning) -> RunDirectory:
         """Open the run's directory at this place: later records are removed; of a new run, all that was there."""
         if self.in_place:
-            return RunDirectory.resume(claimed, config, self.step, self.changes)
+            return RunDirectory.resume(claimed, config, self.step, self.changes, beginning)
         claimed.clear(logs=config.trainer.overwrite and config.resume == "never")
-        return RunDirectory.begin(claimed, config, None if self.checkpoint is None else self.checkpoint.path)
+        return RunDirectory.begin(claimed, config, None if self.checkpoint is None else self.checkpoint.path, beginning)
+
+
+def first_beginning(config: RunConfig) -> Beginning | None:
+    """Find what the run that a configuration continues began with; None for one that begins now.
+
+    A new run that starts from the checkpoint of another one goes on with the other's prompts, and so with its moment,
+    unless it has other data or another tokenizer.
+
+    Raises:
+        ConfigError: The record of the run to continue is damaged.
+        CheckpointError: There is no checkpoint where one is needed, or it is damaged.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume == "auto":
+        record = RunRecord.read(Path(config.trainer.output_dir))
+        return None if record is None else record.beginning
+    state = locate(Path(config.resume)).state()
+    changes = differences(state.config, config.model_dump(mode="json"))
+    others = any(change.key.startswith(("data.", "model.tokenizer", "model.path")) for change in changes)
+    return None if others else state.beginning
 
 
 def choose_start(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str], None]) -> Start:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
+from anytron.data.beginning import Beginning
 from anytron.data.examples import tokenize_examples
 from anytron.data.prompts import tokenize
 from anytron.data.sampler import EpochSampler
@@ -125,6 +126,7 @@ def load_mixture(
     tokenizer: Any,
     vision: VisionProcessor | None = None,
     *,
+    beginning: Beginning | None = None,
     seed: int,
     vocab_size: int,
     context_length: int | None,
@@ -138,6 +140,7 @@ def load_mixture(
         data: Names the sources, and what is left out.
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
+        beginning: What the chat template's clock shows; None = this moment.
         seed: The order follows from it.
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
@@ -171,7 +174,7 @@ def load_mixture(
             tokenizer,
             vision,
             vocab_size=vocab_size,
-            chat_template_kwargs=data.chat_template_kwargs,
+            chat_template_kwargs=(beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs),
         )
         prefix = f"{source.title}/" if len(sources) > 1 else ""
         tables.append(PromptTable(source.title, prompts, wanted, prefix))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
+from anytron.checkpoint.resume import first_beginning
+from anytron.data.beginning import Beginning
 from anytron.data.mixture import Mixture, Place, load_mixture
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.data.vision import VisionProcessor, load_vision
@@ -33,7 +35,9 @@ class PreparedPrompts:
         context_length: Tokens that the model, a teacher and a reward model can see, prompt and response together;
             None = unlimited.
         vocab_size: Token ids are below this.
-        chat_template_kwargs: Further arguments of the chat template.
+        beginning: The moment in which the run began, and its chat template, which the tokenizer has.
+        chat_template_kwargs: Further arguments of the chat template; its clock shows that moment.
+        remarks: For people: what is restored.
     """
 
     tokenizer: Any
@@ -41,7 +45,9 @@ class PreparedPrompts:
     sampler: Mixture
     context_length: int | None
     vocab_size: int
+    beginning: Beginning
     chat_template_kwargs: Mapping[str, Any]
+    remarks: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -77,6 +83,8 @@ class PreparedRun(PreparedPrompts):
 def prepare_prompts(config: RunConfig) -> PreparedPrompts:
     """Load the tokenizer and all prompts, or examples, and check them against the model.
 
+    Of a run that is to be continued, the chat template and its clock are those with which it began.
+
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
@@ -88,6 +96,12 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
+    earlier = first_beginning(config)
+    beginning = earlier or Beginning.of(tokenizer)
+    remarks: tuple[str, ...] = ()
+    if tokenizer.chat_template != beginning.chat_template:
+        remarks = ("the chat template is another now: the run goes on with the one that it began with",)
+        tokenizer.chat_template = beginning.chat_template
     contexts = [getattr(text_config, "max_position_embeddings", None)]
     for asked in (config.teacher, config.reward_model):
         if asked is not None:
@@ -107,14 +121,15 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
         config.data,
         tokenizer,
         vision,
+        beginning=beginning,
         seed=config.trainer.seed,
         vocab_size=text_config.vocab_size,
         context_length=context_length,
         max_new_tokens=max_new_tokens,
         unusable=RewardSum.from_config(config.rewards).unusable() if drops else None,
     )
-    template = config.data.chat_template_kwargs
-    return PreparedPrompts(tokenizer, vision, sampler, context_length, text_config.vocab_size, template)
+    template, vocab_size = beginning.arguments(config.data.chat_template_kwargs), text_config.vocab_size
+    return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)
 
 
 def prepare(config: RunConfig) -> PreparedRun:

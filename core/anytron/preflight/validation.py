@@ -85,7 +85,7 @@ def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, pre
         sampler=prompts,
         rewards=rewards,
         sampling=sampling,
-        chat_template_kwargs=section.data.chat_template_kwargs,
+        chat_template_kwargs=prepared.beginning.arguments(section.data.chat_template_kwargs),
     )
     # Patches of images are large: no more of them are held than in a training step.
     at_one_time = len(prompts) if prepared.vision is None else min(len(prompts), config.data.prompts_per_step)
@@ -104,6 +104,7 @@ def _prompts(
         section.data,
         prepared.tokenizer,
         prepared.vision,
+        beginning=prepared.beginning,
         seed=0,
         vocab_size=prepared.vocab_size,
         context_length=prepared.context_length,

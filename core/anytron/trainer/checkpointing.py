@@ -202,7 +202,8 @@ class Checkpointing:
                 "The prompts have changed since the checkpoint.",
                 where="data",
                 why=why,
-                fix="restore the data; or change a key of section data and start a new run: resume=PATH",
+                fix="restore the data, or let the source give the same prompts each time; or change a key of section "
+                "data and start a new run: resume=PATH",
             )
 
     def _note_boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
@@ -213,8 +214,14 @@ class Checkpointing:
             for (epoch, position), table in zip(self._ahead.places, self._ahead.sampler.tables, strict=True)
         )
         config = self._config.model_dump(mode="json")
-        kl = to_remember(self._config.algorithm, metrics)
-        self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config, kl=kl)
+        self._boundary = DriverState(
+            step=step,
+            sampler=sampler,
+            weights_version=weights_version,
+            config=config,
+            beginning=self._run.beginning,
+            kl=to_remember(self._config.algorithm, metrics),
+        )
 
     def _due(self, step: int) -> bool:
         if self._boundary is None or step == self.last:

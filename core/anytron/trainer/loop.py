@@ -161,7 +161,7 @@ def _in_directory(
     carry_out: Callable[[Start, RunDirectory], RunSummary],
 ) -> RunSummary:
     """Take the run's directory, find out where the run begins, and carry it out, unless it is finished."""
-    for remark in prepared.sampler.remarks:
+    for remark in [*prepared.remarks, *prepared.sampler.remarks]:
         progress.note(remark)
     for one in examined:
         for remark in one.prepared.sampler.remarks:
@@ -171,7 +171,7 @@ def _in_directory(
         if start.finished is not None:
             progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
             return RunSummary(claimed.path, start.finished, {}, 0.0)
-        with start.open(config, claimed) as run:
+        with start.open(config, claimed, prepared.beginning) as run:
             return carry_out(start, run)
 
 
