@@ -118,9 +118,8 @@ def rehearse(
     found = Rehearsal()
     prompts = evenly(prepared.sampler.tables, rows)
     found.findings += examine_prompts(prompts, prepared)
-    template = str(prepared.tokenizer.chat_template or "")
-    if "strftime_now" in template:
-        found.notes.append("the chat template writes the date: data show prints what a prompt says")
+    if prepared.beginning.reads_the_clock:
+        found.notes.append("the chat template reads the clock: it shows the run's first moment (anytron data show)")
     marks = sorted({opened(prompt.text).strip() for prompt in prompts} - {""})
     if marks:
         found.notes.append(f"prompts open {', '.join(marks)}: format, regex and reasoning_gym see it in front")
