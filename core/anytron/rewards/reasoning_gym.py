@@ -45,7 +45,9 @@ class ReasoningGym(PatternReward):
             DataError: It is not.
         """
         if ENTRY not in data:
-            raise DataError("The prompt is none of reasoning-gym.", fix="set data.source to reasoning_gym")
+            raise DataError(
+                "The prompt is none of reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
+            )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; a response without an answer gets 0."""
