@@ -54,7 +54,7 @@ class ReasoningGym(PatternReward):
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | Exception:
-        answer = last_captured(self.compiled, sample.turns[-1])
+        answer = last_captured(self.compiled, sample.last_message)
         if answer is None or isinstance(answer, Exception):
             return 0.0 if answer is None else answer
         entry = sample.data[ENTRY]
