@@ -26,7 +26,7 @@ RUN_OF_TOKENS = 4
 
 @app.callback()
 def _group() -> None:
-    """Keep the name of the only command."""
+    """Group the commands."""
 
 
 @app.command()
@@ -85,6 +85,34 @@ def show(
             typer.echo("learnt: " + "|".join(_shortened([_visible(piece) for piece in learnt])))
         if prompt["data"]:
             typer.echo(f"data: {_visible(json.dumps(prompt['data'], ensure_ascii=False, default=str))}")
+
+
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys to set. Values are YAML.", show_default=False),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object: by stage and set, {tried, left_out, findings, notes}.")
+    ] = False,
+) -> None:
+    """Try a run's rewards on its data: can they be earned, and are they not earned for nothing?
+
+    The right answer to each prompt goes through its reward in the forms that models write; the best must score more
+    than an empty response, "None", another prompt's answer and the prompt itself. Prompts are looked at as the model
+    reads them. Rewards run in processes of their own, as in a run. judge, reward_model and environment are left out,
+    since they cost something. All prompts are tried, of training and of validation; anytron train tries a few.
+
+    The exit status is 1 if something was found.
+
+    Example: anytron data check examples/reasoning_gym.yaml
+    """
+    from anytron.cli.data_check import run_check
+
+    if not run_check(config, overrides or [], as_json=as_json):
+        raise typer.Exit(1)
 
 
 def _summary(sampler: Mixture, index: int) -> dict[str, Any]:

@@ -96,6 +96,13 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
             fix="name the right column: the option columns, {response: COLUMN}",
         )
     check_text(where, response)
+    if prompt.messages and prompt.messages[-1].get("role") == ASSISTANT:
+        raise DataError(
+            "An example has an answer in its messages, and another one as its response.",
+            where=where,
+            why=f"the messages end with the assistant's, and there is a column {RESPONSE!r}",
+            fix=f"leave out one of them: the last message, or the column {RESPONSE}",
+        )
     if prompt.messages is not None:
         return _answered(prompt, {"role": ASSISTANT, "content": response}, tokenizer, template)
     if tokenizer.eos_token_id is None:

@@ -97,6 +97,7 @@ def tokenize(
     *,
     vocab_size: int,
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    continue_final_message: bool = False,
 ) -> Iterator[TokenizedPrompt]:
     """Tokenise prompts, and check them against the model. Their number does not matter: some are in memory at a time.
 
@@ -106,6 +107,7 @@ def tokenize(
         vision: Prepares images; None for a model that takes none.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.
+        continue_final_message: Let the response go on with the assistant's message that a conversation ends with.
 
     Raises:
         ConfigError: There are images and no image processor, or messages and no chat template.
@@ -115,7 +117,7 @@ def tokenize(
     rest = iter(prompts)
     while some := list(itertools.islice(rest, AT_ONCE)):
         texts = [
-            render(one, tokenizer, chat_template_kwargs, add_generation_prompt=True, tokenize=False)
+            _asked(one, tokenizer, chat_template_kwargs, continue_final_message)
             if one.messages is not None
             else one.text
             for one in some
@@ -128,6 +130,22 @@ def tokenize(
             expanded = _expand(prompt, tokens, vision, where)
             text = tokenizer.decode(list(tokens)) if given is None else given
             yield TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images))
+
+
+def _asked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], continued: bool) -> Any:
+    """Render a conversation up to where the response begins."""
+    last = (prompt.messages or [{}])[-1]
+    if last.get("role") != "assistant":
+        return render(prompt, tokenizer, template, add_generation_prompt=True, tokenize=False)
+    if continued:
+        return render(prompt, tokenizer, template, continue_final_message=True, tokenize=False)
+    raise DataError(
+        "A prompt ends with an assistant's message.",
+        where=f"prompt {prompt.id}",
+        why=f"the template would begin a second answer behind {str(last.get('content'))[:60]!r}",
+        fix="remove the message if it is the right answer; or let responses continue it: "
+        "data.continue_final_message=true",
+    )
 
 
 def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted: bool) -> Any:

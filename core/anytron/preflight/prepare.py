@@ -116,6 +116,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
             why="a later turn would take image tokens that the model has written for images of the prompt",
             fix="remove environment, or train a language model",
         )
+    drops = not config.supervised and config.data.on_bad_answer == "drop"
     sampler = load_mixture(
         config.data,
         tokenizer,
@@ -125,6 +126,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
         vocab_size=text_config.vocab_size,
         context_length=context_length,
         max_new_tokens=max_new_tokens,
+        unusable=RewardSum.from_config(config.rewards).unusable() if drops else None,
     )
     template, vocab_size = beginning.arguments(config.data.chat_template_kwargs), text_config.vocab_size
     return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)

@@ -77,8 +77,8 @@ def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, pre
     given = {name: value for name in own if (value := getattr(section, name)) is not None}
     sampling = replace(prepared.sampling, **given)
     sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
-    prompts = _prompts(section, key, prepared, sampling.max_new_tokens)
     rewards = RewardSum.from_config(section.rewards or config.rewards)
+    prompts = _prompts(section, key, prepared, sampling.max_new_tokens, rewards)
     rewards.check(prompts.tables)
     own_prepared = replace(
         prepared,
@@ -92,7 +92,13 @@ def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, pre
     return ValidationSet(section, own_prepared, at_one_time)
 
 
-def _prompts(section: ValidationSetSection, key: str, prepared: PreparedPrompts, max_new_tokens: int | None) -> Mixture:
+def _prompts(
+    section: ValidationSetSection,
+    key: str,
+    prepared: PreparedPrompts,
+    max_new_tokens: int | None,
+    rewards: RewardSum | None = None,
+) -> Mixture:
     """Load a set's prompts, of which each is drawn once, in the order of the source."""
     tables = load_mixture(
         section.data,
@@ -104,5 +110,6 @@ def _prompts(section: ValidationSetSection, key: str, prepared: PreparedPrompts,
         context_length=prepared.context_length,
         max_new_tokens=max_new_tokens,
         key=key,
+        unusable=None if rewards is None else rewards.unusable(),
     ).tables
     return Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once
