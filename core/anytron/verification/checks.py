@@ -273,8 +273,11 @@ class _Run:
 
     def empty_shares(self, check: str) -> CheckResult:
         """Train where some rank, stage, replica or expert has nothing to do, and compare with one pack."""
-        self._forward()  # a pass that ends the process does so before
-        return check_empty_shares(check, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        trainer = self._engines.trainer_to_update()
+        return check_empty_shares(check, self._config, trainer, self._trajectories().batch)
 
     def packed_equals_padded(self, check: str) -> CheckResult:
         """Compare with the other sequence format, in the same processes."""
