@@ -88,7 +88,7 @@ def _remedies(step: Experience, config: RunConfig) -> str:
             "set algorithm.dynamic_sampling=false",
         ]
     if not all(sample.own_tokens for sample in step.samples):
-        remedies.append("set rollout.min_new_tokens=1")
+        remedies.append("check rollout.stop and the model's end token, or set rollout.min_new_tokens=1")
     learnt = "if these are the highest rewards, the task is learnt; otherwise " if algorithm.dynamic_sampling else ""
     return learnt + (", or ".join(remedies) or "correct the functions that fail (samples.jsonl has the step's samples)")
 
