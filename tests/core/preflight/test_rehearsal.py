@@ -55,6 +55,13 @@ def constant(samples):
 def never(samples):
     return [0.0 for _ in samples]
 
+class Told:
+    def right_answer(self, data):
+        return data["answer"][::-1]
+
+    def __call__(self, samples):
+        return [float(sample.response_text == sample.data["answer"][::-1]) for sample in samples]
+
 def raises(samples):
     return [samples[0].data["gone"] for _ in samples]
 """
@@ -209,6 +216,12 @@ def test_training_refuses_only_what_is_certain_and_looks_at_few(tmp_path):
         require_earnable(prepared, workers, told := Told())
         assert rehearse(prepared, workers, rows=32).tried["math"] <= 32
     assert len(told.lines) == 1
+
+
+def test_a_class_says_what_its_right_answer_is(tmp_path):
+    rows = [{"prompt": "1>", "answer": "12"}, {"prompt": "2>", "answer": "34"}]
+    done = check(SORT, *overrides(tmp_path, rows, rewards=function("r.py:Told")))
+    assert done.exit_code == 0, done.output
 
 
 def test_prompts_are_chosen_evenly():
