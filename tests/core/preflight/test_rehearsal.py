@@ -185,6 +185,19 @@ def test_what_is_dropped_is_counted_and_the_rest_is_as_it_was(tmp_path):
         )
 
 
+def test_a_parquet_row_without_the_column_has_a_null_and_is_named(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [{"prompt": "1>", "graded": {"answer": "1"}}, {"prompt": "2>", "graded": {"style": "rule"}}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    options = f"{{path: {tmp_path}/p.parquet, columns: {{answer: graded.answer}}}}"
+    done = check(SORT, f"data={{source: parquet, options: {options}}}", "rewards=[{function: contains}]")
+    assert done.exit_code == 1
+    with pytest.raises(DataError, match=r"(?s)prompt row 2, for rewards\[0\] \(contains\).*it is null.*does not have"):
+        raise done.exception
+
+
 def test_bad_answers_are_counted_and_named(tmp_path):
     rows = [{**one, "answer": None} if place else one for place, one in enumerate(ROWS)]
     with pytest.raises(DataError, match=r"(?s)prompt line 2, for.*it is null.*so are 2 others: line 3, line 4"):
