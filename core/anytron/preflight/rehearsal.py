@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.data.thoughts import opened
 from anytron.errors import DataError
-from anytron.rewards.registered import REWARDS
+from anytron.rewards.registered import REWARDS, made
 from anytron.rewards.sample import Sample
 
 if TYPE_CHECKING:
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     from anytron.config.scoring import RewardSection
     from anytron.data.prompts import TokenizedPrompt
     from anytron.preflight.prepare import PreparedRun
+    from anytron.rewards.answer import Failure
     from anytron.rewards.scoring import RewardWorkers
 
-AT_ONCE = 4
-"""Prompts whose responses are scored in one call: after each call the time is looked at."""
+AT_ONCE = 64
+"""Prompts whose responses are scored in one call."""
+TIMED = 4
+"""Prompts of one call where time is limited: after each call it is looked at."""
 SHOWN = 3
 """Prompts that a finding names."""
+OTHERS = 9
+"""Prompts behind one, among which another answer is looked for, and one."""
 NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
 """Rewards that ask a model or an environment."""
 PROMPT, OTHER = COPIED = ("the prompt itself", "the answer of another prompt")
@@ -170,7 +175,8 @@ def _try(
     tell: Callable[[str, int, int], None] | None,
 ) -> None:
     """Try one reward."""
-    answered = [(prompt, answer) for prompt in prompts if (answer := reference_answer(section, prompt)) is not None]
+    right_answer = reference_answers(section)
+    answered = [(prompt, answer) for prompt in prompts if (answer := right_answer(prompt)) is not None]
     if not answered:
         found.left_out[name] = f"prompts have no entry {reference_key(section)!r}"
         return
@@ -178,31 +184,37 @@ def _try(
     chance = tuple(COPIED) if section.function not in REWARDS else (OTHER,) if section.function == "math" else ()
     never, free, failed, long = _kinds(name, prepared, sure=sure)
     lucky = replace(free, rows=[])
-    for start in range(0, len(answered), AT_ONCE):
+    at_once = AT_ONCE if end is None else TIMED
+    for start in range(0, len(answered), at_once):
         if end is not None and monotonic() > end:
             break
-        samples: list[Sample] = []
+        written: list[tuple[TokenizedPrompt, str]] = []
         tries: list[tuple[TokenizedPrompt, str, dict[str, str], dict[str, str]]] = []
-        for place in range(start, min(start + AT_ONCE, len(answered))):
+        for place in range(start, min(start + at_once, len(answered))):
             prompt, answer = answered[place]
             right = right_forms(section, answer, prompt)
             wrong = {"an empty response": "", "the word None": "None", PROMPT: prompt.text}
-            other = next((one for _, one in answered[place + 1 :] + answered[:place] if one != answer), None)
+            others = (answered[(place + ahead) % len(answered)][1] for ahead in range(1, OTHERS))
+            other = next((one for one in others if one != answer), None)
             if other is not None and section.function not in FORMATS:
                 wrong[OTHER] = other
-            samples += [_sample(prompt, text, prepared) for text in (*right.values(), *wrong.values())]
+            written += [(prompt, text) for text in (*right.values(), *wrong.values())]
             tries.append((prompt, answer, right, wrong))
         try:
-            scores = iter(workers.rehearse(name, samples))
+            values, failures = workers.rehearse(name, _samples(written, prepared))
         except DataError as error:
             failed.add(tries[0][0].id, f"{error.what} {error.why}"[:200])
             break
+        place, scores = 0, iter(values)
         for prompt, answer, right, wrong in tries:
             good = [next(scores) for _ in right]
             bad = {kind: next(scores) for kind in wrong}
-            _judge(prompt, answer, good, bad, (never, free, lucky, failed), chance=chance)
-            shortest = len(prepared.tokenizer(answer, add_special_tokens=False)["input_ids"])
-            if section.function in SURE and shortest > prepared.sampling.max_new_tokens:
+            if all(score is None for score in good):  # of registered rewards, none fails for a right answer it can read
+                (never if section.function in REWARDS else failed).add(prompt.id, _reason(failures[place], answer))
+            else:
+                _judge(prompt, answer, good, bad, (never, free, lucky), chance=chance)
+            place += len(right) + len(wrong)
+            if sure and (shortest := _length(answer, prepared)) is not None:
                 long.add(prompt.id, f"{answer[:40]!r} has {shortest} tokens")
             found.tried[name] = found.tried.get(name, 0) + 1
         if tell is not None:
@@ -234,16 +246,13 @@ def _judge(
     answer: str,
     good: Sequence[float | None],
     bad: Mapping[str, float | None],
-    kinds: tuple[Finding, Finding, Finding, Finding],
+    kinds: tuple[Finding, Finding, Finding],
     *,
     chance: tuple[str, ...],
 ) -> None:
     """Compare the scores of one prompt's responses."""
-    never, free, lucky, failed = kinds
+    never, free, lucky = kinds
     known = [score for score in good if score is not None]
-    if not known:
-        failed.add(prompt.id, f"for the right answer {answer[:60]!r}")
-        return
     best, scores = max(known), [score for score in (*known, *bad.values()) if score is not None]
     if best == min(scores) and best <= 0.0:
         never.add(prompt.id, f"the right answer {answer[:60]!r} scores {best:g} in every form")
@@ -255,6 +264,12 @@ def _judge(
         )
 
 
+def _reason(failure: Failure, answer: str) -> str:
+    """Why a reward fails for the right answer; of a traceback its last line."""
+    lines = failure.why.strip().splitlines() or [""]
+    return f"{failure.what} {lines[-1]} (the right answer is {answer[:40]!r})"
+
+
 def reference_key(section: RewardSection) -> str:
     """Name the entry of a prompt's data that a right answer stands in."""
     if section.function == "code":
@@ -262,12 +277,22 @@ def reference_key(section: RewardSection) -> str:
     return str(section.options.get("key", "answer"))
 
 
-def reference_answer(section: RewardSection, prompt: TokenizedPrompt) -> str | None:
-    """Give the right answer to a prompt as text; None if it has none. ``format`` wants a form, not an answer."""
+def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str | None]:
+    """Make a function that gives the right answer to a prompt as text; None if it has none.
+
+    A class may say it itself, ``right_answer(data)``. ``format`` wants a form, whatever the answer.
+    """
     if section.function == "format":
-        return "42"
-    answer = prompt.data.get(reference_key(section))
-    return None if answer is None else str(answer).strip()
+        return lambda _: "42"
+    reward = made(section.function, section.options, "rewards")
+    told = getattr(reward, "right_answer", None)
+    key = reference_key(section)
+
+    def answer(prompt: TokenizedPrompt) -> str | None:
+        said = prompt.data.get(key) if told is None else told(prompt.data)
+        return None if said is None else str(said).strip()
+
+    return answer
 
 
 def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) -> dict[str, str]:
@@ -293,17 +318,30 @@ def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) ->
     return forms
 
 
-def _sample(prompt: TokenizedPrompt, text: str, prepared: PreparedRun) -> Sample:
-    tokens = tuple(prepared.tokenizer(text, add_special_tokens=False)["input_ids"])
-    return Sample(
-        prompt_id=prompt.id,
-        prompt_text=prompt.text,
-        response_text=text,
-        prompt_tokens=prompt.tokens,
-        response_tokens=tokens,
-        log_probs=(0.0,) * len(tokens),
-        finished=True,
-        data=prompt.data,
-        images=prompt.images,
-        opened=opened(prompt.text),
-    )
+def _length(answer: str, prepared: PreparedRun) -> int | None:
+    """Tokens of an answer that is longer than a response may be; None for any other. Few letters are no more tokens."""
+    room = prepared.sampling.max_new_tokens
+    if len(answer.encode()) <= room:  # a token has a byte at least
+        return None
+    length = len(prepared.tokenizer(answer, add_special_tokens=False)["input_ids"])
+    return length if length > room else None
+
+
+def _samples(written: Sequence[tuple[TokenizedPrompt, str]], prepared: PreparedRun) -> list[Sample]:
+    """Make samples of prompts and responses, the latter tokenised in one call."""
+    tokens = prepared.tokenizer([text for _, text in written], add_special_tokens=False)["input_ids"]
+    return [
+        Sample(
+            prompt_id=prompt.id,
+            prompt_text=prompt.text,
+            response_text=text,
+            prompt_tokens=prompt.tokens,
+            response_tokens=tuple(ids),
+            log_probs=(0.0,) * len(ids),
+            finished=True,
+            data=prompt.data,
+            images=prompt.images,
+            opened=opened(prompt.text),
+        )
+        for (prompt, text), ids in zip(written, tokens, strict=True)
+    ]

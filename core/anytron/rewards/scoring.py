@@ -193,14 +193,14 @@ class RewardWorkers:
             )
         return RewardScores(total, parts, failures)
 
-    def rehearse(self, name: str, samples: Sequence[Sample]) -> list[float | None]:
-        """Let one function score samples that no model wrote; None where it fails.
+    def rehearse(self, name: str, samples: Sequence[Sample]) -> Scored:
+        """Let one function score samples that no model wrote.
 
         Raises:
             DataError: It fails, and its ``on_error`` is ``stop``; or it cannot be called.
         """
         (pool,) = (pool for pool in self._pools if pool.name == name)
-        return _together([pool], samples, more=True)[0][0]
+        return _together([pool], samples, more=True)[0]
 
     def _scored(self, samples: Sequence[Sample], *, more: bool) -> dict[str, Scored]:
         """Let the model and all functions score samples at the same time."""

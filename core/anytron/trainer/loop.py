@@ -237,7 +237,8 @@ def _train(
                 experience = maker.make(step, clock)
                 signal = skipped.look(step, experience)
 
-            algorithm = adapted(config.corrected_algorithm, metrics, int(experience.used.sum()))
+            samples = int(experience.used.sum()) or len(experience.samples)
+            algorithm = adapted(config.corrected_algorithm, metrics, samples)
             if experience.teaches:
                 with clock.measure("score"):
                     batch = _scored(experience, trainer, updates, config, algorithm, updates_policy=step > warm_up)

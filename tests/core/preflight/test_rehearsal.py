@@ -55,6 +55,13 @@ def constant(samples):
 def never(samples):
     return [0.0 for _ in samples]
 
+class Told:
+    def right_answer(self, data):
+        return data["answer"][::-1]
+
+    def __call__(self, samples):
+        return [float(sample.response_text == sample.data["answer"][::-1]) for sample in samples]
+
 def raises(samples):
     return [samples[0].data["gone"] for _ in samples]
 """
@@ -178,6 +185,19 @@ def test_what_is_dropped_is_counted_and_the_rest_is_as_it_was(tmp_path):
         )
 
 
+def test_a_parquet_row_without_the_column_has_a_null_and_is_named(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [{"prompt": "1>", "graded": {"answer": "1"}}, {"prompt": "2>", "graded": {"style": "rule"}}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    options = f"{{path: {tmp_path}/p.parquet, columns: {{answer: graded.answer}}}}"
+    done = check(SORT, f"data={{source: parquet, options: {options}}}", "rewards=[{function: contains}]")
+    assert done.exit_code == 1
+    with pytest.raises(DataError, match=r"(?s)prompt row 2, for rewards\[0\] \(contains\).*it is null.*does not have"):
+        raise done.exception
+
+
 def test_bad_answers_are_counted_and_named(tmp_path):
     rows = [{**one, "answer": None} if place else one for place, one in enumerate(ROWS)]
     with pytest.raises(DataError, match=r"(?s)prompt line 2, for.*it is null.*so are 2 others: line 3, line 4"):
@@ -209,6 +229,12 @@ def test_training_refuses_only_what_is_certain_and_looks_at_few(tmp_path):
         require_earnable(prepared, workers, told := Told())
         assert rehearse(prepared, workers, rows=32).tried["math"] <= 32
     assert len(told.lines) == 1
+
+
+def test_a_class_says_what_its_right_answer_is(tmp_path):
+    rows = [{"prompt": "1>", "answer": "12"}, {"prompt": "2>", "answer": "34"}]
+    done = check(SORT, *overrides(tmp_path, rows, rewards=function("r.py:Told")))
+    assert done.exit_code == 0, done.output
 
 
 def test_prompts_are_chosen_evenly():
