@@ -61,7 +61,8 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         from anytron.trainer.export import export_checkpoint
 
         with executor_class(run.config, run.session) as executor:
-            export_checkpoint(run.config, executor, checkpoint.training, out.absolute())
+            beginning = checkpoint.state().beginning
+            export_checkpoint(run.config, executor, checkpoint.training, out.absolute(), beginning)
     notes.print(f"the model after step {checkpoint.step}: {out}")
 
 

@@ -66,8 +66,7 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
     generating = "" if config.supervised else f"generating with {config.rollout.engine}; "
     console.print(
         f"training on {ranks} rank{'s' if ranks > 1 else ''} ({config.engine.name}), "
-        f"{generating}files go to {config.trainer.output_dir}",
-        markup=False,
+        f"{generating}files go to {config.trainer.output_dir}"
     )
     with (
         executor_class(config, session) as executor,
