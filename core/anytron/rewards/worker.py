@@ -75,7 +75,7 @@ class WatchedSamples(list["Sample"]):
             AttributeError: Always: a list has no such attribute.
         """
         names = [field.name for field in fields(Sample)]
-        if name in names:
+        if name in names or (hasattr(Sample, name) and not name.startswith("_")):
             raise AttributeError(f"samples is a list of Sample: for sample in samples: sample.{name}")
         raise AttributeError(f"samples is a list of Sample, and has no {name!r}; a Sample has {', '.join(names)}")
 

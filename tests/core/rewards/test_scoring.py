@@ -183,8 +183,8 @@ def test_a_generator_will_do_and_may_raise_late():
     ("function", "said"),
     [
         (
-            lambda samples: [len(samples.response)],
-            "samples is a list of Sample: for sample in samples: sample.response",
+            lambda samples: [len(samples.turns)],
+            "is a list of Sample: for sample in samples: sample.turns",
         ),
         (lambda samples: [len(one) for one in samples.completions], "no 'completions'; a Sample has prompt_id, "),
     ],
