@@ -13,6 +13,7 @@ from pydantic import Field
 from anytron.config.section import Section
 from anytron.errors import ConfigError, DataError
 from anytron.isolation.sandbox import Level, Sandbox
+from anytron.rewards.reference import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +34,9 @@ class Code(Section):
     """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the
     program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
     of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
+    solution: str = "solution"
+    """The entry that holds a program which passes the tests, where a prompt has one; only ``anytron data check`` runs
+    it."""
     partial: bool = False
     """Give the fraction of tests that pass."""
     test_timeout_s: float = Field(10.0, gt=0.0)
@@ -82,6 +86,11 @@ class Code(Section):
         """
         _tests(data.get(self.key), self.key)
 
+    def right_answer(self, data: Mapping[str, Any]) -> str | None:
+        """The program of the entry ``solution``; None for a prompt that has none."""
+        program = data.get(self.solution)
+        return program if isinstance(program, str) and program.strip() else None
+
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """Run the samples' programs, one after another."""
         return [self._score(sample) for sample in samples]
@@ -122,14 +131,19 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
     """Read tests: what the program is given and what it must print; or Python to run after it, and None."""
     tests = [value] if isinstance(value, str) else value
     if isinstance(tests, (list, tuple)) and tests:
-        if all(isinstance(test, str) for test in tests):
+        if all(isinstance(test, str) and test.strip() for test in tests):
             return [(test, None) for test in tests]
-        if all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
-            return [(str(test["input"]), str(test["output"])) for test in tests]
+        if all(isinstance(test, dict) for test in tests):
+            pairs = [(plain_text(test.get("input")), plain_text(test.get("output"))) for test in tests]
+            whole = [(given, wanted) for given, wanted in pairs if given is not None and wanted is not None]
+            # A program that prints nothing passes tests that want nothing.
+            if len(whole) == len(tests) and any(wanted.strip() for _, wanted in whole):
+                return list(whole)
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
-        why="there is none" if value is None else f"it is {str(value)[:80]!r}",
-        fix='give a list of {"input": ..., "output": ...}, or of Python texts; or set the reward\'s option key',
+        why="there is no such entry, or it is null" if value is None else f"it is {str(value)[:80]!r}",
+        fix='give a list of {"input": ..., "output": ...}, both texts, with an output that is not empty; or a list of '
+        "Python texts, none of them empty; or set the reward's option key",
     )
 
 

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from anytron.config.section import Section
-from anytron.errors import ConfigError, DataError
+from anytron.errors import ConfigError
 from anytron.rewards.chat import Chat, NoAnswer
+from anytron.rewards.reference import right_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,10 +89,17 @@ class Judge(Section):
         """Find out before the run whether a prompt has the right answer, if the judge is to see it.
 
         Raises:
-            DataError: It has not.
+            DataError: It has none, or one that is neither text nor a number.
         """
-        if self.key is not None and self.key not in data:
-            raise DataError(f"The prompt has no entry {self.key!r}.", fix="set the judge's option key")
+        self.right_answer(data)
+
+    def right_answer(self, data: Mapping[str, Any]) -> str | None:
+        """The right answer as the judge is shown it; None = it is shown none.
+
+        Raises:
+            DataError: As :meth:`check_prompt`.
+        """
+        return None if self.key is None else right_answer(data, self.key)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Ask about all samples; a question that gets no usable answer is a failure of its sample."""
@@ -123,8 +131,9 @@ class Judge(Section):
 
     def _question(self, sample: Sample) -> tuple[str, str]:
         shown = {"prompt": sample.prompt_text, "response": sample.turns[-1]}
-        if self.key is not None:
-            shown["right answer"] = str(sample.data[self.key])
+        answer = self.right_answer(sample.data)
+        if answer is not None:
+            shown["right answer"] = answer
         # Follows from the question, so that a run can be repeated; no text can hold its own hash.
         mark = hashlib.sha256(json.dumps([self.instructions, shown]).encode()).hexdigest()[:12]
         parts = [f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in shown.items()]

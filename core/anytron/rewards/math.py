@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, DataError
 from anytron.rewards.reference import ReferenceReward
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Math(ReferenceReward):
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; one that takes too long is a failure of that sample."""
-        return [self._score(sample.turns[-1], self.reference(sample)) for sample in samples]
+        return [self._score(sample.turns[-1], self.right_answer(sample.data)) for sample in samples]
 
     def _score(self, response: str, reference: str) -> float | Exception:
         from math_verify import parse, verify
@@ -48,7 +48,14 @@ class Math(ReferenceReward):
 
         formula = reference if "$" in reference or "\\boxed" in reference else f"\\boxed{{{reference}}}"
         try:
-            right = parse(formula, parsing_timeout=self.step_timeout_s, raise_on_error=True)
+            try:
+                right = parse(formula, parsing_timeout=self.step_timeout_s, raise_on_error=True)
+            except TimeoutException:
+                raise
+            except Exception as error:  # noqa: BLE001 - sympy's
+                return unreadable(reference, f"{type(error).__name__}: {error}")
+            if not right:
+                return unreadable(reference, "math-verify finds neither a number nor a formula in it")
             try:
                 given = parse(response, parsing_timeout=self.step_timeout_s, raise_on_error=True)
                 return float(verify(right, given, timeout_seconds=self.step_timeout_s, raise_on_error=True))
@@ -64,3 +71,12 @@ class Math(ReferenceReward):
                 return 0.0  # no mathematics, as sympy says in many ways
         except TimeoutException:
             return TimeoutError(f"math-verify took more than {self.step_timeout_s} s")
+
+
+def unreadable(reference: str, why: str) -> DataError:
+    """What a response gets in place of a score where the right answer is no mathematics: it can never be earned."""
+    return DataError(
+        "The right answer cannot be read as mathematics.",
+        why=f"it is {reference[:80]!r}; {why}",
+        fix="write it as a number or a formula, or take the reward exact_match",
+    )

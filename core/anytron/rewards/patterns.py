@@ -74,7 +74,7 @@ class Regex(PatternReward, ReferenceReward):
         found = last_captured(self.compiled, sample.turns[-1])
         if isinstance(found, Exception):
             return found
-        return float(found is not None and found.strip() == self.reference(sample))
+        return float(found is not None and found.strip() == self.right_answer(sample.data))
 
 
 def last_captured(pattern: Any, text: str) -> str | Exception | None:

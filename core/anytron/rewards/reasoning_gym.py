@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +13,7 @@ from anytron.errors import DataError
 from anytron.rewards.patterns import PatternReward, last_captured
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from anytron.rewards.sample import Sample
 
@@ -44,8 +45,18 @@ class ReasoningGym(PatternReward):
         Raises:
             DataError: It is not.
         """
-        if ENTRY not in data:
-            raise DataError("The prompt is none of reasoning-gym.", fix="set data.source to reasoning_gym")
+        entry = data.get(ENTRY)
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("metadata"), Mapping):
+            raise DataError(
+                "The prompt is not a task of reasoning-gym.",
+                why=f"its entry {ENTRY!r} holds no task: {str(entry)[:80]}",
+                fix="set data.source to reasoning_gym",
+            )
+
+    def right_answer(self, data: Mapping[str, Any]) -> str | None:
+        """The task's own answer; None for a task that has many right answers and gives none of them."""
+        answer: str | None = data[ENTRY]["answer"]
+        return answer
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; a response without an answer gets 0."""

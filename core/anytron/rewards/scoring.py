@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from multiprocessing.connection import wait
 from time import monotonic
@@ -23,7 +24,7 @@ from anytron.rewards.pool import RewardPool, Scored
 from anytron.rewards.registered import REWARDS, RewardFunction, made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.scoring import RewardSection
@@ -47,6 +48,21 @@ class RewardScores:
     total: Tensor
     parts: Mapping[str, Tensor]
     failures: Mapping[str, Mapping[int, Failure]]
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why a reward cannot score the responses to a prompt.
+
+    Attributes:
+        reward: The reward's name.
+        prompt: As the reward was asked about it.
+        error: What the reward says, with prompt and reward as its place.
+    """
+
+    reward: str
+    prompt: TokenizedPrompt
+    error: DataError
 
 
 @dataclass(frozen=True)
@@ -91,20 +107,46 @@ class RewardSum:
             ConfigError: A reward cannot work here, or cannot be made with its options.
             DataError: It cannot score the responses to a prompt.
         """
-        for index, (name, section) in enumerate(self.sections.items()):
+        for index, (name, reward) in enumerate(self.made.items()):
             key = f"rewards[{index}] ({name})"
-            reward = _made(section, key)
             try:
                 if hasattr(reward, "check_machine"):
                     reward.check_machine()
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
-            for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
+        for found in self.objections(chain.from_iterable(tables)):
+            raise found.error
+
+    def objections(self, prompts: Iterable[TokenizedPrompt]) -> Iterator[Objection]:
+        """Ask every reward that has ``check_prompt`` about every prompt; the prompts are gone through once.
+
+        Raises:
+            ConfigError: A reward cannot be made with its options.
+        """
+        asked = {
+            name: (f"rewards[{index}] ({name})", reward.check_prompt)
+            for index, (name, reward) in enumerate(self.made.items())
+            if hasattr(reward, "check_prompt")
+        }
+        for prompt in prompts if asked else ():
+            for name, (key, check_prompt) in asked.items():
                 try:
-                    reward.check_prompt(prompt.data)
+                    check_prompt(prompt.data)
                 except DataError as error:  # noqa: PERF203 - names its prompt
                     where = f"prompt {prompt.id}, for {key}"
-                    raise DataError(error.what, where=where, why=error.why, fix=error.fix) from error
+                    yield Objection(name, prompt, DataError(error.what, where=where, why=error.why, fix=error.fix))
+
+    @cached_property
+    def made(self) -> Mapping[str, Any]:
+        """All rewards by name, made in this process: to be asked about prompts. Scoring has processes of its own.
+
+        Raises:
+            ConfigError: One cannot be made with its options.
+        """
+        return {
+            name: _made(section, f"rewards[{index}] ({name})")
+            for index, (name, section) in enumerate(self.sections.items())
+        }
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
         """Start the processes that call the functions; does not wait for them.
