@@ -19,6 +19,7 @@ from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
 from anytron_megatron.models.precision import refuse_missing_quantisation
+from anytron_megatron.models.published import completed
 from anytron_megatron.models.traits import traits_of
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
@@ -90,7 +91,7 @@ class BridgeSource:
         assert family is not None  # checks/model.py
         text_config = self.hf_config.get_text_config()
         modules = getattr(text_config, "num_nextn_predict_layers", None) if predicts_ahead else None
-        converted = hf_to_mcore_config(self.hf_config)
+        converted = completed(hf_to_mcore_config(self.hf_config))
         recurrent = converted.get("experimental_attention_variant") == "gated_delta_net"
         config_class = get_model_meta(family).config_cls
         if converted.get("multi_latent_attention"):

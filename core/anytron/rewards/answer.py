@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import AnytronError
 from anytron.isolation.failure import Failure as IsolationFailure
 from anytron.isolation.failure import read, traced
 
@@ -111,8 +110,6 @@ def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
 
 
 def _unusable(value: object, position: int) -> Failure | None:
-    if isinstance(value, AnytronError):
-        return Failure(value.what, value.why, value.fix, sample=position)
     if isinstance(value, Exception):
         why = f"{type(value).__name__}: {value}"
         return Failure("A reward function has no reward for a sample.", why, "cure what it names", sample=position)

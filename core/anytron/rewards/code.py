@@ -13,7 +13,6 @@ from pydantic import Field
 from anytron.config.section import Section
 from anytron.errors import ConfigError, DataError
 from anytron.isolation.sandbox import Level, Sandbox
-from anytron.rewards.reference import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,8 +34,7 @@ class Code(Section):
     program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
     of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
     solution: str = "solution"
-    """The entry that holds a program which passes the tests, where a prompt has one; only ``anytron data check`` runs
-    it."""
+    """The entry that holds a program which passes them, for ``anytron data check``; prompts need none."""
     partial: bool = False
     """Give the fraction of tests that pass."""
     test_timeout_s: float = Field(10.0, gt=0.0)
@@ -86,11 +84,6 @@ class Code(Section):
         """
         _tests(data.get(self.key), self.key)
 
-    def right_answer(self, data: Mapping[str, Any]) -> str | None:
-        """The program of the entry ``solution``; None for a prompt that has none."""
-        program = data.get(self.solution)
-        return program if isinstance(program, str) and program.strip() else None
-
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """Run the samples' programs, one after another."""
         return [self._score(sample) for sample in samples]
@@ -133,18 +126,23 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
     if isinstance(tests, (list, tuple)) and tests:
         if all(isinstance(test, str) and test.strip() for test in tests):
             return [(test, None) for test in tests]
-        if all(isinstance(test, dict) for test in tests):
-            pairs = [(plain_text(test.get("input")), plain_text(test.get("output"))) for test in tests]
-            whole = [(given, wanted) for given, wanted in pairs if given is not None and wanted is not None]
-            # A program that prints nothing passes tests that want nothing.
-            if len(whole) == len(tests) and any(wanted.strip() for _, wanted in whole):
-                return list(whole)
+        if all(
+            isinstance(test, dict) and _is_text(test.get("input")) and _is_text(test.get("output")) for test in tests
+        ):
+            pairs: list[tuple[str, str | None]] = [(str(test["input"]), str(test["output"])) for test in tests]
+            if any(str(wanted).strip() for _, wanted in pairs):  # else a program that prints nothing passes
+                return pairs
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
-        why="there is no such entry, or it is null" if value is None else f"it is {str(value)[:80]!r}",
-        fix='give a list of {"input": ..., "output": ...}, both texts, with an output that is not empty; or a list of '
-        "Python texts, none of them empty; or set the reward's option key",
+        why="there is none, or it is null" if value is None else f"it is {str(value)[:80]!r}",
+        fix='give a list of {"input": ..., "output": ...}, texts or numbers, with an output that is not empty; or a '
+        "list of Python texts, none of them empty; or set the reward's option key",
     )
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text or a number; null would be the word None."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
 def _lines(text: str) -> list[str]:

@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from anytron.config.section import Section
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, DataError
 from anytron.rewards.chat import Chat, NoAnswer
-from anytron.rewards.reference import right_answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,17 +88,16 @@ class Judge(Section):
         """Find out before the run whether a prompt has the right answer, if the judge is to see it.
 
         Raises:
-            DataError: It has none, or one that is neither text nor a number.
+            DataError: It has not.
         """
-        self.right_answer(data)
-
-    def right_answer(self, data: Mapping[str, Any]) -> str | None:
-        """The right answer as the judge is shown it; None = it is shown none.
-
-        Raises:
-            DataError: As :meth:`check_prompt`.
-        """
-        return None if self.key is None else right_answer(data, self.key)
+        if self.key is not None and self.key not in data:
+            raise DataError(f"The prompt has no entry {self.key!r}.", fix="set the judge's option key")
+        if self.key is not None and (data[self.key] is None or not str(data[self.key]).strip()):
+            raise DataError(
+                f"The right answer, entry {self.key!r}, is null or empty.",
+                why="the judge would be shown the word None, or nothing, as the right answer",
+                fix="correct the data or the judge's option key, or leave such prompts out: data.on_bad_answer=drop",
+            )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Ask about all samples; a question that gets no usable answer is a failure of its sample."""
@@ -131,9 +129,8 @@ class Judge(Section):
 
     def _question(self, sample: Sample) -> tuple[str, str]:
         shown = {"prompt": sample.prompt_text, "response": sample.turns[-1]}
-        answer = self.right_answer(sample.data)
-        if answer is not None:
-            shown["right answer"] = answer
+        if self.key is not None:
+            shown["right answer"] = str(sample.data[self.key])
         # Follows from the question, so that a run can be repeated; no text can hold its own hash.
         mark = hashlib.sha256(json.dumps([self.instructions, shown]).encode()).hexdigest()[:12]
         parts = [f"<{name} {mark}>\n{text}\n</{name} {mark}>" for name, text in shown.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +12,7 @@ from anytron.errors import DataError
 from anytron.rewards.patterns import PatternReward, last_captured
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anytron.rewards.sample import Sample
 
@@ -45,25 +44,17 @@ class ReasoningGym(PatternReward):
         Raises:
             DataError: It is not.
         """
-        entry = data.get(ENTRY)
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("metadata"), Mapping):
+        if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
             raise DataError(
-                "The prompt is not a task of reasoning-gym.",
-                why=f"its entry {ENTRY!r} holds no task: {str(entry)[:80]}",
-                fix="set data.source to reasoning_gym",
+                "The prompt is none of reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
             )
-
-    def right_answer(self, data: Mapping[str, Any]) -> str | None:
-        """The task's own answer; None for a task that has many right answers and gives none of them."""
-        answer: str | None = data[ENTRY]["answer"]
-        return answer
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; a response without an answer gets 0."""
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | Exception:
-        answer = last_captured(self.compiled, sample.turns[-1])
+        answer = last_captured(self.compiled, sample.last_message)
         if answer is None or isinstance(answer, Exception):
             return 0.0 if answer is None else answer
         entry = sample.data[ENTRY]

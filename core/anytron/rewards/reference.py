@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.section import Section
@@ -19,77 +17,41 @@ class ReferenceReward(Section):
     """A reward that needs an entry of the prompt's data."""
 
     key: str = "answer"
-    """The entry of the prompt's data that holds the right answer: a text that is not empty, or a number."""
+    """The entry of the prompt's data that holds the right answer."""
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Find out before the run whether a prompt has a right answer.
+        """Find out before the run whether a prompt has the entry.
 
         Raises:
-            DataError: It has none, or one that is neither text nor a number.
+            DataError: It has not.
         """
-        right_answer(data, self.key)
+        if self.key not in data:
+            raise DataError(
+                f"The prompt has no entry {self.key!r}.",
+                why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
+                fix="set the reward's option key, or give the data to the prompts",
+            )
+        if why := self.examine_answer(data[self.key]):
+            raise DataError(
+                f"The right answer, entry {self.key!r}, cannot be read.",
+                why=why,
+                fix="correct the data or the reward's option key, or leave such prompts out: data.on_bad_answer=drop",
+            )
 
-    def right_answer(self, data: Mapping[str, Any]) -> str:
-        """The right answer as a model has to write it, without white space around it.
+    def examine_answer(self, answer: object) -> str | None:
+        """Say why an answer cannot be the right one; None if it can. It is looked at in the driver: no evaluation."""
+        if answer is None:
+            return "it is null: an empty cell, or a column that this row does not have"
+        if isinstance(answer, str):
+            return None if answer.strip() else "it is empty, and every response contains it"
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            return None
+        hint = ": a response with 3 is no 3.0" if isinstance(answer, float) else ""
+        return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
 
-        Raises:
-            DataError: As :meth:`check_prompt`.
-        """
-        return right_answer(data, self.key)
-
-
-def right_answer(data: Mapping[str, Any], key: str) -> str:
-    """Read the right answer among a prompt's data.
-
-    A number stands for its decimal digits: 3 and 3.0 are ``3``, as columns of integers become floats where one is
-    missing; 0.5 is ``0.5``, 1e6 is ``1000000``. Nothing else becomes text: a response would earn its reward with
-    ``None``, or with nothing.
-
-    Args:
-        data: The prompt's data.
-        key: The entry.
-
-    Returns:
-        The answer without white space around it; not empty.
-
-    Raises:
-        DataError: There is no such entry, or it holds neither text nor a finite number, or an empty text.
-    """
-    if key not in data:
-        raise DataError(
-            f"The prompt has no entry {key!r}.",
-            why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
-            fix="set the reward's option key, or give the data to the prompts",
-        )
-    value = data[key]
-    text = plain_text(value)
-    if text is not None and text.strip():
-        return text.strip()
-    raise DataError(
-        "The right answer cannot be read.",
-        why=f"the prompt's entry {key!r} is null, or its row has no such column"
-        if value is None
-        else f"the prompt's entry {key!r} is an empty text"
-        if text is not None
-        else f"the prompt's entry {key!r} is {type(value).__name__}: {str(value)[:80]}",
-        fix="give the prompt a text that is not empty or a finite number, or remove its row",
-    )
-
-
-def plain_text(value: object) -> str | None:
-    """Give a text as it is and a finite number as its decimal digits; None for everything else, true and false too."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
-        return None
-    try:
-        number = Decimal(str(value))  # of a float, the shortest digits that are read as it
-    except (ArithmeticError, ValueError):  # a fraction; an integer with more digits than Python writes
-        return None
-    if not number.is_finite():
-        return None
-    digits = format(number or Decimal(0), "f")  # no negative zero
-    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+    def reference(self, sample: Sample) -> str:
+        """The right answer as text, without white space around it."""
+        return str(sample.data[self.key]).strip()
 
 
 class ExactMatch(ReferenceReward):
@@ -100,7 +62,7 @@ class ExactMatch(ReferenceReward):
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """Score samples."""
-        return [float(sample.turns[-1].strip() == self.right_answer(sample.data)) for sample in samples]
+        return [float(sample.turns[-1].strip() == self.reference(sample)) for sample in samples]
 
 
 class Contains(ReferenceReward):
@@ -108,4 +70,4 @@ class Contains(ReferenceReward):
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """Score samples."""
-        return [float(self.right_answer(sample.data) in sample.turns[-1]) for sample in samples]
+        return [float(self.reference(sample) in sample.turns[-1]) for sample in samples]

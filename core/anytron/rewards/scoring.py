@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from multiprocessing.connection import wait
 from time import monotonic
@@ -24,7 +23,7 @@ from anytron.rewards.pool import RewardPool, Scored
 from anytron.rewards.registered import REWARDS, RewardFunction, made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.scoring import RewardSection
@@ -48,21 +47,6 @@ class RewardScores:
     total: Tensor
     parts: Mapping[str, Tensor]
     failures: Mapping[str, Mapping[int, Failure]]
-
-
-@dataclass(frozen=True)
-class Objection:
-    """Why a reward cannot score the responses to a prompt.
-
-    Attributes:
-        reward: The reward's name.
-        prompt: As the reward was asked about it.
-        error: What the reward says, with prompt and reward as its place.
-    """
-
-    reward: str
-    prompt: TokenizedPrompt
-    error: DataError
 
 
 @dataclass(frozen=True)
@@ -107,46 +91,33 @@ class RewardSum:
             ConfigError: A reward cannot work here, or cannot be made with its options.
             DataError: It cannot score the responses to a prompt.
         """
-        for index, (name, reward) in enumerate(self.made.items()):
+        for index, (name, section) in enumerate(self.sections.items()):
             key = f"rewards[{index}] ({name})"
+            reward = _made(section, key)
             try:
                 if hasattr(reward, "check_machine"):
                     reward.check_machine()
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
-        for found in self.objections(chain.from_iterable(tables)):
-            raise found.error
+            bad: dict[str, DataError] = {}
+            for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
+                if (refused := _refused(reward, prompt.data)) is not None:
+                    bad[prompt.id] = refused
+            if bad:
+                first, more = next(iter(bad.values())), f"; so are {len(bad) - 1} others: {', '.join(list(bad)[1:6])}"
+                where = f"prompt {next(iter(bad))}, for {key}"
+                why = f"{first.why}{more if len(bad) > 1 else ''}"
+                raise DataError(first.what, where=where, why=why, fix=first.fix)
 
-    def objections(self, prompts: Iterable[TokenizedPrompt]) -> Iterator[Objection]:
-        """Ask every reward that has ``check_prompt`` about every prompt; the prompts are gone through once.
+    def unusable(self) -> Callable[[Mapping[str, Any]], bool]:
+        """Make a function that says of a prompt's data whether some reward refuses it.
 
         Raises:
             ConfigError: A reward cannot be made with its options.
         """
-        asked = {
-            name: (f"rewards[{index}] ({name})", reward.check_prompt)
-            for index, (name, reward) in enumerate(self.made.items())
-            if hasattr(reward, "check_prompt")
-        }
-        for prompt in prompts if asked else ():
-            for name, (key, check_prompt) in asked.items():
-                try:
-                    check_prompt(prompt.data)
-                except DataError as error:  # noqa: PERF203 - names its prompt
-                    where = f"prompt {prompt.id}, for {key}"
-                    yield Objection(name, prompt, DataError(error.what, where=where, why=error.why, fix=error.fix))
-
-    @cached_property
-    def made(self) -> Mapping[str, Any]:
-        """All rewards by name, made in this process: to be asked about prompts. Scoring has processes of its own.
-
-        Raises:
-            ConfigError: One cannot be made with its options.
-        """
-        return {
-            name: _made(section, f"rewards[{index}] ({name})")
-            for index, (name, section) in enumerate(self.sections.items())
-        }
+        made_rewards = [_made(one, f"rewards[{index}]") for index, one in enumerate(self.sections.values())]
+        checking = [reward for reward in made_rewards if hasattr(reward, "check_prompt")]
+        return lambda data: any(_refused(reward, data) is not None for reward in checking)
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
         """Start the processes that call the functions; does not wait for them.
@@ -222,6 +193,15 @@ class RewardWorkers:
             )
         return RewardScores(total, parts, failures)
 
+    def rehearse(self, name: str, samples: Sequence[Sample]) -> Scored:
+        """Let one function score samples that no model wrote.
+
+        Raises:
+            DataError: It fails, and its ``on_error`` is ``stop``; or it cannot be called.
+        """
+        (pool,) = (pool for pool in self._pools if pool.name == name)
+        return _together([pool], samples, more=True)[0]
+
     def _scored(self, samples: Sequence[Sample], *, more: bool) -> dict[str, Scored]:
         """Let the model and all functions score samples at the same time."""
         asking = {name: one for name, one in self._sections.items() if one.function == REWARD_MODEL}
@@ -286,6 +266,14 @@ def _together(pools: Sequence[RewardPool], samples: Sequence[Sample], *, more: b
         for one in scoring:
             one.close()  # one may have raised: nobody waits for the others any more
     return [found[index] for index in range(len(pools))]
+
+
+def _refused(reward: Any, data: Mapping[str, Any]) -> DataError | None:
+    try:
+        reward.check_prompt(data)
+    except DataError as error:
+        return error
+    return None
 
 
 def _made(section: RewardSection, key: str) -> Any:
