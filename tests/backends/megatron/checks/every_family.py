@@ -1,13 +1,16 @@
-"""Build the model of each directory in a folder from its configuration, and print its size.
+"""Build the model of each directory in a folder, and print what the installed libraries say of themselves.
 
 In a process of its own: to import mcore-bridge needs the patches.
 """
 
+import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
+from anytron.errors import ConfigError
 from anytron.hooks.types import PatchContext
 from anytron.patches import Ledger, Phase
 from anytron.plugins import hooks_of
@@ -22,14 +25,28 @@ def main(folder: Path) -> None:
     ledger = Ledger(context=context)
     for phase in Phase:
         ledger.apply(phase, trainer_patches(phase, context))
-    from mcore_bridge import get_mcore_model
+    from mcore_bridge import MLAModelConfig, ModelConfig
+    from mcore_bridge.model.register import MODEL_MAPPING
 
-    from anytron_megatron.models.bridge import BridgeSource
     from anytron_megatron.training.parallel import initialize
 
     initialize(platform.runtime(), ParallelSizes(), seed=1, timeout_s=60)
-    for directory in sorted(folder.iterdir()):
-        print(directory.name, end=" ", flush=True)
+    found = {
+        "families": sorted({name for meta in MODEL_MAPPING.values() for name in meta.model_types}),
+        "options": sorted(field.name for field in fields(ModelConfig)),
+        "latent": sorted(field.name for field in fields(MLAModelConfig)),
+        "built": {directory.name: outcome(directory) for directory in sorted(folder.iterdir())},
+    }
+    print(json.dumps(found))
+
+
+def outcome(directory: Path) -> int | str:
+    """Return the number of parameters, or why there is no model: the words of a refusal, or a bare exception."""
+    from mcore_bridge import get_mcore_model
+
+    from anytron_megatron.models.bridge import BridgeSource
+
+    try:
         source = BridgeSource(
             directory,
             dtype=torch.float32,
@@ -40,7 +57,11 @@ def main(folder: Path) -> None:
             transformer={},
         )
         (model,) = get_mcore_model(source.config)
-        print(sum(parameter.numel() for parameter in model.parameters()))
+    except ConfigError as error:
+        return f"refused: {error}"
+    except Exception as error:  # noqa: BLE001  # what the test looks for
+        return f"{type(error).__name__}: {error}"
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Each model type of the bridge, as transformers configures it: built, or refused by name before the start."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,9 +11,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.data.vision import load_vision
 from anytron.errors import ConfigError
+from anytron.patches.versions import in_range, installed_version
 from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
 
+MEGATRON = installed_version("megatron-core")
 LAYERS = 4
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "intermediate_size_mlp": 128, "num_hidden_layers": LAYERS,
@@ -99,15 +103,35 @@ def test_a_model_is_refused_by_name_or_its_images_are_understood(configurations,
             load_vision(model, AutoConfig.for_model(**config), Words())
 
 
-def test_what_is_not_refused_is_built(configurations, tmp_path):
-    accepted = {family for family, config in configurations.items() if not refusals(config)}
-    assert {row.model_type for row in FAMILIES.values() if row.proof} < accepted
-    for family in accepted:
-        (tmp_path / family).mkdir()
-        (tmp_path / family / "config.json").write_text(json.dumps(configurations[family]))
-    program = [sys.executable, "-W", "ignore", "-m", "tests.backends.megatron.checks.every_family", str(tmp_path)]
+@pytest.fixture(scope="module")
+def installed(configurations, tmp_path_factory):
+    """What the installed libraries say of themselves, and what they make of each model that is not refused."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {family: config for family, config in configurations.items() if not refusals(config)}
+    models["sizes of experts and no experts"] = {**configurations["dots1"], "n_routed_experts": None}
+    for name, config in models.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    program = [sys.executable, "-W", "ignore", "-m", "tests.backends.megatron.checks.every_family", str(folder)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    sizes = dict(line.split() for line in done.stdout.splitlines())
-    assert sizes.keys() == accepted
-    assert all(0 < int(size) < 20e6 for size in sizes.values()), sizes
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_what_is_not_refused_is_built(installed):
+    sizes = dict(installed["built"])
+    contradiction = sizes.pop("sizes of experts and no experts")
+    assert re.search(r"(?s)^refused: .*do not take.*moe_ffn_hidden_size must be None", contradiction)
+    assert {row.model_type for row in FAMILIES.values() if row.proof} < sizes.keys()
+    assert {name: size for name, size in sizes.items() if not isinstance(size, int)} == {}
+    assert 0 < min(sizes.values()) <= max(sizes.values()) < 20e6
+
+
+def test_the_list_of_families_is_the_bridges(installed):
+    hybrid = {"nemotron_h"} if in_range(MEGATRON, ">=0.18") else set()  # of Mamba layers, which no file here knows
+    assert set(FAMILIES) == set(installed["families"]) - hybrid
+
+
+def test_the_options_are_the_fields_of_the_installed_config(installed):
+    assert sorted(transformer_fields(latent_attention=False)) == installed["options"]
+    assert sorted(transformer_fields(latent_attention=True)) == installed["latent"]
