@@ -27,6 +27,7 @@ STARTS = {
     "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
     "backends/anytron_verifiers/loading.py": "found while the environment is loaded",
     "core/anytron/rewards/reference.py": "right answers are looked at before the first step",
+    "core/anytron/rewards/judge.py": "right answers are looked at before the first step",
 }
 """Files elsewhere whose errors come up before the first step, too, and why."""
 NEW_RUN = re.compile(r"\b(?:new run|begin anew|begin again)\b")
