@@ -23,6 +23,7 @@ BEFORE = re.compile(
 has passed them, and its configuration is the same."""
 STARTS = {
     "backends/anytron_megatron/engine.py": "asked by programs of one's own: a run's loop asks for what the run has",
+    "backends/anytron_megatron/models/bridge.py": "a configuration is read while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
     "backends/anytron_verifiers/loading.py": "found while the environment is loaded",
