@@ -27,6 +27,7 @@ from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, enc
 from anytron.executor.heartbeat import BEAT_S, Heartbeat
 from anytron.executor.observer import OBSERVED, RankObserver
 from anytron.executor.out_of_memory import BUILDING, MemoryExplainer
+from anytron.terminal import make_output_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +108,7 @@ def start(bootstrap: Bootstrap) -> Parts:
     os.environ.update(bootstrap.distributed_env())
     if bootstrap.python is None:
         sys.path[:] = bootstrap.sys_path
+    make_output_visible()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig

@@ -33,6 +33,8 @@ class Code(Section):
     """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the
     program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
     of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
+    solution: str = "solution"
+    """The entry that holds a program which passes them, for ``anytron data check``; prompts need none."""
     partial: bool = False
     """Give the fraction of tests that pass."""
     test_timeout_s: float = Field(10.0, gt=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -26,6 +27,12 @@ class Math(ReferenceReward):
 
     step_timeout_s: int = Field(5, ge=1)
     """Seconds that reading a response may take, and comparing it with the right answer."""
+
+    def examine_answer(self, answer: object) -> str | None:
+        """As elsewhere, but any finite number is mathematics."""
+        if isinstance(answer, float) and isfinite(answer):
+            return None
+        return super().examine_answer(answer)
 
     def check_machine(self) -> None:
         """Check that the library is there.
