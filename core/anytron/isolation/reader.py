@@ -182,9 +182,8 @@ class _Child:
             if self._progress.since != position:
                 since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
             if _computed(self.pid) - computed > self._compute_s:
-                raise errand.failed(
-                    f"the process that reads it computed for {self._compute_s:g} s without coming further, and was ended"
-                )
+                late = f"computed for {self._compute_s:g} s without coming further, and was ended"
+                raise errand.failed(f"the process that reads it {late}")
             if monotonic() - since > WAIT_S:
                 raise errand.failed(f"the process that reads it has come no further in {WAIT_S:g} s, and was ended")
 
