@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anytron.errors import AnytronError, ConfigError, DataError
@@ -49,6 +49,8 @@ COMPUTE_S = 7.0
 """Seconds of processor time, of all its threads together, in which the child must come further."""
 WAIT_S = 300.0
 """Seconds in which it must come further if it waits for a disk."""
+MESSAGE_S = 5.0
+"""Seconds in which it must write the next part of a message, or end when it has closed its channel."""
 LARGEST_FRAME = 1 << 28
 """Bytes of the longest message that the driver reads."""
 SAID = 1 << 16
@@ -136,7 +138,7 @@ class _Child:
         self._progress = Progress(descriptor := Progress.made())
         os.close(descriptor)
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(WAIT_S), 0))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(MESSAGE_S), 0))
         lifeline, self._lifeline = os.pipe()
         try:
             self.pid = _forked()
@@ -189,10 +191,17 @@ class _Child:
 
     def _fate(self) -> str:
         """Say how the child came to its end."""
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        end = monotonic() + MESSAGE_S
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if monotonic() > end:
+                return "the process that reads it has written no whole answer, and was ended"
+            sleep(0.01)
+        status = os.waitstatus_to_exitcode(ended[1])
         fate = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         last = os.pread(self._said, SAID, 0).decode(errors="replace").strip().splitlines()[-1:]
         limit = f"it may take {self._memory / 2**30:g} GiB of memory"
+        if status == -signal.SIGKILL:
+            limit = "the kernel does so where the machine's memory is full"
         return f"the process that reads it {fate}{''.join(f' ({line})' for line in last)}; {limit}"
 
     def end(self) -> None:
