@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MEMORY = 1 << 30
 """Bytes that the child may allocate."""
-COMPUTE_S = 7.0
+COMPUTE_S = 6.0
 """Seconds of processor time, of all its threads together, in which the child must come further."""
 WAIT_S = 300.0
 """Seconds in which it must come further if it waits for a disk."""

@@ -115,7 +115,7 @@ def test_each_limit_is_what_stops_it(monkeypatch):
 
 def test_a_machine_that_cannot_confine_reads_nothing(reader, monkeypatch):
     monkeypatch.setattr(module, "confine", lambda: raised(OSError("no filter here")))
-    with pytest.raises(DataError, match="cannot confine.*no filter here"):
+    with pytest.raises(DataError, match=r"cannot confine.*no filter here"):
         list(reader.ask("sound", ERRAND))
 
 
