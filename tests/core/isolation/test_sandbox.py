@@ -300,7 +300,7 @@ except RuntimeError:
 
 def threads(process):
     with contextlib.suppress(OSError):  # it may have ended
-        return len(os.listdir(f"/proc/{process}/task"))
+        return len(list(Path(f"/proc/{process}/task").iterdir()))
     return 0
 
 
