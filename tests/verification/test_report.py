@@ -49,10 +49,10 @@ def with_cause(error, cause):
         ),
         (
             with_cause(
-                EngineError("A weight is unknown to the model.", where="layers.0.gate_proj.weight", why="no such module"),
+                EngineError("A weight is unknown.", where="layers.0.gate_proj.weight", why="no such module"),
                 WorkerError("failed", where="rollout-0.log", why=TRACEBACK),
             ),
-            "A weight is unknown to the model. layers.0.gate_proj.weight: no such module (log: rollout-0.log)",
+            "A weight is unknown. layers.0.gate_proj.weight: no such module (log: rollout-0.log)",
         ),
         (ConfigError("There are no prompts.", where="data.source"), "There are no prompts. data.source"),
     ],

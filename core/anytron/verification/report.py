@@ -111,7 +111,7 @@ def used(difference: float | None, tolerance: float | None) -> float:
 
 
 def in_one_line(error: AnytronError) -> str:
-    """Say all that an error says, but for the traceback or the log's end that it may hold: a file it names has those."""
+    """Say all that an error says, except the traceback or the log's end in it: these are in a file that it names."""
     cause = error if isinstance(error, WorkerError) else error.__cause__
     if isinstance(error, WorkerError):
         reason = "" if isinstance(error, ProcessLost) else _raised(error.why)
