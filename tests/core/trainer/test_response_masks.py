@@ -38,9 +38,14 @@ TRAJECTORIES = [
 
 
 class Tokenizer:
+    added_tokens_decoder = {}  # noqa: RUF012 - as the attribute of a tokenizer
+
     def batch_decode(self, rows, *, skip_special_tokens):
         assert skip_special_tokens
         return ["".join(map(str, row)) for row in rows]
+
+    def decode(self, tokens):
+        return "".join(map(str, tokens))
 
 
 @pytest.fixture
