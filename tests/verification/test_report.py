@@ -1,12 +1,14 @@
 """What stands in one cell of the table is one line."""
 
 import math
+from dataclasses import fields
 from itertools import permutations
 
 import pytest
 
+from anytron.cli.verify import _print_table
 from anytron.errors import ConfigError, EngineError, ProcessLost, WorkerError
-from anytron.verification.report import Status, failed, in_one_line, joined, measured, skipped, used
+from anytron.verification.report import CheckResult, Status, failed, in_one_line, joined, measured, skipped, used
 
 TRACEBACK = """Traceback (most recent call last):
   File "kernels.py", line 3, in norm
@@ -45,11 +47,15 @@ def with_cause(error, cause):
                 EngineError("The loss is not finite.", where="update", why="it is nan,\n  the norm 1"),
                 WorkerError("failed", where="trainer-0.log", why=TRACEBACK),
             ),
-            "The loss is not finite. it is nan, the norm 1 (log: trainer-0.log)",
+            "The loss is not finite. (update) it is nan, the norm 1 (log: trainer-0.log)",
         ),
-        (ConfigError("There are no prompts.", where="data.source"), "There are no prompts."),
+        (ConfigError("There are no prompts.", where="data.source"), "There are no prompts. (data.source)"),
+        (
+            EngineError("A weight is unknown to the model.", where="model.norm.weight", why="no module has that name"),
+            "A weight is unknown to the model. (model.norm.weight) no module has that name",
+        ),
     ],
-    ids=["raised", "died", "refused", "in the driver"],
+    ids=["raised", "died", "refused", "in the driver", "of a weight"],
 )
 def test_an_error_is_said_in_one_line_without_its_traceback(error, line):
     assert in_one_line(error) == line
@@ -85,3 +91,17 @@ def test_of_two_models_the_worse_one_is_told_of_whichever_it_is(order):
 def test_one_model_s_result_is_its_own():
     alone = measured("logits", 0.5, 1.0, "near")
     assert joined([alone]) is alone
+
+
+def test_the_table_prints_every_field_of_a_result(capsys):
+    values = {
+        "check": "hf-logits",
+        "max_abs_diff": 0.25,
+        "tolerance": 0.125,
+        "status": Status.FAILED,
+        "detail": "a [b]",
+    }
+    assert set(values) == {field.name for field in fields(CheckResult)}
+    _print_table([CheckResult(**values)])
+    row = capsys.readouterr().out.splitlines()[-1].split(maxsplit=4)
+    assert row == ["hf-logits", "0.25", "0.5", "failed", "a [b]"]

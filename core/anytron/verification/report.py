@@ -118,7 +118,7 @@ def in_one_line(error: AnytronError) -> str:
     elif isinstance(error, WorkerError):
         parts = [error.what, _raised(error.why)]
     else:
-        parts = [error.what, error.why]
+        parts = [error.headline, error.why]
     if isinstance(cause, WorkerError) and cause.where:
         parts.append(f"(log: {cause.where})")
     return " ".join(" ".join(parts).split())
