@@ -97,5 +97,5 @@ def test_the_table_prints_every_field_of_a_result(capsys):
     values = {"check": "hf-logits", "max_abs_diff": 0.25, "tolerance": 0.5, "status": Status.FAILED, "detail": "a [b]"}
     assert set(values) == {field.name for field in fields(CheckResult)}, "a new field needs a column"
     _print_table([CheckResult(**values)])
-    row = capsys.readouterr().out.splitlines()[-1].split(maxsplit=4)
+    row = capsys.readouterr().out.splitlines()[-1].strip().split(maxsplit=4)
     assert row == ["hf-logits", "0.25", "0.5", "failed", "a [b]"]
