@@ -71,3 +71,14 @@ MLA_QUERY_NORM = Patch(
     remove_when="megatron-core takes the projection that the layer's spec names",
     replacement=f"{FIXES}.mla_query_norm:keep_query_projection",
 )
+MLA_ROTARY_KEY = Patch(
+    id="megatron.mla-rotary-key",
+    target="mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors",
+    phase=Phase.BEFORE_BUILD,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason="with tensor parallelism and without sequence parallelism it gathers a rotary key that each rank has whole",
+    upstream="mcore-bridge 1.6.5, multi_latent_attention.py, line 80; Megatron-LM #6839 for the gradient",
+    remove_when="mcore-bridge gathers the rotary key under sequence parallelism only, and sums its gradient otherwise",
+    replacement=f"{FIXES}.mla_rotary_key:keep_whole_rotary_key",
+)

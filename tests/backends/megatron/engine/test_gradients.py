@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,19 @@ def test_gradients_are_those_of_hugging_face(case, compare):
     assert found.status is Status.PASSED, found
     assert found.max_abs_diff <= 2e-5, found
     assert "not compared" not in found.detail
+
+
+@pytest.mark.parametrize("form", ["thd", "bshd"])
+def test_latent_attention_without_experts_is_trained_without_sequence_parallelism(form, compare, tmp_path):
+    """All heads share one rotary key: each rank has it whole, and the gradient from its own heads only."""
+    directory = write_tiny_model("deepseek_v3", tmp_path / "dense", num_hidden_layers=2, first_k_dense_replace=2)
+    published = json.loads((directory / "config.json").read_text())
+    del published["n_routed_experts"]
+    (directory / "config.json").write_text(json.dumps(published))
+    parallel = {**TP2, "sequence_parallel": False}
+    found = compare(directory, parallel=parallel, engine={"sequence_format": form})
+    assert found.status is Status.PASSED, found
+    assert found.max_abs_diff <= 2e-5, found
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next"])
