@@ -1,38 +1,36 @@
-"""Leave the rotary key of latent attention as it is where no rank has only a part of the sequence."""
+"""Share the rotary key of multi-latent attention between tensor-parallel ranks whose sequences are whole."""
 
 from __future__ import annotations
 
 import functools
-from types import FunctionType
+import sys
 from typing import TYPE_CHECKING, Any
+
+from anytron_megatron.patches.shadow import shadowed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+GATHER = "gather_from_sequence_parallel_region"
+"""The name under which the class's module holds the collective that it calls."""
 
-def keep_whole_rotary_key(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``get_query_key_value_tensors`` of mcore-bridge's ``MLASelfAttention``.
 
-    All heads share one rotary key, ``[T, B, D]`` (``[T / TP, B, D]`` with sequence parallelism). mcore-bridge gathers
-    it along T whenever TP is above 1. Without sequence parallelism the ranks have all of T already: the key stays, and
-    the backward pass sums its gradient over the ranks, each of which has that of its own heads only.
+def share_whole_sequences(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap mcore-bridge's ``MLASelfAttention.get_query_key_value_tensors``.
+
+    All heads share one rotary key, ``[S, B, D]``. It gathers this key over the sequence with any tensor parallelism,
+    although each rank has whole sequences unless ``sequence_parallel`` is set. Then the key is passed on as it is, and
+    its gradient is summed over the ranks, as each rank has a part of the heads that it serves (Megatron-LM #6839).
     """
-    assert isinstance(original, FunctionType)
+    module = sys.modules[original.__module__]
 
     @functools.wraps(original)
-    def get_query_key_value_tensors(self: Any, *arguments: Any, **options: Any) -> Any:
+    def get_query_key_value_tensors(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.config.sequence_parallel:
-            return original(self, *arguments, **options)
-        return _without_gathering(original)(self, *arguments, **options)
+            return original(self, *args, **kwargs)
+        from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
+
+        with shadowed(module, GATHER, copy_to_tensor_model_parallel_region):
+            return original(self, *args, **kwargs)
 
     return get_query_key_value_tensors
-
-
-def _without_gathering(original: FunctionType) -> FunctionType:
-    """The same function with one name bound anew; made at each call, as other patches change the module's names."""
-    from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
-
-    names = {**original.__globals__, "gather_from_sequence_parallel_region": copy_to_tensor_model_parallel_region}
-    copied = FunctionType(original.__code__, names, None, original.__defaults__, original.__closure__)
-    copied.__kwdefaults__ = original.__kwdefaults__
-    return copied

@@ -107,7 +107,7 @@ def check(
 
     The exit status is 1 if something was found.
 
-    Example: anytron data check examples/reasoning_gym.yaml
+    Example: anytron data check examples/grpo_sort.yaml
     """
     from anytron.cli.data_check import run_check
 

@@ -72,13 +72,16 @@ MLA_QUERY_NORM = Patch(
     replacement=f"{FIXES}.mla_query_norm:keep_query_projection",
 )
 MLA_ROTARY_KEY = Patch(
-    id="megatron.mla-rotary-key",
+    id="megatron.mcore-bridge-mla-rotary-key",
     target="mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors",
     phase=Phase.BEFORE_BUILD,
     package=BRIDGE,
     requires=BRIDGE_VERSIONS,
-    reason="with tensor parallelism and without sequence parallelism it gathers a rotary key that each rank has whole",
-    upstream="mcore-bridge 1.6.5, multi_latent_attention.py, line 80; Megatron-LM #6839 for the gradient",
-    remove_when="mcore-bridge gathers the rotary key under sequence parallelism only, and sums its gradient otherwise",
-    replacement=f"{FIXES}.mla_rotary_key:keep_whole_rotary_key",
+    reason=(
+        "with tensor parallelism it gathers the rotary key as if each rank had a part of the sequence; without "
+        "sequence_parallel each rank has all of it, and the sizes do not fit"
+    ),
+    upstream="mcore_bridge/model/modules/multi_latent_attention.py, line 80; Megatron-LM #6839 for the gradient",
+    remove_when="mcore-bridge asks for sequence_parallel before it gathers, and sums the gradient where it does not",
+    replacement=f"{FIXES}.mla_rotary_key:share_whole_sequences",
 )

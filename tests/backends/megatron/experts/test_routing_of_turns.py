@@ -37,7 +37,9 @@ class Echo:
 
 
 class Undecoded:
-    """A tokenizer for those who read no text."""
+    """A tokenizer of a test that reads no text."""
+
+    added_tokens_decoder = {}  # noqa: RUF012 - as the attribute of a tokenizer
 
     def decode(self, tokens, **settings):
         return ""
