@@ -23,10 +23,12 @@ BEFORE = re.compile(
 has passed them, and its configuration is the same."""
 STARTS = {
     "backends/anytron_megatron/engine.py": "asked by programs of one's own: a run's loop asks for what the run has",
+    "backends/anytron_megatron/models/bridge.py": "a configuration is read while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
     "backends/anytron_verifiers/loading.py": "found while the environment is loaded",
     "core/anytron/rewards/reference.py": "right answers are looked at before the first step",
+    "core/anytron/rewards/judge.py": "right answers are looked at before the first step",
 }
 """Files elsewhere whose errors come up before the first step, too, and why."""
 NEW_RUN = re.compile(r"\b(?:new run|begin anew|begin again)\b")

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class Math(ReferenceReward):
     r"""Give 1 to a response whose last answer equals the right one as mathematics, else 0.
 
-    The answer is read behind the last ``</think>``: there the last ``\boxed{...}``, else the last
-    ``<answer>...</answer>``, else the last formula or number. Money, thousands separators, units, ``x =`` and text
-    around it do not count, but another unit of length, mass, volume, time or money makes another answer. A percentage
-    equals its number and its hundredth. Where the right answer is a set or a list, the response's must have the same
-    elements, in any order; of a pair in brackets the order counts. math-verify compares.
+    The answer is read behind the last ``</think>``; a thought that does not end has none. There it is the last
+    ``\boxed{...}``, else the last ``<answer>...</answer>``, else the last formula or number. Money, thousands
+    separators, units, ``x =`` and text around it do not count, but another unit of length, mass, volume, time or money
+    makes another answer. A percentage equals its number and its hundredth. Where the right answer is a set or a list,
+    the response's must have the same elements, in any order; of a pair in brackets the order counts. math-verify
+    compares.
     """
 
     confined: ClassVar[bool] = True
@@ -52,11 +53,13 @@ class Math(ReferenceReward):
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; one that takes too long is a failure of that sample."""
-        return [self._score(sample.turns[-1], self.reference(sample)) for sample in samples]
+        return [self._score(sample.last_message, self.reference(sample)) for sample in samples]
 
     def _score(self, response: str, reference: str) -> float | Exception:
         from math_verify.errors import TimeoutException
 
+        if response.rfind("<think>") > response.rfind("</think>"):
+            return 0.0  # a thought that was cut off: there is no answer
         given = last_answer(response)
         whole = response.rpartition("</think>")[2]
         right = written(_unwrapped(reference))

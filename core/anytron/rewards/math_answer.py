@@ -47,7 +47,7 @@ _LAST = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|\\\[(?P<bracket>.+?)\\\]|\\\((?P<paren>.+?)\\\)"
     r"|(?<!\\)\$(?P<inline>(?![\d.,]+\s)[^$\n]*[^$\s\\])\$(?!\d)"
     rf"|(?P<point>[(\[]\s*{_SIGNED}(?:\s*,\s*{_SIGNED})+\s*[)\]])"
-    rf"|(?P<plain>(?<![\w.]){_SIGNED}(?:\s*\b(?:and|or)\s+{_SIGNED})*(?:\s*(?:{_KNOWN})s?\b)?)",
+    rf"|(?P<plain>(?<![\w.]){_SIGNED}(?:\s*,?\s*\b(?:and|or)\s+{_SIGNED})*(?:\s*(?:{_KNOWN})s?\b)?)",
     re.DOTALL,
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!and\b|or\b|percent\b)[a-zA-Z]{3,}")

@@ -44,7 +44,7 @@ class ReasoningGym(PatternReward):
         Raises:
             DataError: It is not.
         """
-        if ENTRY not in data:
+        if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
             raise DataError(
                 "The prompt is none of reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
             )

@@ -47,6 +47,10 @@ TABLE = [
     ("7", r"\boxed{3 \text{ or } 7}", W, "hedging in a box"),
     ("7", r"\boxed{3, 7}", W, "a list for a number"),
     ("7", r"\boxed{\{7\}}", R, "a set of the one"),
+    ("7", "Either 3, or 7.", W, "hedging with a comma"),
+    ("7", "<think>it is 7", W, "a thought that was cut off"),
+    ("7", r"<think>\boxed{7}", W, "a box in a thought that was cut off"),
+    ("7", "<think>8</think>7<think>", W, "a second thought that was cut off"),
     # Numbers.
     ("7", "7.0", R, "decimals that say nothing"),
     ("7", r"\boxed{07}", R, "a zero before it"),
