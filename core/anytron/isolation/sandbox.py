@@ -119,7 +119,7 @@ class Sandbox:
         try:
             python = sys.executable if self.site_packages else os.path.realpath(sys.executable)
             _end_with(caller)
-            os.umask(0o022)  # who becomes nobody must still see what is built here
+            os.umask(0o022)  # who becomes a stranger must still see what is built here
             stranger = namespaces.stranger()
             if self.level == "full":
                 step = "namespaces of its own"
