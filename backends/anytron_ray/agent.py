@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from anytron.executor.bootstrap import Bootstrap
     from anytron.executor.channel import Message
+    from anytron.executor.standing import Standing
 
 POLL_S = 1.0
 """How often a silent worker is looked for, and an ended one whose channel a child of it keeps open."""
@@ -110,6 +111,10 @@ class Agent:
     def write_stacks(self) -> None:
         """Ask the worker to write the stacks of its threads to its log."""
         self._worker.write_stacks()
+
+    def standing(self) -> Standing | None:
+        """Say where the worker stood when this was last asked, and ask anew; None if it is not known."""
+        return self._worker.standing()
 
     def fate(self) -> str:
         """Say how the worker ended, or what is wrong with one that still runs."""

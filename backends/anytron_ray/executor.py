@@ -140,13 +140,7 @@ class RayExecutor(BaseExecutor):
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
             agents.release()
             raise
-        group = RayWorkerGroup(
-            spec.engine_name,
-            ranks,
-            agents,
-            start_timeout_s=timeout_s,
-            call_timeout_s=self._config.executor.call_timeout_s,
-        )
+        group = RayWorkerGroup(spec.engine_name, ranks, agents, self._config.executor)
         self._groups.append(group)
         return group
 

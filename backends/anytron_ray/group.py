@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from anytron.config.running import ExecutorSection
     from anytron.executor.channel import Message
     from anytron.executor.protocol import Host
+    from anytron.executor.standing import Standing
     from anytron_ray.cluster import Agents
 
 ASK_S = 10.0
@@ -44,6 +47,7 @@ class RayRank:
         self._log = log
         self._agent = agent
         self._lost = ""
+        self._question: Any = None
 
     def send(self, message: Message) -> None:
         """Send a message; a process that does not read it is noticed as one that does not answer."""
@@ -66,6 +70,16 @@ class RayRank:
     def write_stacks(self) -> None:
         """Ask the process to write the stacks of its threads to its log."""
         self._ask(None, "write_stacks")
+
+    def standing(self) -> Standing | None:
+        """Take the agent's answer to the last question of this kind, and ask anew; a slow agent is not waited for."""
+        standing: Standing | None = None
+        if self._question is not None:
+            ready, _ = ray.wait([self._question], timeout=0.0)
+            with contextlib.suppress(RayError):  # what became of it is found where its answer is awaited
+                standing = ray.get(self._question) if ready else None
+        self._question = self._agent.standing.remote()
+        return standing
 
     def fate(self) -> str:
         """Say how the process ended, or what is known of its agent's end."""
@@ -111,14 +125,11 @@ class RayWorkerGroup(RankGroup[RayRank]):
         engine: Name of the engine, for people.
         ranks: In rank order, just started.
         agents: Their agents, which end with the group.
-        start_timeout_s: Seconds from now until every engine must be built.
-        call_timeout_s: Seconds that a call may take.
+        settings: The time limits.
     """
 
-    def __init__(
-        self, engine: str, ranks: list[RayRank], agents: Agents, *, start_timeout_s: float, call_timeout_s: float
-    ) -> None:
-        super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
+    def __init__(self, engine: str, ranks: list[RayRank], agents: Agents, settings: ExecutorSection) -> None:
+        super().__init__(engine, ranks, settings)
         self._agents = agents
 
     @property

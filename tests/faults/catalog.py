@@ -40,6 +40,7 @@ DRIVER, RANK, ROLLOUT, REWARD = "driver", "trainer-0", "rollout-0", "reward-0"
 CALLED = {DRIVER: "driver", RANK: "rank", ROLLOUT: "rollout", REWARD: "reward"}
 MANY_RESTARTS = ("trainer.max_restarts=100",)
 QUICK_PULSE = ("executor.heartbeat_timeout_s=5",)
+SOON = ("executor.stall_timeout_s=5",)
 TWO_RANKS = ("parallel.data_parallel_size=2",)
 RANKS_GENERATE = ("rollout.engine=megatron",)
 
@@ -74,6 +75,7 @@ FAULTS = (
     _killed((RANK, "update"), (ROLLOUT, "resuming")),
     _killed(*((REWARD, phase) for phase in ("rollout", "reward", "update"))),
     _struck("one rank of two killed, update", Blow("trainer.update", "kill"), layout=TWO_RANKS),
+    _struck("one rank of two skips a call, update", Blow("trainer.update", "skip"), settings=SOON, layout=TWO_RANKS),
     _struck("rank killed, generating", Blow("trainer.poll", "kill"), layout=RANKS_GENERATE),
     _struck("driver killed, ranks generating", Blow("trainer.poll", "kill", DRIVER), "killed", layout=RANKS_GENERATE),
     _struck("node of a Ray cluster lost, update", Blow("trainer.update", "lose node"), begin=in_a_ray_cluster),

@@ -50,8 +50,8 @@ class Blow:
     Attributes:
         place: The call that it waits for: ``trainer.update``, ``rollout.poll``, ``reward.score``, ...
         action: ``kill``, ``stop``, ``terminate``, ``user1`` (signals); ``full disk``, ``no descriptors`` (limits);
-            ``lose node`` (of a Ray cluster); or what the reward does itself: ``hang``, ``raise``, ``exit``,
-            ``leave``, ``nan``.
+            ``lose node`` (of a Ray cluster); ``skip`` (a rank returns from the call and does nothing); or what the
+            reward does itself: ``hang``, ``raise``, ``exit``, ``leave``, ``nan``.
         victim: Role and rank of the process that it happens to, or ``driver``; default: the one that makes the call.
         after: Steps that must be in ``metrics.jsonl``; from two on, a checkpoint must be complete as well, for what
             comes next is to go on from one.
@@ -110,7 +110,8 @@ def striking_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
 def _striking(role: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        strike(f"{role}.{original.__name__}")
+        if strike(f"{role}.{original.__name__}") == "skip":
+            return None
         return original(*args, **kwargs)
 
     return call

@@ -92,6 +92,9 @@ class ExecutorSection(Section):
     """Seconds until every process must have started."""
     call_timeout_s: float = Field(3600.0, gt=0.0)
     """Seconds that one call to the workers may take."""
+    stall_timeout_s: float = Field(30.0, ge=1.0)
+    """Seconds for which ranks stand in collectives that others never join, because they have done the call or stand in
+    another one, before the call counts as lost. A rank that is slow does not count: docs/how-to/survive-failures.md."""
     heartbeat_timeout_s: float = Field(60.0, ge=2.0)
     """Seconds without a sign of life after which a worker counts as lost: stopped, frozen, or stuck in a library. Each
     beats once a second, but not while a library holds Python's lock, as in loading another from a slow disk."""

@@ -11,13 +11,16 @@ from anytron.errors import ProcessLost, WorkerError
 from anytron.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
 from anytron.executor.pending import Awaited, PendingCall
 from anytron.executor.rank import AnyRank
+from anytron.executor.stall import StallWatch, names
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
+    from anytron.config.running import ExecutorSection
     from anytron.config.schema import RunConfig
     from anytron.executor.channel import Message
     from anytron.executor.protocol import Host
+    from anytron.executor.stall import Held
 
     _Steps = Generator[Awaited[AnyRank], Sequence[AnyRank], list[Any]]
 
@@ -43,16 +46,14 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     Args:
         engine: Name of the engine, for people.
         ranks: In rank order, just started.
-        start_timeout_s: Seconds from now until every engine must be built.
-        call_timeout_s: Seconds that a call may take.
+        settings: The time limits of starts, of calls, and of ranks that wait for each other.
     """
 
-    def __init__(self, engine: str, ranks: Sequence[AnyRank], *, start_timeout_s: float, call_timeout_s: float) -> None:
+    def __init__(self, engine: str, ranks: Sequence[AnyRank], settings: ExecutorSection) -> None:
         self._engine = engine
         self._ranks = ranks
-        self._start_timeout_s = start_timeout_s
-        self._start_deadline = time.monotonic() + start_timeout_s
-        self._call_timeout_s = call_timeout_s
+        self._settings = settings
+        self._start_deadline = time.monotonic() + settings.start_timeout_s
         self._ready = False
         self._ended = False
         self._last: PendingCall[AnyRank] | None = None
@@ -165,9 +166,9 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def _exchange(self, method: str, messages: list[Message]) -> _Steps[AnyRank]:
         if not self._ready:
             left = max(0.0, self._start_deadline - time.monotonic())
-            yield from self._collect("start", left, self._start_timeout_s, "executor.start_timeout_s")
+            yield from self._collect("start", left, self._settings.start_timeout_s, "executor.start_timeout_s")
             self._ready = True
-        return (yield from self._request(method, messages, self._call_timeout_s, "executor.call_timeout_s"))
+        return (yield from self._request(method, messages, self._settings.call_timeout_s, "executor.call_timeout_s"))
 
     def _request(self, method: str, messages: list[Message], timeout_s: float, key: str) -> _Steps[AnyRank]:
         rank = self._ranks[0]
@@ -184,6 +185,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         failures: dict[int, Failure | None] = {}  # by rank, in order of arrival; None: it died without a word
         pending = {rank: number for number, rank in enumerate(self._ranks)}
         deadline = time.monotonic() + left_s
+        watch = StallWatch(self._ranks, self._settings.stall_timeout_s)
         while pending:
             ready = yield Awaited(list(pending), deadline)
             if not ready and time.monotonic() >= deadline:
@@ -197,6 +199,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                     failures[number] = answer
                 else:
                     results[number] = answer.value
+            if not failures and (held := watch.look(set(range(self.size)).difference(pending.values()))):
+                raise self._stalled(watch, held, method)
         if failures:
             if None not in failures.values():
                 # Its peers' collectives fail when a rank dies, which may have answered this call, or whose machine's
@@ -240,6 +244,21 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             return error
         failure.error.__cause__ = error
         return failure.error
+
+    def _stalled(self, watch: StallWatch[AnyRank], held: Mapping[int, Held], method: str) -> ProcessLost:
+        missing = {number for holds in held.values() for number in holds.missing}
+        for number in held.keys() | missing:
+            self._ranks[number].write_stacks()
+        time.sleep(STACKS_S)
+        waiting, others = names(self._ranks, held), names(self._ranks, missing)
+        return ProcessLost(
+            _sentence(f"{waiting} would wait for ever in {method}(), in a collective that {others} never joined"),
+            where=", ".join(self._ranks[number].where for number in sorted(held.keys() | missing)),
+            why=watch.describe(held, method),
+            fix="let all ranks of a group begin the same collectives in the same order, also those with nothing to do "
+            "(each log ends with the stacks of all threads); if the ranks would have gone on, raise "
+            "executor.stall_timeout_s",
+        )
 
     def _silent(self, ranks: list[AnyRank], method: str, timeout_s: float, key: str) -> WorkerError:
         for rank in ranks:

@@ -23,6 +23,7 @@ from anytron.executor.protocol import Host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from anytron.config.running import ExecutorSection
     from anytron.executor.protocol import GroupSpec
 
 THIS_MACHINE = Host("", "127.0.0.1")
@@ -35,20 +36,11 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
         engine: Name of the engine, for people.
         ranks: In rank order, just started.
         stores: Where they meet; closed with the group.
-        start_timeout_s: Seconds from now until every engine must be built.
-        call_timeout_s: Seconds that a call may take.
+        settings: The time limits.
     """
 
-    def __init__(
-        self,
-        engine: str,
-        ranks: list[WorkerProcess],
-        stores: StoreFiles,
-        *,
-        start_timeout_s: float,
-        call_timeout_s: float,
-    ) -> None:
-        super().__init__(engine, ranks, start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s)
+    def __init__(self, engine: str, ranks: list[WorkerProcess], stores: StoreFiles, settings: ExecutorSection) -> None:
+        super().__init__(engine, ranks, settings)
         self._stores = stores
 
     @property
@@ -104,13 +96,7 @@ class LocalExecutor(BaseExecutor):
             end_all(processes)
             stores.close()
             raise
-        group = LocalWorkerGroup(
-            spec.engine_name,
-            processes,
-            stores,
-            start_timeout_s=settings.start_timeout_s,
-            call_timeout_s=settings.call_timeout_s,
-        )
+        group = LocalWorkerGroup(spec.engine_name, processes, stores, settings)
         self._groups.append(group)
         return group
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from anytron.errors import WorkerError
 from anytron.executor.channel import encode_json
 from anytron.executor.heartbeat import BEAT_S, Heartbeat, shared_memory
+from anytron.executor.standing import Standing
 from anytron.executor.worker import STACK_SIGNAL
 from anytron.files import exhausted, open_to_append
 
@@ -169,6 +170,12 @@ class WorkerProcess:
         if not self.ended():
             os.kill(self.pid, signal.SIGCONT)
             os.kill(self.pid, STACK_SIGNAL)
+
+    def standing(self) -> Standing | None:
+        """Say where the process stood when this was last asked, and ask anew; None if it is not known."""
+        note = self._heartbeat.read()
+        self._heartbeat.ask()
+        return Standing.decode(note)
 
     def release(self) -> None:
         """Kill what is left of the process's group, reap the process, and close the channel."""

@@ -5,9 +5,9 @@ constructed with ``(config, session)``). What every implementation promises:
 
 * A worker bootstraps before it unpickles anything of ours: plain data, environment, plugins, the
   ``before_import`` patches, the engine; only then the arguments of the first call.
-* A rank that raises, exits, is killed, gives no sign of life or does not answer in time ends its whole group
-  promptly. The call that was waiting raises, and so does every later one: a broken group cannot be used again. What
-  happens while no call is waiting is found by the next.
+* A rank that raises, exits, is killed, gives no sign of life, waits for ever in a collective or does not answer in
+  time ends its whole group promptly. The call that was waiting raises, and so does every later one: a broken group
+  cannot be used again. What happens while no call is waiting is found by the next.
 * When the driver itself dies, its workers end themselves.
 * SIGTERM, which schedulers send to every process of a job, does not end a worker: the driver does.
 """
@@ -87,8 +87,9 @@ class Pending(Protocol):
 
         Raises:
             ProcessLost: A rank died (``what`` holds its exit code or signal, ``why`` the last lines it wrote), gave no
-                sign of life for ``executor.heartbeat_timeout_s`` or did not answer within ``executor.call_timeout_s``
-                (where it stands).
+                sign of life for ``executor.heartbeat_timeout_s``, stood for ``executor.stall_timeout_s`` in a
+                collective that others never join (which, and where) or did not answer within
+                ``executor.call_timeout_s`` (where it stands).
             WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
                 an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
         """

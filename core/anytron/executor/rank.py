@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from anytron.executor.channel import Message
+    from anytron.executor.standing import Standing
 
 
 class Rank(Protocol):
@@ -34,6 +35,9 @@ class Rank(Protocol):
 
     def write_stacks(self) -> None:
         """Ask the process, if it still runs, to write the stacks of its threads to its log."""
+
+    def standing(self) -> Standing | None:
+        """Say where the process stood when this was last asked, and ask anew; None if it is not known."""
 
     def fate(self) -> str:
         """Say how the process ended, or what is wrong with one that still runs."""

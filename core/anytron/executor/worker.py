@@ -27,6 +27,7 @@ from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, enc
 from anytron.executor.heartbeat import BEAT_S, Heartbeat
 from anytron.executor.observer import OBSERVED, RankObserver
 from anytron.executor.out_of_memory import BUILDING, MemoryExplainer
+from anytron.executor.standing import StandingReporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,14 +200,16 @@ def _stay(number: int, frame: object) -> None:
 
 
 def _watch(channel: int, heartbeat: Heartbeat) -> None:
-    """Beat, and end this process and all that it started when the driver's end of the channel is gone.
+    """Beat, tell where this process stands, and end it with all that it started when the driver's end is gone.
 
     A thread, because the main one may be in a collective that waits for a rank that has gone too.
     PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
     """
     poller = select.poll()
     poller.register(channel, select.POLLRDHUP)
+    reporter = StandingReporter(heartbeat)
     while not poller.poll(BEAT_S * 1000):
         if heartbeat.begun:
             heartbeat.beat()
+        reporter.beat()
     os.killpg(os.getpid(), signal.SIGKILL)  # workers are started as leaders of their own group

@@ -82,6 +82,25 @@ class Engine:
         dist.all_reduce(total)
         return int(total)
 
+    def follow(self, plans):
+        """Do what a plan for each rank says: collectives of all ranks, and work that takes so many seconds."""
+        if not dist.is_initialized():
+            self.meet()
+        value, until = torch.ones(3), time.monotonic
+        for act, *seconds in plans[self.rank]:
+            end = until() + (seconds[0] if seconds else 0.0)
+            if act == "sleep":  # as in reading a file or waiting for a compiler's process
+                time.sleep(seconds[0])
+            while act == "python" and until() < end:
+                sum(range(1000))
+            while act == "library" and until() < end:  # in C, without Python's lock
+                torch.linalg.matrix_power(torch.eye(500), 1 << 16)
+            if act == "begin all_reduce":
+                dist.all_reduce(value, async_op=True)
+            if hasattr(dist, act):
+                getattr(dist, act)(value, *([0] if act == "broadcast" else []))
+        return self.rank
+
     def hang_in_this_function(self, rank):
         if self.rank == rank:
             time.sleep(60)
