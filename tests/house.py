@@ -33,7 +33,7 @@ PACKAGES = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
-        ("errors", "limits", "metric", "runtime", "seeds", "traits"),
+        ("errors", "limits", "metric", "runtime", "seeds", "terminal", "traits"),
         ("components", "entries", "files"),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),

@@ -52,6 +52,8 @@ class RaggedBatch:
             old log-probs were computed; None if it is not replayed.
         images: B entries, each sequence's images, None for a sequence without; None if no sequence has
             any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
+        is_filler: The micro-batch is there because every data-parallel replica must run equally many: its tokens count
+            nowhere. One whose sequences have no token to train is none: its experts' tokens count in every division.
     """
 
     lengths: Tensor
@@ -71,6 +73,7 @@ class RaggedBatch:
     token_shares: Tensor | None = None
     routing: Tensor | None = None
     images: tuple[ImagePatches | None, ...] | None = None
+    is_filler: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -81,11 +84,6 @@ class RaggedBatch:
     def num_tokens(self) -> int:
         """T."""
         return self.tokens.numel()
-
-    @property
-    def is_filler(self) -> bool:
-        """True for a micro-batch without any weight: every data-parallel replica must run equally many."""
-        return self.token_shares is not None and not self.token_shares.any()
 
     def select(self, sequences: Tensor) -> RaggedBatch:
         """Take some sequences, in the given order.

@@ -10,7 +10,7 @@ import torch
 from anytron import hookimpl
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import KernelName
-from anytron.kernels.fused import adam, default_kernel
+from anytron.kernels.fused import adam, default_kernel, grouped_mm
 from anytron.kernels.log_prob import make_log_prob
 from anytron.patches import Patch, Phase
 from anytron_cpu.runtime import CpuRuntime
@@ -351,3 +351,30 @@ class Drifting(LogProbMutant):
     def log_prob(self, kernel, hidden, weight, labels, temperature, group):
         log_probs, entropy = kernel(hidden, weight, labels, temperature, group)
         return log_probs, entropy * (1.0 + 0.01 * next(self.calls))
+
+
+class LeftInTheAccumulator(Mutant):
+    """Has something left in the gradient of an expert without tokens (pytorch #172439)."""
+
+    rule, says = "empty-shares", "Gradients are not those of one rank: each short sequence alone. Qwen3-MoE"
+
+    @hookimpl
+    def fused_kernel(self, name, spec):
+        return multiply if name is KernelName.GROUPED_MM else None
+
+
+def multiply(x, weights, splits):
+    pairs = zip(weights, splits, strict=True)
+    return grouped_mm(x, [weight if rows else Unswept.apply(weight) for weight, rows in pairs], splits)
+
+
+class Unswept(torch.autograd.Function):
+    """The same values, and a gradient with something left in it."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + 1.0

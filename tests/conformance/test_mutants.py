@@ -12,11 +12,11 @@ from anytron.testing.rules import LEVELS
 from anytron.testing.subject import Source, Subject
 from anytron.verification.report import Status
 from anytron_cpu import CpuPlatform
-from tests.conformance import attention_mutants, device_mutants, kernel_mutants, sequence_mutants
+from tests.conformance import attention_mutants, device_mutants, kernel_mutants, no_rows_mutants, sequence_mutants
 from tests.conformance.mutant import mutants_of
 from tests.conformance.verified import every_mutant
 
-MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants)
+MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants, no_rows_mutants)
 MUTANTS = [mutant for module in MODULES for mutant in mutants_of(module)]
 RANKS = (
     "collective-results",

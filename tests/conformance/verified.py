@@ -34,6 +34,7 @@ from tests.conformance import (
     engine_mutants,
     kernel_mutants,
     lasting_ranks,
+    no_rows_mutants,
     sequence_mutants,
 )
 from tests.conformance.lasting_ranks import LastingProcesses
@@ -52,6 +53,7 @@ WHERE = {
     sequence_mutants: ("qwen3", "bshd", "cp2", "moe", "delta-net", "delta-net, bshd"),
     attention_mutants: ("qwen3", "bshd", "cp2", "mla", "dropout"),
     kernel_mutants: ("qwen3", "tp2", "delta-net", "mla", "moe", "bfloat16"),
+    no_rows_mutants: ("cp2", "delta-net"),
     engine_mutants: ("qwen3", "bshd", "tp2", "pp2", "cp2", "moe", "dropout", "critic", "mtp"),
 }
 """The runs in which each kind of mutant has its chance: until one of them has other numbers."""

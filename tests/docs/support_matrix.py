@@ -174,7 +174,7 @@ def kit_cells() -> dict[tuple[str, str], list[tuple[str, str]]]:
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for rule in rules_of("model"):
         for case in rule.cases:
-            family, layout = case.values
+            family, layout, *_ = case.values
             key = CONFIGS[family.name]["model_type"], _column(layout.name)
             found.setdefault(key, []).append((rule.name, case.name))
     return found

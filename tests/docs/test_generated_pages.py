@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from anytron.checkpoint import document as resumed_keys
 from anytron.cli import document as cli_page
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
@@ -30,6 +31,12 @@ def test_a_page_in_the_tree_is_current(page):
     module, name = GENERATED[page]
     written = (REFERENCE / page).read_text(encoding="utf-8")
     assert written == module.render(), f"run: python -m {name} docs/reference/{page}"
+
+
+def test_the_keys_that_may_change_are_those_of_the_code():
+    page = (ROOT / "docs/how-to/resume-a-run.md").read_text(encoding="utf-8")
+    assert page == resumed_keys.drawn(page), "run: python -m anytron.checkpoint.document docs/how-to/resume-a-run.md"
+    assert page.count("| `optimizer.lr` | remedy of") == 1
 
 
 # ---- the command line ---------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Blow:
     Attributes:
         place: The call that it waits for: ``trainer.update``, ``rollout.poll``, ``reward.score``, ...
         action: ``kill``, ``stop``, ``terminate``, ``user1`` (signals); ``full disk``, ``no descriptors`` (limits);
-            ``lose node`` (of a Ray cluster); ``skip`` (a rank returns from the call and does nothing); or what the
+            ``lose node`` (of a Ray cluster); ``skip`` (a rank returns from the call without doing it); or what the
             reward does itself: ``hang``, ``raise``, ``exit``, ``leave``, ``nan``.
         victim: Role and rank of the process that it happens to, or ``driver``; default: the one that makes the call.
         after: Steps that must be in ``metrics.jsonl``; from two on, a checkpoint must be complete as well, for what

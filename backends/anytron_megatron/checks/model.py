@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _RATING_EXPERTS = 2
 """Experts by which DeepSeek-V3 rates a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
+
+_ANOTHER = "train another family; docs/reference/families.md lists them"
 
 _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that a test compares with Hugging Face's."""
@@ -77,16 +80,19 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             key,
             f"mcore-bridge builds {family} with Python files of the model directory, and no model directory runs code "
             "(SECURITY.md)",
-            "train a family whose code is in transformers; docs/reference/families.md lists them",
+            _ANOTHER,
         )
+        return
+    if obstacle := _obstacle(row, subject.text):
+        yield Diagnostic("error", key, f"{family} cannot be trained: {obstacle[0]}", obstacle[1])
         return
     if row.sparse_attention or options.transformer.get("experimental_attention_variant") == "dsa":
         yield Diagnostic(
             "error",
             key,
-            "DeepSeek sparse attention does not run: mcore-bridge's indexer imports fused_qk_topk_naive, which "
-            "megatron-core has from 0.17 on, and refuses packed sequences and context parallelism; its rotation is "
-            "the CUDA extension fast_hadamard_transform",
+            f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer imports "
+            "fused_qk_topk_naive, which megatron-core has from 0.17 on, and refuses packed sequences and context "
+            "parallelism; its rotation is the CUDA extension fast_hadamard_transform",
             "train a model without it, for example DeepSeek-V3",
         )
     elif not row.proof:
@@ -98,6 +104,25 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         )
     yield from _routing(key, family, subject.text, options)
     yield from _rotary(key, row, subject.text)
+
+
+def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Say why a family, or this model of it, cannot be built, and what to do; None if nothing is known of."""
+    if row.obstacle:
+        return row.obstacle, _ANOTHER
+    if missing := [name for name in row.wanted if text.get(name) is None]:
+        names = ", ".join(missing)
+        return f"mcore-bridge needs {names}, and the model's config leaves them out", f"add {names} to the config"
+    if row.needs is not None and find_spec(row.needs[0]) is None:
+        return f"mcore-bridge needs the package {row.needs[1]}, which is missing", f"pip install {row.needs[1]}"
+    if row.proof:
+        return None  # transformers has its class, and takes a second to be asked
+    import transformers
+
+    if row.model_type in transformers.CONFIG_MAPPING:
+        return None
+    known = f"transformers {transformers.__version__} has no such model type"
+    return f"{known}, and no model directory runs code of its own (SECURITY.md)", _ANOTHER
 
 
 def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.data.pretrained import read_hf_config
-from anytron.errors import EngineError
+from anytron.errors import ConfigError, EngineError
 from anytron.traits import AttentionHeads
 from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
 from anytron_megatron.models.precision import refuse_missing_quantisation
+from anytron_megatron.models.published import completed
 from anytron_megatron.models.traits import traits_of
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
@@ -65,7 +66,8 @@ class BridgeSource:
         transformer: Fields of Megatron's transformer config to override.
 
     Raises:
-        ConfigError: ``transformer`` names a number format that the device lacks.
+        ConfigError: ``transformer`` names a number format that the device lacks, or the bridge or Megatron refuses
+            the model's configuration.
     """
 
     def __init__(
@@ -90,7 +92,10 @@ class BridgeSource:
         assert family is not None  # checks/model.py
         text_config = self.hf_config.get_text_config()
         modules = getattr(text_config, "num_nextn_predict_layers", None) if predicts_ahead else None
-        converted = hf_to_mcore_config(self.hf_config)
+        try:
+            converted = completed(hf_to_mcore_config(self.hf_config))
+        except Exception as error:  # each family's reading of its fields fails in its own way
+            raise _unreadable(model_dir, error) from error
         recurrent = converted.get("experimental_attention_variant") == "gated_delta_net"
         config_class = get_model_meta(family).config_cls
         if converted.get("multi_latent_attention"):
@@ -122,7 +127,10 @@ class BridgeSource:
                 {"task_type": "seq_cls", "num_labels": 1, "untie_embeddings_and_output_weights": True} if scores else {}
             ),
         }
-        self.config = config_class(**{**fields, **transformer})
+        try:
+            self.config = config_class(**{**fields, **transformer})
+        except Exception as error:  # as above, and Megatron's own checks
+            raise _unreadable(model_dir, error) from error
         # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net_context.py does the rest.
         self.config.context_parallel_size = sizes.context
         if portable and "use_te_activation_func" not in transformer:
@@ -298,6 +306,16 @@ class BridgeSource:
             tensors = files.get_state_dict()
             for name in sorted(self.prediction_names(tensors) - written):
                 yield name, tensors[name].load()
+
+
+def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        "Megatron and mcore-bridge do not take the model's configuration.",
+        where=str(model_dir / "config.json"),
+        why=f"{type(error).__name__}: {error}",
+        fix="compare it with the published one, remove fields of engine.options.transformer that it does not go with, "
+        "or train another family (docs/reference/families.md)",
+    )
 
 
 def _takes_swiglu_kernel(config: Any, model_type: str) -> bool:

@@ -40,6 +40,9 @@ class Family:
         refused: Entries of :data:`COLUMNS` that the checks refuse.
         sparse_attention: It has DeepSeek sparse attention, which does not run here.
         runs_model_code: mcore-bridge imports Python files of the model directory to build it.
+        obstacle: Why it cannot be trained, whatever its configuration says; empty if nothing is in the way.
+        wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
+        needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
         layer: Gives the tensors of one layer in published files; None if only the training ranks can tell.
         tower: Gives those of the vision tower; None if there is none, or ``layer`` is None.
         rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
@@ -54,6 +57,9 @@ class Family:
     refused: tuple[str, ...] = ()
     sparse_attention: bool = False
     runs_model_code: bool = False
+    obstacle: str = ""
+    wanted: tuple[str, ...] = ()
+    needs: tuple[str, str] | None = None
     layer: LayerTensors | None = None
     tower: TowerTensors | None = None
     rotates_whole_heads: bool = False
@@ -73,6 +79,9 @@ _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
+_UNRELEASED = "mcore-bridge builds it beside Megatron's development branch only"
+_OTHER_IMAGES = "it reads images otherwise than as patches with a grid (as Qwen2-VL and its successors do)"
+_INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (
     Family(
@@ -127,14 +136,29 @@ _ROWS = (
     Family("internvl_chat", "InternVL (internvl_chat)", refused=_FORMATS, runs_model_code=True),
     Family("ovis2_5", "Ovis2.5", refused=_FORMATS, runs_model_code=True),
     Family("llava_onevision1_5", "LLaVA-OneVision-1.5", refused=_FORMATS, runs_model_code=True),
+    Family("deepseek_v4", "DeepSeek-V4", refused=_FORMATS, obstacle=_UNRELEASED),
+    Family("glm5_next", "GLM-5.3", refused=_FORMATS, obstacle=_UNRELEASED),
+    Family("gemma4", "Gemma 4", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("gemma4_unified", "Gemma 4 (gemma4_unified)", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("internvl", "InternVL", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("llama4", "Llama 4", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("minicpmv4_6", "MiniCPM-V 4.6", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("muse_glimmer", "Muse Glimmer", refused=_FORMATS, obstacle=_OTHER_IMAGES),
+    Family("bailing_hybrid", needs=("fla", "flash-linear-attention")),
+    Family(
+        "qwen3_asr",
+        "Qwen3-ASR",
+        refused=_FORMATS,
+        obstacle="mcore-bridge takes its audio encoder from the package qwen-asr, which wants transformers before 5.0",
+    ),
+    Family("dots1", wanted=("n_routed_experts",)),
+    Family("qwen4_exp", wanted=("eos_token_id", *_INDEXER)),
     *(
         Family(model_type)
         for model_type in (
-            "bailing_hybrid", "bailing_moe", "deepseek", "deepseek_v2", "deepseek_v4", "dots1", "ernie4_5",
-            "ernie4_5_moe", "gemma4", "gemma4_unified", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe",
-            "glm5_next", "gpt_oss", "hy_v3", "internlm3", "internvl", "kimi_k2", "llama4", "mimo", "minicpmv4_6",
-            "minimax_m2", "muse_glimmer", "olmoe", "qwen2_5_omni", "qwen2_moe", "qwen3_asr", "qwen3_omni_moe",
-            "qwen4_exp",
+            "bailing_moe", "deepseek", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "glm4_moe", "glm4_moe_lite",
+            "glm4v", "glm4v_moe", "gpt_oss", "hy_v3", "internlm3", "kimi_k2", "mimo", "minimax_m2", "olmoe",
+            "qwen2_5_omni", "qwen2_moe", "qwen3_omni_moe",
         )
     ),
 )  # fmt: skip

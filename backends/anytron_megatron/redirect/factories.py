@@ -36,7 +36,9 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
     """Replace torch's factories and those of tensors, and ``torch.load``."""
     # `with torch.device("meta")` recognises factories by identity, in a set that torch fills at its first use.
     # A set that was filled after the wrapping would hold the wrappers and not the originals, and from_pretrained
-    # would leave buffers such as inv_freq uninitialised, without an error.
+    # would leave buffers such as inv_freq uninitialised, without an error. A set that was filled while transformers
+    # loaded a model holds transformers' wrapper of linspace (meta_device_safe_creation_ops). So it is filled anew.
+    device_mode._device_constructors.cache_clear()
     device_mode._device_constructors()
     can_pin = runtime.can_pin_memory()
     for name in TORCH_FACTORIES:

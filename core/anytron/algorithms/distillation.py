@@ -57,8 +57,8 @@ def reverse_kl(batch: RaggedBatch) -> Tensor:
     return torch.where(batch.response_mask, old - teacher, 0.0)
 
 
-def teacher_metrics(batch: RaggedBatch) -> dict[str, float]:
-    """Compute how far the step's policy is from its teacher; nothing without one."""
-    if batch.teacher_log_probs is None:
+def teacher_metrics(batch: RaggedBatch | None) -> dict[str, float]:
+    """Compute how far the step's policy is from its teacher; nothing without one, or for a step that is skipped."""
+    if batch is None or batch.teacher_log_probs is None:
         return {}
     return {"policy/teacher_kl": reverse_kl(batch)[batch.response_mask].mean().item()}

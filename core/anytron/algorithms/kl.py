@@ -35,6 +35,9 @@ K3_LIMIT = 10.0
 LARGEST_ERROR = 0.2
 """The adaptive coefficient reacts to no larger relative error (arXiv:1909.08593, section 2.2)."""
 
+ADAPTS = ("kl/coefficient", "policy/kl")
+"""Metrics of a step from which an adaptive coefficient goes on."""
+
 
 def k1(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate per-token KL as ``log p - log q``. All ``[T]`` float32, in nats."""
@@ -67,7 +70,7 @@ def penalizes_rewards(algorithm: AlgorithmSection) -> bool:
 
 def to_remember(algorithm: AlgorithmSection, metrics: Mapping[str, float]) -> dict[str, float]:
     """Choose what :func:`adapted` will want of a step's metrics, for a checkpoint; nothing without ``kl_target``."""
-    wanted = () if algorithm.kl_target is None else ("kl/coefficient", "policy/kl")
+    wanted = () if algorithm.kl_target is None else ADAPTS
     return {name: metrics[name] for name in wanted if math.isfinite(metrics.get(name, math.nan))}
 
 

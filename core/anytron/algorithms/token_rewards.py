@@ -57,9 +57,12 @@ def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
     return KL_ESTIMATORS[algorithm.kl_estimator](torch.where(mask, old, 0.0), torch.where(mask, reference, 0.0))
 
 
-def kl_metrics(batch: RaggedBatch, algorithm: AlgorithmSection) -> dict[str, float]:
-    """Compute the metrics of a penalty of a step that no loss knows of: its coefficient, and the KL of the rewards."""
+def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[str, float]:
+    """Compute the metrics of a penalty of a step that no loss knows of: its coefficient, and the KL of the rewards.
+
+    Of a step that is skipped, which has no batch, the coefficient alone.
+    """
     metrics = {} if algorithm.kl_target is None else {"kl/coefficient": algorithm.kl_coefficient}
-    if penalizes_rewards(algorithm):
+    if batch is not None and penalizes_rewards(algorithm):
         metrics["policy/kl"] = kl_of_rewards(batch, algorithm)[batch.response_mask].mean().item()
     return metrics

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.algorithms.kl import ADAPTS
 from anytron.checkpoint.differences import differences, is_free, is_identity
 from anytron.checkpoint.directory import Checkpoint, CheckpointDirectory, locate
 from anytron.errors import CheckpointError, ConfigError
 from anytron.tracking.claim import overwritten
+from anytron.tracking.record import RunRecord
 from anytron.tracking.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from anytron.checkpoint.state import DriverState
     from anytron.config.schema import RunConfig
+    from anytron.data.beginning import Beginning
     from anytron.tracking.claim import ClaimedDirectory
     from anytron.tracking.record import Change
 
@@ -30,6 +33,7 @@ class Start:
         state: The driver's state in that checkpoint.
         in_place: The checkpoint is the run's own: its files are continued. False = the run is a new one.
         changes: What is another than in the configuration before.
+        since: What is another than in the checkpoint's configuration; an earlier continuation may have saved nothing.
         finished: Steps of the run, if all are done and their model is saved; else None.
     """
 
@@ -37,6 +41,7 @@ class Start:
     state: DriverState | None = None
     in_place: bool = False
     changes: tuple[Change, ...] = ()
+    since: tuple[Change, ...] = ()
     finished: int | None = None
 
     @property
@@ -49,19 +54,45 @@ class Start:
         """Optimizer updates behind the weights that were last sampled from."""
         return 0 if self.state is None else self.state.weights_version
 
-    @property
-    def kl(self) -> dict[str, float]:
-        """What a KL coefficient that adapts goes on from; nothing if the configuration has other settings for it."""
-        if self.state is None or any(change.key.startswith("algorithm.kl_") for change in self.changes):
-            return {}
-        return self.state.kl
+    def metrics(self, last: Mapping[str, float]) -> dict[str, float]:
+        """Give the metrics of the step before the first one, as far as they are known.
 
-    def open(self, config: RunConfig, claimed: ClaimedDirectory) -> RunDirectory:
+        A KL coefficient that adapts goes on from them, unless the configuration has other settings for it.
+
+        Args:
+            last: The last that the run has recorded; empty for a new run.
+        """
+        known = last or ({} if self.state is None else self.state.kl)
+        forgotten = any(change.key.startswith("algorithm.kl_") for change in self.since)
+        return {name: value for name, value in known.items() if not forgotten or name not in ADAPTS}
+
+    def open(self, config: RunConfig, claimed: ClaimedDirectory, beginning: Beginning) -> RunDirectory:
         """Open the run's directory at this place: later records are removed; of a new run, all that was there."""
         if self.in_place:
-            return RunDirectory.resume(claimed, config, self.step, self.changes)
+            return RunDirectory.resume(claimed, config, self.step, self.changes, beginning)
         claimed.clear(logs=config.trainer.overwrite and config.resume == "never")
-        return RunDirectory.begin(claimed, config, None if self.checkpoint is None else self.checkpoint.path)
+        return RunDirectory.begin(claimed, config, None if self.checkpoint is None else self.checkpoint.path, beginning)
+
+
+def first_beginning(config: RunConfig) -> Beginning | None:
+    """Find what the run that a configuration continues began with; None for one that begins now.
+
+    A new run that starts from the checkpoint of another one goes on with the other's prompts, and so with its moment,
+    unless it has other data or another tokenizer.
+
+    Raises:
+        ConfigError: The record of the run to continue is damaged.
+        CheckpointError: There is no checkpoint where one is needed, or it is damaged.
+    """
+    if config.resume == "never":
+        return None
+    if config.resume == "auto":
+        record = RunRecord.read(Path(config.trainer.output_dir))
+        return None if record is None else record.beginning
+    state = locate(Path(config.resume)).state()
+    changes = differences(state.config, config.model_dump(mode="json"))
+    others = any(change.key.startswith(("data.", "model.tokenizer", "model.path")) for change in changes)
+    return None if others else state.beginning
 
 
 def choose_start(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str], None]) -> Start:
@@ -162,14 +193,16 @@ def _at(checkpoint: Checkpoint, config: RunConfig, claimed: ClaimedDirectory, ch
     total = config.trainer.total_steps
     finished = checkpoint.step > total or (checkpoint.step == total and finished_step == total)
     done = checkpoint.step if finished else None
-    return Start(checkpoint, checkpoint.state(), in_place=True, changes=changes, finished=done)
+    state = checkpoint.state()
+    since = tuple(differences(state.config, config.model_dump(mode="json")))
+    return Start(checkpoint, state, in_place=True, changes=changes, since=since, finished=done)
 
 
 def _branch(checkpoint: Checkpoint, config: RunConfig, tell: Callable[[str], None]) -> Start:
     """Start a new run from a checkpoint of another one: what it is taught may change, the model may not."""
     checkpoint.verify()
     state = checkpoint.state()
-    changes = differences(state.config, config.model_dump(mode="json"))
+    changes = tuple(differences(state.config, config.model_dump(mode="json")))
     _refuse(
         [change for change in changes if is_identity(change.key)],
         "The checkpoint is of another model.",
@@ -183,7 +216,7 @@ def _branch(checkpoint: Checkpoint, config: RunConfig, tell: Callable[[str], Non
             fix=f"set it to more than {checkpoint.step}",
         )
     _show(changes, tell)
-    return Start(checkpoint, state, changes=tuple(changes))
+    return Start(checkpoint, state, changes=changes, since=changes)
 
 
 def _accepted(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str], None]) -> tuple[Change, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from anytron.data.beginning import Beginning  # noqa: TC001 - pydantic reads the annotation
 from anytron.errors import CheckpointError
 from anytron.files import PRIVATE, write_durably
 
@@ -43,6 +44,8 @@ class DriverState(BaseModel):
     """Optimizer updates behind the weights that the last responses were sampled from."""
     config: dict[str, Any]
     """The run's configuration."""
+    beginning: Beginning | None = None
+    """The moment in which the run began, and its chat template; null in older checkpoints."""
     kl: dict[str, float] = Field(default_factory=dict)
     """``kl/coefficient`` and ``policy/kl`` of the step, if the coefficient adapts; empty in older checkpoints."""
 

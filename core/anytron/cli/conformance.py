@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import colored, print_table
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
 
     from anytron.testing.results import ConformanceReport, RuleResult
     from anytron.testing.rules import Rule
@@ -41,8 +43,8 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
     asked = checked_levels(levels)
     source = Source(platform, _parsed(options))
     session = source.open()
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
-    notes.print(f"platform: {platform} ({session.probe.reason})", markup=False)
+    notes = error_console()
+    notes.print(f"platform: {platform} ({session.probe.reason})")
     watcher = _Watcher(notes)
     try:
         total = sum(len(rules_of(level)) for level in asked)  # torch: only when nothing has been found wrong so far
@@ -74,7 +76,7 @@ class _Watcher:
         self.results: list[RuleResult] = []
         self._notes = notes
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -89,7 +91,7 @@ class _Watcher:
     def made(self, result: RuleResult) -> None:
         self.results.append(result)
         status, seconds = result.status.value, f"{result.seconds:.1f} s"
-        self._notes.print(f"{result.level}/{result.rule}: {colored(status)}, {seconds}")
+        self._notes.print(Text.assemble(f"{result.level}/{result.rule}: ", colored(status), f", {seconds}"))
         self._bar.advance(self._task)
 
     @contextmanager
@@ -126,7 +128,7 @@ def _print_report(report: ConformanceReport, *, as_json: bool) -> None:
     for result in report.results:
         status = result.status.value
         counted = (str(result.cases), str(result.skipped or ""))
-        why = escape(result.reason.splitlines()[0] if result.reason else "")
+        why = result.reason.splitlines()[0] if result.reason else ""
         table.add_row(result.level, result.rule, colored(status), *counted, why)
     print_table(table)
     for result in report.results:

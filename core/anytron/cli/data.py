@@ -26,7 +26,7 @@ RUN_OF_TOKENS = 4
 
 @app.callback()
 def _group() -> None:
-    """Keep the name of the only command."""
+    """Group the commands."""
 
 
 @app.command()
@@ -41,26 +41,42 @@ def show(
         ),
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=0, help="How many prompts to show.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object: {sources, prompts}.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object: {sources, clock, prompts}.")] = False,
 ) -> None:
     """Show the tokens of the first prompts that a run would draw, decoded, with their lengths.
 
     All prompts are read, tokenised and filtered as the run would; for each source there is a line with what it has,
-    what was left out, and how long prompts are. Tokens stand between bars. With algorithm.name=sft these are whole
-    examples, and what is learnt of each stands below it. No model is built; no platform is needed.
+    what was left out, and how long prompts are. A chat template that reads the clock is named, with the moment that it
+    shows: with resume=auto, that in which the run in trainer.output_dir began. Tokens stand between bars. With
+    algorithm.name=sft these are whole examples, and what is learnt of each stands below it. No model is built; no
+    platform is needed.
 
     Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
     """
+    from anytron.checkpoint.resume import first_beginning
     from anytron.config.load import load_config
     from anytron.preflight.prepare import prepare_prompts
 
-    prepared = prepare_prompts(load_config(config, overrides or []))
+    run = load_config(config, overrides or [])
+    prepared = prepare_prompts(run)
     sources = [_summary(prepared.sampler, index) for index in range(len(prepared.sampler.tables))]
     prompts = [_described(prompt, prepared.tokenizer) for prompt in prepared.sampler.draw(count)]
+    clock = {
+        "moment": prepared.beginning.now.isoformat(timespec="seconds"),
+        "of": "this command" if first_beginning(run) is None else "the run",
+        "shown": prepared.beginning.shown,
+    }
     if as_json:
-        typer.echo(json.dumps({"sources": sources, "prompts": prompts}, indent=2, default=str))
+        shown = {"sources": sources, "clock": clock if prepared.beginning.reads_the_clock else None, "prompts": prompts}
+        typer.echo(json.dumps(shown, indent=2, default=str))
         return
     _print_table(sources)
+    if prepared.beginning.reads_the_clock:
+        said = "".join(f": {form} is {text}" for form, text in prepared.beginning.shown.items())
+        typer.echo(
+            f"\nThe chat template reads the clock (strftime_now){_visible(said)}. It shows the moment in which "
+            f"{clock['of']} began, {clock['moment']}. A run shows its first moment to its end, also after resume=auto."
+        )
     for prompt in prompts:
         images = f", {prompt['images']} image{'s' * (prompt['images'] != 1)}" if prompt["images"] else ""
         typer.echo(f"\n{_visible(prompt['id'])}: {prompt['length']} tokens{images}")
@@ -69,6 +85,34 @@ def show(
             typer.echo("learnt: " + "|".join(_shortened([_visible(piece) for piece in learnt])))
         if prompt["data"]:
             typer.echo(f"data: {_visible(json.dumps(prompt['data'], ensure_ascii=False, default=str))}")
+
+
+@app.command()
+def check(
+    config: ConfigPath,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys to set. Values are YAML.", show_default=False),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one object: by stage and set, {tried, left_out, findings, notes}.")
+    ] = False,
+) -> None:
+    """Try a run's rewards on its data: can they be earned, and are they not earned for nothing?
+
+    The right answer to each prompt goes through its reward in the forms that models write; the best must score more
+    than an empty response, "None", another prompt's answer and the prompt itself. Prompts are looked at as the model
+    reads them. Rewards run in processes of their own, as in a run. judge, reward_model and environment are left out,
+    since they cost something. All prompts are tried, of training and of validation; anytron train tries a few.
+
+    The exit status is 1 if something was found.
+
+    Example: anytron data check examples/reasoning_gym.yaml
+    """
+    from anytron.cli.data_check import run_check
+
+    if not run_check(config, overrides or [], as_json=as_json):
+        raise typer.Exit(1)
 
 
 def _summary(sampler: Mixture, index: int) -> dict[str, Any]:

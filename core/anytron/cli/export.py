@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from anytron.checkpoint.directory import locate
 from anytron.cli.alone import alone, override
+from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
@@ -45,7 +45,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
     checkpoint.verify()
     config = _config(checkpoint)
     _refuse_code(config, overrides)
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = error_console()
     with ScratchDirectory("export", notes) as scratch:
         yaml = scratch.path / "run.yaml"
         yaml.write_text(to_yaml(config), encoding="utf-8")
@@ -54,15 +54,16 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
             own.append("model.lora.path=null")  # what the run's adapters began as
         run = open_run(yaml, [*own, *overrides], relative_to=Path.cwd())
         for line in run.lines:
-            notes.print(line, markup=False)
+            notes.print(line)
         refuse(run.diagnostics)
         executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
 
         from anytron.trainer.export import export_checkpoint
 
         with executor_class(run.config, run.session) as executor:
-            export_checkpoint(run.config, executor, checkpoint.training, out.absolute())
-    notes.print(f"the model after step {checkpoint.step}: {out}", markup=False)
+            beginning = checkpoint.state().beginning
+            export_checkpoint(run.config, executor, checkpoint.training, out.absolute(), beginning)
+    notes.print(f"the model after step {checkpoint.step}: {out}")
 
 
 def _config(checkpoint: Checkpoint) -> RunConfig:

@@ -19,6 +19,7 @@ from anytron.errors import AnytronError, WorkerError
 from anytron.files import exhausted
 from anytron.plugins import disable_device_autoload
 from anytron.plugins.requirements import not_installed
+from anytron.terminal import make_output_visible
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -347,6 +348,7 @@ def run() -> None:
     its traceback.
     """
     disable_device_autoload()
+    make_output_visible()
     try:
         app()
     except AnytronError as error:
@@ -362,10 +364,11 @@ def run() -> None:
 
 def print_error(error: AnytronError) -> None:
     """Print an error's four parts, and the worker process that it comes from, to the error output."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    from anytron.cli.output import error_console
+
+    console = error_console()
     console.print(Text.assemble(("error: ", "bold red"), (error.what, "bold")))
     worker = error.__cause__
     process = f"{worker.what}; its log: {worker.where}" if isinstance(worker, WorkerError) else ""

@@ -1,4 +1,4 @@
-"""Output of a run that may be lost without ending the run."""
+"""Consoles: all that they print is visible text. Output of a run may be lost without ending the run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,55 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.segment import Segment
+
+from anytron.terminal import VisibleStream, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TextIO
+
+    from rich.console import ConsoleOptions, RenderableType
+
+FILE_WIDTH = 100
+"""Columns where the output is not a terminal: rich would take 80."""
+
+
+def below(stream: Any) -> Any:
+    """Return the stream to which a visible stream writes; any other stream itself."""
+    return stream.stream if isinstance(stream, VisibleStream) else stream
+
+
+class VisibleConsole(Console):
+    """A console of rich's whose texts are made visible. It takes no markup: a file's name may have brackets in it.
+
+    Args:
+        file: The stream. Of a :class:`~anytron.terminal.VisibleStream`, the stream below it: colours and moves of the
+            cursor, which rich itself writes, pass.
+        options: As for :class:`rich.console.Console`.
+    """
+
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file=below(file), highlight=False, markup=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of a renderable, with visible text and without links."""
+        for text, style, control in super().render(renderable, options):
+            shown = text if control else visible(text, self.encoding)
+            yield Segment(shown, style.update_link(None) if style is not None and style.link else style, control)
+
+
+def error_console() -> Console:
+    """Return a console on the error output, for what accompanies a result."""
+    return VisibleConsole(sys.stderr, soft_wrap=True)
+
+
+def result_console(width: int = FILE_WIDTH) -> Console:
+    """Return a console on the standard output, as wide as the terminal, or as ``width`` columns where there is none."""
+    console = VisibleConsole(sys.stdout)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return VisibleConsole(sys.stdout, width=width)
 
 
 class Expendable:
@@ -67,4 +112,4 @@ def run_output() -> Iterator[Console]:
     Neither its loss nor that of the error output, which is often the same pipe, ends the run or spoils its exit status.
     """
     with contextlib.redirect_stderr(Expendable(sys.stderr)):
-        yield Console(file=Expendable(sys.stdout), highlight=False, soft_wrap=True)  # type: ignore[arg-type]
+        yield VisibleConsole(Expendable(below(sys.stdout)), soft_wrap=True)

@@ -14,8 +14,8 @@ from anytron.report.page import duration
 from anytron.report.run import State
 from anytron.report.samples import last_samples
 from anytron.report.sparkline import BLOCKS, PLAIN, plot
-from anytron.report.visible import visible
 from anytron.report.workers import devices
+from anytron.terminal import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

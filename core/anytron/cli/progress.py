@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from anytron.cli.tables import kernels_line
 from anytron.tracking.progress import Progress
@@ -28,7 +28,7 @@ class WarningsOnly(Progress):
 
     def warn(self, text: str) -> None:
         """Print a line."""
-        self._console.print(f"warning: {text}", markup=False)
+        self._console.print(f"warning: {text}")
 
 
 class PlainProgress(WarningsOnly):
@@ -41,15 +41,15 @@ class PlainProgress(WarningsOnly):
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
         """Print the devices and who supplied the kernels, and remember the number of steps."""
         self._total = total_steps
-        self._console.print(_started(devices, kernels, done), markup=False)
+        self._console.print(_started(devices, kernels, done))
 
     def step(self, metrics: Mapping[str, float]) -> None:
         """Print a line."""
-        self._console.print(f"step {metrics['step']:.0f}/{self._total}  {facts(metrics)}", markup=False)
+        self._console.print(f"step {metrics['step']:.0f}/{self._total}  {facts(metrics)}")
 
     def note(self, text: str) -> None:
         """Print it."""
-        self._console.print(text, markup=False)
+        self._console.print(text)
 
 
 class BarProgress(Progress):
@@ -60,8 +60,8 @@ class BarProgress(Progress):
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TextColumn("{task.fields[part]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
+            TextColumn("{task.fields[part]}", markup=False),
             TimeRemainingColumn(),
             console=console,
         )
@@ -74,7 +74,7 @@ class BarProgress(Progress):
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
         """Show the empty bar, and above it the devices and who supplied the kernels."""
-        self._bar.console.print(_started(devices, kernels, done), markup=False)
+        self._bar.console.print(_started(devices, kernels, done))
         self._bar.update(
             self._task, total=total_steps, completed=done, facts=f"started in {time.monotonic() - self._began:.0f} s"
         )
@@ -89,11 +89,11 @@ class BarProgress(Progress):
 
     def note(self, text: str) -> None:
         """Print it above the bar."""
-        self._bar.console.print(text, markup=False)
+        self._bar.console.print(text)
 
     def warn(self, text: str) -> None:
         """Print it above the bar, where it stays."""
-        self._bar.console.print(f"[bold yellow]warning:[/] {escape(text)}")
+        self._bar.console.print(Text.assemble(("warning:", "bold yellow"), " ", text))
 
     def finish(self) -> None:
         """Leave the bar as it is and give the terminal back."""

@@ -6,9 +6,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from anytron.cli.alone import alone, override
+from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.components import EXECUTORS, find_component
 from anytron.config.diagnostics import refuse
@@ -43,7 +42,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     from anytron.checkpoint.directory import locate
     from anytron.trainer.bad_batch import CONFIG, read_bad_batch
 
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = error_console()
     path = path.resolve()
     update, batch = read_bad_batch(path)
     found = None if checkpoint is None else locate(checkpoint)
@@ -55,7 +54,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
         own = [*alone(config), override("trainer.output_dir", scratch.path), *weights]
         run = open_run(path / CONFIG, [*own, *overrides])
         for line in run.lines:
-            notes.print(line, markup=False)
+            notes.print(line)
         refuse([*run.diagnostics, *replay_diagnostics(run.config)])
         executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from anytron.cli.output import error_console
 from anytron.errors import ConfigError
 from anytron.files import PRIVATE, exhausted, write_durably
 from anytron.report.page import MARK, render
@@ -46,10 +45,10 @@ def run_report(paths: Sequence[Path], output: Path) -> None:
         raise exhausted(error, str(output)) or ConfigError(
             "The report cannot be written.", where=str(output), why=str(error), fix="set another --output"
         ) from error
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = error_console()
     for run in runs:
         for problem in run.problems:
-            notes.print(f"warning: {run.path}: {problem}", markup=False)
+            notes.print(f"warning: {run.path}: {problem}")
     print(f"{output} ({len(page) / 1e6:.2f} MB) shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
 
 

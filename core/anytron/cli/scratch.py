@@ -51,4 +51,4 @@ class ScratchDirectory:
         for path in self.path.iterdir():
             if path.name != LOGS:
                 remove(path)
-        self._notes.print(f"logs of the processes: {self.path / LOGS}", markup=False)
+        self._notes.print(f"logs of the processes: {self.path / LOGS}")

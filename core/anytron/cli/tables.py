@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.table import Table
+    from rich.text import Text
 
 FILE_WIDTH = 200
 """Columns where the output is not a terminal: rich would take 80 and cut names short."""
@@ -15,19 +16,18 @@ FILE_WIDTH = 200
 _COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
-def colored(status: str) -> str:
-    """Give a check's outcome in its color, as rich writes it."""
-    return f"[{_COLORS[status]}]{status}[/]"
+def colored(status: str) -> Text:
+    """Give a check's outcome in its color."""
+    from rich.text import Text
+
+    return Text(status, _COLORS[status])
 
 
 def print_table(table: Table) -> None:
     """Print a table on the standard output."""
-    from rich.console import Console
+    from anytron.cli.output import result_console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=FILE_WIDTH)
-    console.print(table)
+    result_console(FILE_WIDTH).print(table)
 
 
 def kernels_line(suppliers: Mapping[str, str]) -> str:

@@ -37,7 +37,7 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
 def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
     stages = open_stages(path, overrides)
     for line in dict.fromkeys(line for run in stages.values() for line in run.lines):
-        console.print(line, markup=False)
+        console.print(line)
     refuse(dict.fromkeys(one for run in stages.values() for one in run.diagnostics))
 
     import torch  # only when nothing has been found wrong so far
@@ -51,8 +51,8 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
         _train_run(stages[""].config, session, console)
         return
     configs = {name: run.config for name, run in stages.items()}
-    for name, config in remaining_stages(configs, lambda text: console.print(text, markup=False)):
-        console.print(f"stage {name}", markup=False)
+    for name, config in remaining_stages(configs, console.print):
+        console.print(f"stage {name}")
         if _train_run(config, session, console).stopped_by is not None:
             return
 
@@ -66,8 +66,7 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
     generating = "" if config.supervised else f"generating with {config.rollout.engine}; "
     console.print(
         f"training on {ranks} rank{'s' if ranks > 1 else ''} ({config.engine.name}), "
-        f"{generating}files go to {config.trainer.output_dir}",
-        markup=False,
+        f"{generating}files go to {config.trainer.output_dir}"
     )
     with (
         executor_class(config, session) as executor,
@@ -75,7 +74,7 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
     ):
         summary = train(config, executor, progress)
     for line in last_words(summary, supervised=config.supervised):
-        console.print(line, markup=False)
+        console.print(line)
     return summary
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.text import Text
 
+from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import colored, kernels_line, print_table
 from anytron.components import EXECUTORS, VERIFICATIONS, component_names, find_component
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rich.console import Console
     from rich.status import Status
 
     from anytron.verification.report import CheckResult, Report
@@ -39,10 +41,10 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     Raises:
         AnytronError: The configuration, the data or the machine is not fit for the run.
     """
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = error_console()
     run = open_run(path, overrides)
     for line in run.lines:
-        notes.print(line, markup=False)
+        notes.print(line)
     refuse([*run.diagnostics, *verification_diagnostics(run.config)])
     config, session = run.config, run.session
     executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
@@ -79,7 +81,7 @@ def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *,
             why=f"anytron-{framework} is not installed",
             fix=f"pip install anytron-{framework}",
         )
-    notes = Console(stderr=True, highlight=False, soft_wrap=True)
+    notes = error_console()
     verify = find_component(VERIFICATIONS, framework, f"--{framework}").load()
     with ScratchDirectory("verify", notes) as scratch:
         with notes.status("") as status:
@@ -111,7 +113,7 @@ class _Watcher:
         self._status.update(f"{what} ...")
 
     def made(self, result: CheckResult, seconds: float) -> None:
-        self._notes.print(f"{result.check}: {colored(result.status.value)}, {seconds:.1f} s")
+        self._notes.print(Text.assemble(f"{result.check}: ", colored(result.status.value), f", {seconds:.1f} s"))
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:

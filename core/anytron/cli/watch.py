@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 
+from anytron.cli.output import result_console
 from anytron.cli.picture import picture
 from anytron.cli.progress import facts
 from anytron.report.run import Run, State, runs_in
-from anytron.report.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FILE_WIDTH = 100
-"""Columns where the output is not a terminal."""
+    from rich.console import Console
+
 BEFORE = 10
 """Steps that are said at first where it is one line per step."""
 PATIENCE_S = 60.0
@@ -40,9 +37,7 @@ def run_watch(path: Path, interval: float, *, once: bool) -> None:
         ConfigError: It is no run's directory.
     """
     run = Run(runs_in(path)[-1])
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=FILE_WIDTH)
+    console = result_console()
     if once:
         console.print(picture(run, console.width, console.encoding))
     elif console.is_terminal and not console.is_dumb_terminal:
@@ -82,7 +77,7 @@ def _lines(run: Run, interval: float) -> None:
 
 
 def _say(text: str) -> None:
-    print(visible(text, sys.stdout.encoding or "utf-8"), flush=True)
+    print(text, flush=True)
 
 
 def _looks(run: Run, interval: float) -> Iterator[bool]:

@@ -84,7 +84,10 @@ class AlgorithmSection(Section):
     nothing (DAPO, https://arxiv.org/abs/2503.14476). Rewards are those of ``rewards``, before penalties."""
     dynamic_sampling_rounds: int = Field(10, ge=1)
     """Rounds of drawing in a step, the first one included; each draws as many prompts as are missing. If some are
-    missing after the last one, the step has fewer groups, and a warning says so; if all are, the run ends."""
+    missing after the last one, the step has fewer groups, and a warning says so; if all are, the step has no signal."""
+    max_steps_without_signal: int = Field(20, ge=1)
+    """A step that has no token to train on is skipped: no group with signal for ``dynamic_sampling``, every response
+    masked, failed for or empty. So many such steps in a row end the run."""
     overlong_buffer: int | None = Field(None, ge=1)
     """Take from the reward, in so many last tokens before ``rollout.max_new_tokens``, from nothing at their beginning
     to ``overlong_penalty`` at the limit (soft overlong punishment of DAPO). Not in validation. null = nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -135,6 +135,14 @@ class DataSection(Section):
     """Leave out prompts whose tokens and images are those of an earlier one, in any source, and count them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the chat template, for example ``{enable_thinking: false}`` for Qwen3."""
+
+    continue_final_message: bool = False
+    """Let the response go on where a conversation's last message ends, if that is the assistant's. Otherwise a prompt
+    that ends with such a message is an error: the template would begin a second answer behind it."""
+    on_bad_answer: Literal["error", "drop"] = "error"
+    """What becomes of prompts with a right answer that a reward cannot read: null, missing, empty, no text. ``error``
+    names and counts them before anything starts, since they mostly come from a column that is not the one you meant;
+    ``drop`` leaves them out and counts them."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

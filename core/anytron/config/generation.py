@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from anytron.config.section import Section
+from anytron.config.section import Section, warm
 
 
 class RolloutSection(Section):
@@ -22,6 +22,7 @@ class RolloutSection(Section):
     """Shortest response, in tokens: the end token is suppressed before."""
     temperature: float = Field(1.0, gt=0.0)
     """Sampling temperature; training divides logits by it too."""
+    _no_zero = field_validator("temperature", mode="before")(warm)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Nucleus sampling; 1 = off."""
     top_k: int = Field(0, ge=0)

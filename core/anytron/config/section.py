@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -17,3 +19,10 @@ class Section(BaseModel):
         validate_by_name=True,  # `async` cannot be the name of an attribute
         serialize_by_alias=True,
     )
+
+
+def warm(temperature: Any) -> Any:
+    """Refuse a temperature of 0, which other tools take for greedy sampling, and say how that is written here."""
+    if isinstance(temperature, (int, float)) and temperature == 0:
+        raise ValueError("logits are divided by it; for the most probable token each time set top_k=1 instead")
+    return temperature

@@ -96,6 +96,13 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
             fix="name the right column: the option columns, {response: COLUMN}",
         )
     check_text(where, response)
+    if prompt.messages and prompt.messages[-1].get("role") == ASSISTANT:
+        raise DataError(
+            "An example has an answer in its messages, and another one as its response.",
+            where=where,
+            why=f"the messages end with the assistant's, and there is a column {RESPONSE!r}",
+            fix=f"leave out one of them: the last message, or the column {RESPONSE}",
+        )
     if prompt.messages is not None:
         return _answered(prompt, {"role": ASSISTANT, "content": response}, tokenizer, template)
     if tokenizer.eos_token_id is None:
@@ -178,7 +185,7 @@ def _encoded(divided: Sequence[_Divided], tokenizer: Any) -> list[tuple[int, ...
     texts = [index for index, one in enumerate(divided) if isinstance(one.response, str)]
     if texts:
         name = f"responses to prompts {divided[texts[0]].prompt.id} to {divided[texts[-1]].prompt.id}"
-        tokens = encode([str(divided[index].response) for index in texts], tokenizer, name, special=False)
+        tokens = encode([str(divided[index].response) for index in texts], tokenizer, name)
         for index, ids in zip(texts, tokens, strict=True):
             ended = divided[index].prompt.messages is not None or ids[-1:] == (tokenizer.eos_token_id,)
             found[index] = ids if ended else (*ids, tokenizer.eos_token_id)

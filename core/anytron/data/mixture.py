@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
+from anytron.data.beginning import Beginning
 from anytron.data.examples import tokenize_examples
 from anytron.data.prompts import tokenize
 from anytron.data.sampler import EpochSampler
@@ -14,7 +16,7 @@ from anytron.errors import ConfigError
 from anytron.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from anytron.config.data import DataSection
@@ -124,11 +126,13 @@ def load_mixture(
     tokenizer: Any,
     vision: VisionProcessor | None = None,
     *,
+    beginning: Beginning | None = None,
     seed: int,
     vocab_size: int,
     context_length: int | None,
     max_new_tokens: int | None,
     key: str = "data",
+    unusable: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> Mixture:
     """Read, tokenise and filter the prompts of all sources.
 
@@ -136,11 +140,13 @@ def load_mixture(
         data: Names the sources, and what is left out.
         tokenizer: A Hugging Face tokenizer.
         vision: Prepares images; None for a model that takes none.
+        beginning: What the chat template's clock shows; None = this moment.
         seed: The order follows from it.
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         max_new_tokens: Room that a response needs; None = the prompts have responses, which are learnt with them.
         key: Where the section stands in the configuration.
+        unusable: Whether the rewards cannot read a prompt's data; None = such prompts are no matter here.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.
@@ -155,17 +161,20 @@ def load_mixture(
             fix="lower rollout.max_new_tokens, or use a model with a longer context",
         )
     limits = [limit for limit in (room, data.max_prompt_tokens) if limit is not None]
-    wanted = PromptFilter(min(limits, default=None), set() if data.deduplicate else None)
+    dropped = unusable if data.on_bad_answer == "drop" else None
+    wanted = PromptFilter(min(limits, default=None), set() if data.deduplicate else None, dropped)
     sources = data.keyed_sources(key)
     tables = []
     for place, source in sources.items():
-        read = tokenize_examples if max_new_tokens is None else tokenize
+        read: Callable[..., Iterator[TokenizedPrompt]] = tokenize_examples
+        if max_new_tokens is not None:
+            read = partial(tokenize, continue_final_message=data.continue_final_message)
         prompts = read(
             load_prompts(source, place),
             tokenizer,
             vision,
             vocab_size=vocab_size,
-            chat_template_kwargs=data.chat_template_kwargs,
+            chat_template_kwargs=(beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs),
         )
         prefix = f"{source.title}/" if len(sources) > 1 else ""
         tables.append(PromptTable(source.title, prompts, wanted, prefix))

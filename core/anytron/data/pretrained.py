@@ -256,3 +256,31 @@ def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple
             fix="correct eos_token_id in generation_config.json, or use the tokenizer that belongs to the model",
         )
     return tuple(sorted(ends))
+
+
+def padding_token_id(model: ModelSection, tokenizer: Any, ends: tuple[int, ...], vocab_size: int) -> int:
+    """Choose the token that fills up rows of prompts: the tokenizer's, else one that ends responses, else 0.
+
+    It is masked, but the model looks it up like any other.
+
+    Args:
+        model: Where the tokenizer comes from.
+        tokenizer: A Hugging Face tokenizer.
+        ends: Tokens that end a response.
+        vocab_size: Token ids are below this.
+
+    Raises:
+        ConfigError: The tokenizer's is not in the model's vocabulary.
+    """
+    if tokenizer.pad_token_id is None:
+        return min(ends, default=0)
+    padding = int(tokenizer.pad_token_id)
+    if 0 <= padding < vocab_size:
+        return padding
+    raise ConfigError(
+        "The tokenizer pads with a token that is not in the model's vocabulary.",
+        where=model.tokenizer or model.path or "model.tokenizer",
+        why=f"pad_token {tokenizer.pad_token!r} is {padding}, and the vocabulary has {vocab_size}",
+        fix="set pad_token in the directory's tokenizer_config.json to a token that the model has, for example its "
+        "end token, or use the tokenizer that belongs to the model",
+    )

@@ -29,7 +29,8 @@ class Prompt:
 
     Attributes:
         id: Names the prompt in errors and samples.
-        text: The prompt; tokenised as it stands, with the special tokens that the tokenizer adds.
+        text: The prompt; tokenised as it stands, behind the special tokens with which the tokenizer begins a text. They
+            are not written twice, and those with which it ends a text are left out: here the answer begins.
         messages: Instead of ``text``: a conversation, each turn with ``role`` and ``content``, which the
             tokenizer's chat template turns into text that ends where the answer begins.
         tokens: Instead of ``text``: token ids.
@@ -96,6 +97,7 @@ def tokenize(
     *,
     vocab_size: int,
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    continue_final_message: bool = False,
 ) -> Iterator[TokenizedPrompt]:
     """Tokenise prompts, and check them against the model. Their number does not matter: some are in memory at a time.
 
@@ -105,6 +107,7 @@ def tokenize(
         vision: Prepares images; None for a model that takes none.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.
+        continue_final_message: Let the response go on with the assistant's message that a conversation ends with.
 
     Raises:
         ConfigError: There are images and no image processor, or messages and no chat template.
@@ -114,7 +117,7 @@ def tokenize(
     rest = iter(prompts)
     while some := list(itertools.islice(rest, AT_ONCE)):
         texts = [
-            render(one, tokenizer, chat_template_kwargs, add_generation_prompt=True, tokenize=False)
+            _asked(one, tokenizer, chat_template_kwargs, continue_final_message)
             if one.messages is not None
             else one.text
             for one in some
@@ -127,6 +130,22 @@ def tokenize(
             expanded = _expand(prompt, tokens, vision, where)
             text = tokenizer.decode(list(tokens)) if given is None else given
             yield TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images))
+
+
+def _asked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], continued: bool) -> Any:
+    """Render a conversation up to where the response begins."""
+    last = (prompt.messages or [{}])[-1]
+    if last.get("role") != "assistant":
+        return render(prompt, tokenizer, template, add_generation_prompt=True, tokenize=False)
+    if continued:
+        return render(prompt, tokenizer, template, continue_final_message=True, tokenize=False)
+    raise DataError(
+        "A prompt ends with an assistant's message.",
+        where=f"prompt {prompt.id}",
+        why=f"the template would begin a second answer behind {str(last.get('content'))[:60]!r}",
+        fix="remove the message if it is the right answer; or let responses continue it: "
+        "data.continue_final_message=true",
+    )
 
 
 def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted: bool) -> Any:
@@ -174,13 +193,26 @@ def _encode_all(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenize
         ]
         if chosen:
             where = f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}"
-            tokens = encode([texts[index] or "" for index in chosen], tokenizer, where, special=not rendered)
+            chosen_texts = [texts[index] or "" for index in chosen]
+            tokens = encode(chosen_texts, tokenizer, where)
+            start = () if rendered else _beginning(chosen_texts, tokens, tokenizer, where)
             for index, ids in zip(chosen, tokens, strict=True):
-                encoded[index] = ids
+                begun = not ids or ids[: len(start)] == start
+                encoded[index] = ids if begun else start + ids
     return encoded
 
 
-def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool) -> list[tuple[int, ...]]:
+def _beginning(texts: Sequence[str], tokens: Sequence[tuple[int, ...]], tokenizer: Any, where: str) -> tuple[int, ...]:
+    """Find the special tokens with which the tokenizer begins a text: what stands before a text's own tokens."""
+    for text, own in zip(texts, tokens, strict=True):
+        if own:
+            (whole,) = encode([text], tokenizer, where, special=True)
+            places = range(len(whole) - len(own) + 1)
+            return whole[: next((place for place in places if whole[place : place + len(own)] == own), 0)]
+    return ()
+
+
+def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool = False) -> list[tuple[int, ...]]:
     """Tokenise texts.
 
     Args:

@@ -14,7 +14,7 @@ from anytron.data.prompts import TokenizedPrompt
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from anytron.data.vision import Picture
 
@@ -29,10 +29,12 @@ class PromptFilter:
     Attributes:
         longest: Tokens of a prompt that is kept at most; None = any number.
         seen: Digests of the prompts that are kept, of all sources; None = duplicates are kept as well.
+        unusable: Whether rewards cannot read a prompt's data; None = those are kept as well.
     """
 
     longest: int | None = None
     seen: set[bytes] | None = None
+    unusable: Callable[[Mapping[str, Any]], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
         read: Prompts that the source gave.
         too_long: How many of them were longer than allowed.
         duplicates: How many were equal to an earlier one.
+        bad_answers: How many had a right answer that rewards cannot read.
         digest: Of the tokens of all that are kept, and of what is learnt of them, hexadecimal: says whether two tables
             hold the same prompts.
 
@@ -76,12 +79,15 @@ class PromptTable(Sequence[TokenizedPrompt]):
         wanted: PromptFilter = PromptFilter(),
         prefix: str = "",
     ) -> None:
-        self.name, self.read, self.too_long, self.duplicates = name, 0, 0, 0
+        self.name, self.read, self.too_long, self.duplicates, self.bad_answers = name, 0, 0, 0, 0
         self._entries: list[_Entry] = []
         whole, shortest = hashlib.blake2b(digest_size=16), 0
         for prompt in prompts:
             self.read += 1
             length = len(prompt.tokens)
+            if wanted.unusable is not None and wanted.unusable(prompt.data):
+                self.bad_answers += 1
+                continue
             if wanted.longest is not None and length > wanted.longest:
                 self.too_long += 1
                 shortest = min(shortest or length, length)
@@ -105,7 +111,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 "No prompt of a source is left.",
                 where=name,
                 why=f"of {self.read} it has, {self.too_long} have more than {wanted.longest} tokens{found}, and "
-                f"{self.duplicates} are those of an earlier one",
+                f"{self.duplicates} are those of an earlier one, and {self.bad_answers} have an answer that rewards "
+                "cannot read",
                 fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens where something is generated, or use "
                 "a model with a longer context",
             )
@@ -132,7 +139,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
     @property
     def remark(self) -> str:
         """What was left out; empty if nothing was."""
-        dropped = {"too long": self.too_long, "equal to earlier ones": self.duplicates}
+        bad = "with an answer that rewards cannot read"
+        dropped = {"too long": self.too_long, "equal to earlier ones": self.duplicates, bad: self.bad_answers}
         parts = [f"{count} {why}" for why, count in dropped.items() if count]
         return f"prompts of {self.name}: {len(self)} of {self.read}, without {', '.join(parts)}" if parts else ""
 

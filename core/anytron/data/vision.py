@@ -31,6 +31,9 @@ MOST_PIXELS = 2**26
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
 
+_GRID = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+"""Fields of a ``vision_config`` that say how images are cut into patches with a grid, and how many make a token."""
+
 Picture = Union["Image", bytes, "os.PathLike[str]", str]
 """A picture in memory, the bytes of a file that Pillow can read, or its path."""
 
@@ -148,7 +151,8 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
 
     Raises:
         ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit
-            the model, or is given to a model that takes no images.
+            the model, or is given to a model that takes no images; or the model reads images otherwise than as
+            patches with a grid.
     """
     if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
         if model.processor is not None:
@@ -159,6 +163,15 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
                 fix="remove it, or use a vision-language model",
             )
         return None
+    lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
+    if lacking:
+        raise ConfigError(
+            f"The model takes images in a way that is not supported (model_type {hf_config.model_type}).",
+            where=model.path or "model.config",
+            why=f"its vision_config has no {', '.join(lacking)}: images are read as patches with a grid, which "
+            "these give the sizes of",
+            fix="use a language model, or one of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
+        )
     image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
     return VisionProcessor(load_image_processor(model), hf_config, str(image_token))
 

@@ -28,6 +28,7 @@ from anytron.executor.heartbeat import BEAT_S, Heartbeat
 from anytron.executor.observer import OBSERVED, RankObserver
 from anytron.executor.out_of_memory import BUILDING, MemoryExplainer
 from anytron.executor.standing import StandingReporter
+from anytron.terminal import make_output_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +109,7 @@ def start(bootstrap: Bootstrap) -> Parts:
     os.environ.update(bootstrap.distributed_env())
     if bootstrap.python is None:
         sys.path[:] = bootstrap.sys_path
+    make_output_visible()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig

@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.terminal import make_output_visible
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -46,6 +48,7 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)
     _end_with_driver(lifeline)
+    make_output_visible()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     connection = Connection(channel)

@@ -13,6 +13,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
 from anytron.kernels.neutral_modes import is_causal
+from anytron.kernels.no_rows import zeros_from
 from anytron.kernels.packed_sequences import Restriction, Window, forbidden_pairs, plan_for
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _packed(
 ) -> Tensor:
     plan = plan_for(call, query.shape[0], key.shape[0])
     if plan is None:
-        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+        return zeros_from((*query.shape[:-1], value.shape[-1]), query, key, value, call.sinks)
     rows, columns = [group.rows for group in plan.groups], [group.columns for group in plan.groups]
     queries = plan.split(query, plan.queries, rows)
     keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))

@@ -3,6 +3,9 @@
 Of every kernel: operands, and the gradients that come in, may lie in memory with any strides and are not written over,
 except by ``adam``. Results are on the operands' device. Random numbers are drawn for dropout only, and from the
 device's default generator, whose state recomputation restores.
+
+Without any row to compute the results still depend on all operands (:func:`anytron.kernels.no_rows.zeros_from`): a rank
+whose results depend on nothing leaves the backward pass, where the other ranks wait for it in a collective.
 """
 
 from __future__ import annotations

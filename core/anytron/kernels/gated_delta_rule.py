@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from anytron.kernels.no_rows import zeros_from
 from anytron.kernels.packed_sequences import Rows, rearrange, rows_from
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def gated_delta_rule(
         ``[B, S, H, V]`` in the type of ``query``; zero from the last entry of ``cu_seqlens`` on.
     """
     if query.numel() == 0 or value.numel() == 0:
-        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+        return zeros_from((*query.shape[:-1], value.shape[-1]), query, key, value, g, beta)
     rows, tokens = query.shape[:2]
     # The copy to the host waits for the device, as the layer that calls (mcore-bridge's) has done before.
     lengths = (tokens,) * rows if cu_seqlens is None else tuple(cu_seqlens.diff().tolist()) or (0,)

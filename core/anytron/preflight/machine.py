@@ -93,6 +93,7 @@ def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
         )
     yield from _aggregation(config.algorithm)
     yield from _penalty(config.algorithm)
+    yield from _correction(config)
     yield from _sequence_parallel(config.parallel, "parallel.")
     if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
         yield Diagnostic(
@@ -145,6 +146,21 @@ def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
             "algorithm.kl_estimator",
             f"as a part of the reward, {algorithm.kl_estimator} has a policy gradient that is not the divergence's",
             "k1, or algorithm.kl_placement=loss",
+        )
+
+
+def _correction(config: RunConfig) -> Iterator[Diagnostic]:
+    rollout, correction = config.rollout, config.corrected_algorithm.importance_correction
+    left_out = [f"rollout.top_p={rollout.top_p:g}"] * (rollout.top_p < 1.0)
+    left_out += [f"rollout.top_k={rollout.top_k}"] * (rollout.top_k > 0)
+    if left_out and correction not in ("auto", "none"):
+        yield Diagnostic(
+            "warning",
+            "algorithm.importance_correction",
+            f"{correction} compares log-probs before top-p and top-k, so that it does not see which tokens "
+            f"{' and '.join(left_out)} left out: a token of the newest weights weighs 1, though it was "
+            "drawn more often",
+            "rollout.top_p=1 and rollout.top_k=0, where rollout and training have the same distribution",
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
+from anytron.checkpoint.resume import first_beginning
+from anytron.data.beginning import Beginning
 from anytron.data.mixture import Mixture, Place, load_mixture
-from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer
+from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.data.vision import VisionProcessor, load_vision
 from anytron.engines.rollout_engine import SamplingParams
 from anytron.environments.loading import check_environment
@@ -33,7 +35,9 @@ class PreparedPrompts:
         context_length: Tokens that the model, a teacher and a reward model can see, prompt and response together;
             None = unlimited.
         vocab_size: Token ids are below this.
-        chat_template_kwargs: Further arguments of the chat template.
+        beginning: The moment in which the run began, and its chat template, which the tokenizer has.
+        chat_template_kwargs: Further arguments of the chat template; its clock shows that moment.
+        remarks: For people: what is restored.
     """
 
     tokenizer: Any
@@ -41,7 +45,9 @@ class PreparedPrompts:
     sampler: Mixture
     context_length: int | None
     vocab_size: int
+    beginning: Beginning
     chat_template_kwargs: Mapping[str, Any]
+    remarks: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -77,6 +83,8 @@ class PreparedRun(PreparedPrompts):
 def prepare_prompts(config: RunConfig) -> PreparedPrompts:
     """Load the tokenizer and all prompts, or examples, and check them against the model.
 
+    Of a run that is to be continued, the chat template and its clock are those with which it began.
+
     Raises:
         ConfigError: Something named in the configuration is missing or impossible.
         DataError: Prompts are not usable.
@@ -88,6 +96,12 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)
+    earlier = first_beginning(config)
+    beginning = earlier or Beginning.of(tokenizer)
+    remarks: tuple[str, ...] = ()
+    if tokenizer.chat_template != beginning.chat_template:
+        remarks = ("the chat template is another now: the run goes on with the one that it began with",)
+        tokenizer.chat_template = beginning.chat_template
     contexts = [getattr(text_config, "max_position_embeddings", None)]
     for asked in (config.teacher, config.reward_model):
         if asked is not None:
@@ -102,17 +116,20 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
             why="a later turn would take image tokens that the model has written for images of the prompt",
             fix="remove environment, or train a language model",
         )
+    drops = not config.supervised and config.data.on_bad_answer == "drop"
     sampler = load_mixture(
         config.data,
         tokenizer,
         vision,
+        beginning=beginning,
         seed=config.trainer.seed,
         vocab_size=text_config.vocab_size,
         context_length=context_length,
         max_new_tokens=max_new_tokens,
+        unusable=RewardSum.from_config(config.rewards).unusable() if drops else None,
     )
-    template = config.data.chat_template_kwargs
-    return PreparedPrompts(tokenizer, vision, sampler, context_length, text_config.vocab_size, template)
+    template, vocab_size = beginning.arguments(config.data.chat_template_kwargs), text_config.vocab_size
+    return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -131,7 +148,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     rewards.check(prompts.sampler.tables)
     tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
     ends = end_token_ids(config.model, tokenizer, vocab_size)
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    padding = padding_token_id(config.model, tokenizer, ends, vocab_size)
     if vision is not None:
         vision.check_padding(padding)
     return PreparedRun(

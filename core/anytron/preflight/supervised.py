@@ -39,6 +39,14 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     ):
         if given:
             yield _useless(key, what)
+    sections = {"data": config.data}
+    for index, one in enumerate([] if config.validation is None else config.validation.sets):
+        sections[f"validation.sets.{index}.data"] = one.data
+    for key, data in sections.items():
+        if data.continue_final_message:
+            yield _useless(f"{key}.continue_final_message", "an assistant's last message is learnt, as the response")
+        if data.on_bad_answer != "error":
+            yield _useless(f"{key}.on_bad_answer", "no reward reads an answer")
     yield from _changed("rollout", config.rollout, (), "nothing is generated")
     yield from _changed("algorithm", config.algorithm, OF_ALGORITHM, "the loss is the responses' cross-entropy")
     for index, one in enumerate([] if config.validation is None else config.validation.sets):

@@ -77,31 +77,39 @@ def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, pre
     given = {name: value for name in own if (value := getattr(section, name)) is not None}
     sampling = replace(prepared.sampling, **given)
     sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
-    prompts = _prompts(section, key, prepared, sampling.max_new_tokens)
     rewards = RewardSum.from_config(section.rewards or config.rewards)
+    prompts = _prompts(section, key, prepared, sampling.max_new_tokens, rewards)
     rewards.check(prompts.tables)
     own_prepared = replace(
         prepared,
         sampler=prompts,
         rewards=rewards,
         sampling=sampling,
-        chat_template_kwargs=section.data.chat_template_kwargs,
+        chat_template_kwargs=prepared.beginning.arguments(section.data.chat_template_kwargs),
     )
     # Patches of images are large: no more of them are held than in a training step.
     at_one_time = len(prompts) if prepared.vision is None else min(len(prompts), config.data.prompts_per_step)
     return ValidationSet(section, own_prepared, at_one_time)
 
 
-def _prompts(section: ValidationSetSection, key: str, prepared: PreparedPrompts, max_new_tokens: int | None) -> Mixture:
+def _prompts(
+    section: ValidationSetSection,
+    key: str,
+    prepared: PreparedPrompts,
+    max_new_tokens: int | None,
+    rewards: RewardSum | None = None,
+) -> Mixture:
     """Load a set's prompts, of which each is drawn once, in the order of the source."""
     tables = load_mixture(
         section.data,
         prepared.tokenizer,
         prepared.vision,
+        beginning=prepared.beginning,
         seed=0,
         vocab_size=prepared.vocab_size,
         context_length=prepared.context_length,
         max_new_tokens=max_new_tokens,
         key=key,
+        unusable=None if rewards is None else rewards.unusable(),
     ).tables
     return Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once

@@ -33,6 +33,8 @@ class Code(Section):
     """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the
     program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
     of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
+    solution: str = "solution"
+    """The entry that holds a program which passes them, for ``anytron data check``; prompts need none."""
     partial: bool = False
     """Give the fraction of tests that pass."""
     test_timeout_s: float = Field(10.0, gt=0.0)
@@ -122,15 +124,25 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
     """Read tests: what the program is given and what it must print; or Python to run after it, and None."""
     tests = [value] if isinstance(value, str) else value
     if isinstance(tests, (list, tuple)) and tests:
-        if all(isinstance(test, str) for test in tests):
+        if all(isinstance(test, str) and test.strip() for test in tests):
             return [(test, None) for test in tests]
-        if all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
-            return [(str(test["input"]), str(test["output"])) for test in tests]
+        if all(
+            isinstance(test, dict) and _is_text(test.get("input")) and _is_text(test.get("output")) for test in tests
+        ):
+            pairs: list[tuple[str, str | None]] = [(str(test["input"]), str(test["output"])) for test in tests]
+            if any(str(wanted).strip() for _, wanted in pairs):  # else a program that prints nothing passes
+                return pairs
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
-        why="there is none" if value is None else f"it is {str(value)[:80]!r}",
-        fix='give a list of {"input": ..., "output": ...}, or of Python texts; or set the reward\'s option key',
+        why="there is none, or it is null" if value is None else f"it is {str(value)[:80]!r}",
+        fix='give a list of {"input": ..., "output": ...}, texts or numbers, with an output that is not empty; or a '
+        "list of Python texts, none of them empty; or set the reward's option key",
     )
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text or a number; null would be the word None."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
 def _lines(text: str) -> list[str]:

@@ -42,8 +42,8 @@ def judged(
             f"The reward model gives {score}.",
             f"rewards must be finite, and within {LARGEST:g} either way: one that is not would reach every weight of "
             "the model",
-            "see what anytron verify says of it (reward-model-scores); weights that overflow in bfloat16 need "
-            "model.dtype=float32",
+            "see what anytron verify says of it (reward-model-scores); weights that overflow in bfloat16 need a "
+            "new run with model.dtype=float32",
             sample=index,
         )
         for index, score in enumerate(scores)

@@ -47,11 +47,15 @@ class PatternReward(Section):
 
 
 class Format(PatternReward):
-    """Give 1 to a response that matches the pattern from beginning to end, but for white space around it; else 0."""
+    """Give 1 to a response that matches the pattern from beginning to end, but for white space around it; else 0.
+
+    Where the chat template opens ``<think>`` in the prompt, the response is looked at with it, so that one pattern does
+    for all templates; so in all rewards with patterns.
+    """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; a pattern that takes too long is a failure of that sample."""
-        return [self._score(sample.turns[-1].strip()) for sample in samples]
+        return [self._score(sample.last_message.strip()) for sample in samples]
 
     def _score(self, text: str) -> float | Exception:
         try:
@@ -71,7 +75,7 @@ class Regex(PatternReward, ReferenceReward):
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | Exception:
-        found = last_captured(self.compiled, sample.turns[-1])
+        found = last_captured(self.compiled, sample.last_message)
         if isinstance(found, Exception):
             return found
         return float(found is not None and found.strip() == self.reference(sample))

@@ -44,15 +44,17 @@ class ReasoningGym(PatternReward):
         Raises:
             DataError: It is not.
         """
-        if ENTRY not in data:
-            raise DataError("The prompt is none of reasoning-gym.", fix="set data.source to reasoning_gym")
+        if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
+            raise DataError(
+                "The prompt is none of reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
+            )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
         """Score samples; a response without an answer gets 0."""
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | Exception:
-        answer = last_captured(self.compiled, sample.turns[-1])
+        answer = last_captured(self.compiled, sample.last_message)
         if answer is None or isinstance(answer, Exception):
             return 0.0 if answer is None else answer
         entry = sample.data[ENTRY]

@@ -31,6 +31,23 @@ class ReferenceReward(Section):
                 why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
                 fix="set the reward's option key, or give the data to the prompts",
             )
+        if why := self.examine_answer(data[self.key]):
+            raise DataError(
+                f"The right answer, entry {self.key!r}, cannot be read.",
+                why=why,
+                fix="correct the data or the reward's option key, or leave such prompts out: data.on_bad_answer=drop",
+            )
+
+    def examine_answer(self, answer: object) -> str | None:
+        """Say why an answer cannot be the right one; None if it can. It is looked at in the driver: no evaluation."""
+        if answer is None:
+            return "it is null: an empty cell, or a column that this row does not have"
+        if isinstance(answer, str):
+            return None if answer.strip() else "it is empty, and every response contains it"
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            return None
+        hint = ": a response with 3 is no 3.0" if isinstance(answer, float) else ""
+        return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
 
     def reference(self, sample: Sample) -> str:
         """The right answer as text, without white space around it."""

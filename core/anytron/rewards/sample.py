@@ -23,7 +23,8 @@ class Sample:
     Attributes:
         prompt_id: The prompt's name in its source.
         prompt_text: As given, or decoded if the source gave token ids.
-        response_text: Decoded without special tokens; with an environment, what it wrote is part of it.
+        response_text: Decoded without special tokens but for marks of thought (``</think>``); with an environment, what
+            it wrote is part of it.
         prompt_tokens: Token ids, at least one.
         response_tokens: Token ids, the end token included if there is one; may be empty.
         log_probs: Log-prob of each response token as the rollout engine saw it, in nats; 0 for one that the
@@ -37,6 +38,8 @@ class Sample:
         environment: What the environment made of the response; None without one.
         routing: The experts of each token but the last (:attr:`anytron.engines.rollout_engine.Response.routing`);
             reward functions get None.
+        opened: The mark of thought behind which the last turn begins, as the chat template has written it into the
+            prompt, with its white space: ``<think>`` and a line end; mostly empty.
     """
 
     prompt_id: str
@@ -52,11 +55,17 @@ class Sample:
     response_mask: tuple[bool, ...] | None = None
     environment: Outcome | None = None
     routing: Tensor | None = None
+    opened: str = ""
 
     @property
     def turns(self) -> tuple[str, ...]:
         """What the model itself wrote, turn by turn, decoded without special tokens; without an environment, one."""
         return (self.response_text,) if self.environment is None else self.environment.turns
+
+    @property
+    def last_message(self) -> str:
+        """The last turn as a reader of the conversation sees it: with the mark of thought that the prompt opens."""
+        return self.opened + self.turns[-1]
 
     @property
     def environment_failure(self) -> Failure | None:

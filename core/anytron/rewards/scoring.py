@@ -99,12 +99,25 @@ class RewardSum:
                     reward.check_machine()
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
+            bad: dict[str, DataError] = {}
             for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
-                try:
-                    reward.check_prompt(prompt.data)
-                except DataError as error:  # noqa: PERF203 - names its prompt
-                    where = f"prompt {prompt.id}, for {key}"
-                    raise DataError(error.what, where=where, why=error.why, fix=error.fix) from error
+                if (refused := _refused(reward, prompt.data)) is not None:
+                    bad[prompt.id] = refused
+            if bad:
+                first, more = next(iter(bad.values())), f"; so are {len(bad) - 1} others: {', '.join(list(bad)[1:6])}"
+                where = f"prompt {next(iter(bad))}, for {key}"
+                why = f"{first.why}{more if len(bad) > 1 else ''}"
+                raise DataError(first.what, where=where, why=why, fix=first.fix)
+
+    def unusable(self) -> Callable[[Mapping[str, Any]], bool]:
+        """Make a function that says of a prompt's data whether some reward refuses it.
+
+        Raises:
+            ConfigError: A reward cannot be made with its options.
+        """
+        made_rewards = [_made(one, f"rewards[{index}]") for index, one in enumerate(self.sections.values())]
+        checking = [reward for reward in made_rewards if hasattr(reward, "check_prompt")]
+        return lambda data: any(_refused(reward, data) is not None for reward in checking)
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
         """Start the processes that call the functions; does not wait for them.
@@ -180,6 +193,15 @@ class RewardWorkers:
             )
         return RewardScores(total, parts, failures)
 
+    def rehearse(self, name: str, samples: Sequence[Sample]) -> Scored:
+        """Let one function score samples that no model wrote.
+
+        Raises:
+            DataError: It fails, and its ``on_error`` is ``stop``; or it cannot be called.
+        """
+        (pool,) = (pool for pool in self._pools if pool.name == name)
+        return _together([pool], samples, more=True)[0]
+
     def _scored(self, samples: Sequence[Sample], *, more: bool) -> dict[str, Scored]:
         """Let the model and all functions score samples at the same time."""
         asking = {name: one for name, one in self._sections.items() if one.function == REWARD_MODEL}
@@ -244,6 +266,14 @@ def _together(pools: Sequence[RewardPool], samples: Sequence[Sample], *, more: b
         for one in scoring:
             one.close()  # one may have raised: nobody waits for the others any more
     return [found[index] for index in range(len(pools))]
+
+
+def _refused(reward: Any, data: Mapping[str, Any]) -> DataError | None:
+    try:
+        reward.check_prompt(data)
+    except DataError as error:
+        return error
+    return None
 
 
 def _made(section: RewardSection, key: str) -> Any:

@@ -6,7 +6,8 @@ Importing this module imports no torch; the function may.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, SupportsIndex, overload
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from typing_extensions import Self
 
@@ -14,11 +15,10 @@ from anytron.isolation.confined import confine
 from anytron.isolation.progress import Progress
 from anytron.isolation.worker import calls, enter
 from anytron.rewards.answer import answer
+from anytron.rewards.sample import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from anytron.rewards.sample import Sample
 
 
 def main(channel: int, lifeline: int) -> None:
@@ -67,6 +67,17 @@ class WatchedSamples(list["Sample"]):
     def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._open = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Say to a function that takes the list for one sample, or for another library's argument, what it is given.
+
+        Raises:
+            AttributeError: Always: a list has no such attribute.
+        """
+        names = [field.name for field in fields(Sample)]
+        if name in names or (hasattr(Sample, name) and not name.startswith("_")):
+            raise AttributeError(f"samples is a list of Sample: for sample in samples: sample.{name}")
+        raise AttributeError(f"samples is a list of Sample, and has no {name!r}; a Sample has {', '.join(names)}")
 
     def __iter__(self) -> Iterator[Sample]:
         for position, sample in enumerate(super().__iter__()):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from anytron.data.thoughts import decode_responses
 from anytron.engines.rollout_engine import PromptInputs
 from anytron.errors import DataError
 from anytron.isolation.failure import Failure
@@ -189,8 +190,7 @@ class Conversations:
             self._ready.append(conversation)
 
     def _decoded(self, response: Response) -> str:
-        text: str = self._tokenizer.decode(list(response.tokens), skip_special_tokens=True)
-        return text
+        return decode_responses(self._tokenizer, [response.tokens])[0]
 
     def _answer(self, conversation: Conversation, observation: Observation) -> None:
         """Add an observation to a conversation, and end it if there is nothing more to say, or no room."""

@@ -32,6 +32,19 @@ METRICS = (
         "groups of responses to one prompt whose rewards are all equal: they teach GRPO nothing",
         "`rollout.samples_per_prompt` is above 1",
     ),
+    Metric(
+        "reward/groups_without_signal",
+        "groups",
+        "groups that rewards teach nothing of: none of their samples is trained on, or, where `algorithm.advantage` "
+        "compares the responses to a prompt and there is no `teacher`, the rewards of those that are trained on are "
+        "all equal",
+    ),
+    Metric(
+        "reward/steps_without_signal",
+        "steps",
+        "steps in a row, up to this one, that had no token to train on and were skipped; "
+        "`algorithm.max_steps_without_signal` of them end the run",
+    ),
     Metric("reward/NAME/mean", "", "mean of one reward function, without its weight", "several reward functions"),
     Metric("reward/NAME/failed", "samples", "samples that a reward function failed for"),
     Metric(
@@ -54,6 +67,11 @@ METRICS = (
     Metric("response/length_max", "tokens", "the longest response of the step"),
     Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end of their own"),
     Metric("response/empty_fraction", "fraction", "responses without a token"),
+    Metric(
+        "response/unknown_tokens",
+        "tokens",
+        "tokens of responses that the tokenizer does not have: the model has more rows, and no reward sees them",
+    ),
     Metric(
         "validation/NAME/mean@N",
         "",
@@ -159,7 +177,11 @@ METRICS = (
     Metric("rollout/age_max", "updates", "the oldest weights of the step", _STALE),
     Metric("grad_norm", "", "norm of the whole gradient before clipping (`optimizer.clip_grad`)"),
     Metric("lr", "", "learning rate of the update"),
-    Metric("update/skipped", "updates", "updates that were left out, because a number was not finite"),
+    Metric(
+        "update/skipped",
+        "updates",
+        "updates that were left out: a number was not finite, or there was nothing to train on",
+    ),
     Metric("critic/loss", "", "half the squared error of the values", _CRITIC),
     Metric("critic/value_mean", "", "mean value of response tokens", _CRITIC),
     Metric("critic/return_mean", "", "mean return of response tokens", _CRITIC),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from anytron.data.beginning import Beginning  # noqa: TC001 - pydantic reads the annotation
 from anytron.errors import ConfigError
 from anytron.files import PRIVATE, write_durably
 
@@ -49,6 +50,8 @@ class RunRecord(BaseModel):
     """The configuration that the run is carried out with now."""
     started_from: str | None = None
     """The checkpoint of another run that it began with (``resume=PATH``)."""
+    beginning: Beginning | None = None
+    """The moment in which it began, and its chat template; null in records of older versions."""
     resumes: list[Resume] = Field(default_factory=list)
     """Its continuations, oldest first."""
     finished_step: int | None = None

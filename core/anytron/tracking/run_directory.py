@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
+    from anytron.data.beginning import Beginning
     from anytron.environments.outcome import Outcome
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardScores
@@ -69,19 +70,34 @@ class RunDirectory:
             remove_pictures(self.path, after)
 
     @classmethod
-    def begin(cls, claimed: ClaimedDirectory, config: RunConfig, started_from: Path | None = None) -> RunDirectory:
+    def begin(
+        cls,
+        claimed: ClaimedDirectory,
+        config: RunConfig,
+        started_from: Path | None = None,
+        beginning: Beginning | None = None,
+    ) -> RunDirectory:
         """Open the directory for a new run; what an earlier one has written must have been cleared.
 
         Args:
             claimed: The directory.
             config: The run.
             started_from: The checkpoint of another run that this one begins with.
+            beginning: The moment; None where nothing depends on it.
         """
         origin = None if started_from is None else str(started_from)
-        return cls(claimed, config, RunRecord(config=config.model_dump(mode="json"), started_from=origin))
+        values = config.model_dump(mode="json")
+        return cls(claimed, config, RunRecord(config=values, beginning=beginning, started_from=origin))
 
     @classmethod
-    def resume(cls, claimed: ClaimedDirectory, config: RunConfig, step: int, changes: Sequence[Change]) -> RunDirectory:
+    def resume(
+        cls,
+        claimed: ClaimedDirectory,
+        config: RunConfig,
+        step: int,
+        changes: Sequence[Change],
+        beginning: Beginning | None = None,
+    ) -> RunDirectory:
         """Open the directory to continue its run; what was recorded after ``step`` is removed.
 
         Args:
@@ -89,11 +105,18 @@ class RunDirectory:
             config: The run.
             step: Steps behind the checkpoint.
             changes: What is another than before in the configuration.
+            beginning: The moment in which it began; None where nothing depends on it.
         """
         assert claimed.record is not None, "the caller has found a checkpoint of this run"
         resumes = [*claimed.record.resumes, Resume(step=step, changes=list(changes))]
-        record = claimed.record.model_copy(update={"config": config.model_dump(mode="json"), "resumes": resumes})
+        values = config.model_dump(mode="json")
+        record = claimed.record.model_copy(update={"config": values, "beginning": beginning, "resumes": resumes})
         return cls(claimed, config, record, after=step)
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """The moment in which the run began, and its chat template."""
+        return self._record.beginning
 
     def write_patches(self, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Record what each worker says of itself, by role and rank."""

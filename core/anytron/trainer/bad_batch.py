@@ -86,7 +86,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
     """
     try:
         record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        tensors = load_file(directory / TENSORS)
+        tensors: dict[str, Any] = load_file(directory / TENSORS)
         if record.pop("format") != FORMAT:
             raise _unreadable(directory, f"it is of another format than {FORMAT}, which this version reads")
         has_images = record.pop("has_images")

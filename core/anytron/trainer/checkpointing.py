@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.data.mixture import Mixture, Place
+    from anytron.tracking.record import Change
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.workers import TrainingWorkers
 
@@ -92,8 +93,8 @@ class Checkpointing:
         """
         if start.checkpoint is not None and start.state is not None:
             self._trainer.load_checkpoint(str(start.checkpoint.training))
-            if not any(change.key.startswith("data.") for change in start.changes):
-                _seek(self._ahead.sampler, start.state.sampler)
+            if not any(change.key.startswith("data.") for change in start.since):
+                self._seek(start.state.sampler, start.since)
             self.last = start.step if start.in_place else 0
         if self._enabled:
             self._directory.sweep(self._tell)
@@ -187,6 +188,24 @@ class Checkpointing:
             ) from error
         return False
 
+    def _seek(self, states: Sequence[SourceState], changes: Sequence[Change]) -> None:
+        """Go to the saved place, if the prompts are those that the run has drawn from."""
+        sampler = self._ahead.sampler
+        why = _other_prompts(sampler, states)
+        if not why:
+            sampler.seek([(state.epoch, state.position) for state in states])
+        elif any(change.key == "rollout.max_new_tokens" for change in changes):
+            self._tell(f"rollout.max_new_tokens has changed, so that other prompts fit the model's context: {why}")
+            self._tell("prompts are drawn from the beginning")
+        else:
+            raise DataError(
+                "The prompts have changed since the checkpoint.",
+                where="data",
+                why=why,
+                fix="restore the data, or let the source give the same prompts each time; or change a key of section "
+                "data and start a new run: resume=PATH",
+            )
+
     def _note_boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
         if not self._enabled or step == 0:
             return
@@ -195,8 +214,14 @@ class Checkpointing:
             for (epoch, position), table in zip(self._ahead.places, self._ahead.sampler.tables, strict=True)
         )
         config = self._config.model_dump(mode="json")
-        kl = to_remember(self._config.algorithm, metrics)
-        self._boundary = DriverState(step=step, sampler=sampler, weights_version=weights_version, config=config, kl=kl)
+        self._boundary = DriverState(
+            step=step,
+            sampler=sampler,
+            weights_version=weights_version,
+            config=config,
+            beginning=self._run.beginning,
+            kl=to_remember(self._config.algorithm, metrics),
+        )
 
     def _due(self, step: int) -> bool:
         if self._boundary is None or step == self.last:
@@ -285,23 +310,14 @@ def _beats(found: Best, before: Best) -> bool:
     return is_better(found.value, before.value, found.direction)
 
 
-def _seek(sampler: Mixture, states: Sequence[SourceState]) -> None:
-    """Go to the saved place, if the prompts are those that the run has drawn from."""
+def _other_prompts(sampler: Mixture, states: Sequence[SourceState]) -> str:
+    """Say in what the prompts are not those of a checkpoint; nothing if they are."""
     were, are = ", ".join(str(state.prompts) for state in states), ", ".join(str(len(one)) for one in sampler.tables)
     if were != are:
-        why = f"there were {were} and are {are}, so that the run's place in them means nothing"
-    elif others := [
+        return f"there were {were} and are {are}, so that the run's place in them means nothing"
+    others = [
         table.name
         for table, state in zip(sampler.tables, states, strict=True)
         if state.digest and state.digest != table.digest
-    ]:
-        why = f"those of {', '.join(others)} have other tokens, or stand in another order"
-    else:
-        sampler.seek([(state.epoch, state.position) for state in states])
-        return
-    raise DataError(
-        "The prompts have changed since the checkpoint.",
-        where="data",
-        why=why,
-        fix="restore the data; or change a key of section data and start a new run: resume=PATH",
-    )
+    ]
+    return f"those of {', '.join(others)} have other tokens, or stand in another order" if others else ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.algorithms.advantages.groups import have_signal
+from anytron.algorithms.advantages.groups import by_group, differ, have_signal
 from anytron.algorithms.overlong import overlong_penalties
 from anytron.errors import DataError
 from anytron.rewards.scoring import RewardScores, joined
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.batch import RaggedBatch
-    from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
     from anytron.rewards.sample import Sample
     from anytron.rewards.scoring import RewardWorkers
@@ -64,6 +63,11 @@ class Experience:
         return len(self.groups[self.used].unique())
 
     @property
+    def teaches(self) -> bool:
+        """Whether any token is trained on; what an environment wrote is not."""
+        return any(sample.own_tokens for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one)
+
+    @property
     def used_rewards(self) -> Tensor:
         """What the samples that are trained on are worth, float32 ``[B]``."""
         return (self.rewards.total + self.penalties)[self.used]
@@ -93,6 +97,7 @@ class ExperienceMaker:
         self, config: RunConfig, ahead: StepsAhead, score: RewardWorkers, tokenizer: Any, run: RunDirectory
     ) -> None:
         self._config, self._ahead, self._score, self._tokenizer, self._run = config, ahead, score, tokenizer, run
+        self._known = frozenset(tokenizer.get_vocab().values())
 
     def make(self, step: int, clock: Clock) -> Experience:
         """Draw prompts, have them answered and the answers rewarded, in as many rounds as it takes.
@@ -102,13 +107,12 @@ class ExperienceMaker:
             clock: The step's.
 
         Raises:
-            DataError: A reward fails, or there is nothing to learn from in any group.
+            DataError: A reward fails.
         """
-        algorithm, wanted = self._config.algorithm, self._config.data.prompts_per_step
+        algorithm, missing = self._config.algorithm, self._config.data.prompts_per_step
         rounds = algorithm.dynamic_sampling_rounds if algorithm.dynamic_sampling else 1
         found: list[Experience] = []
         memory: dict[str, float] = {}
-        missing = wanted
         while missing > 0 and len(found) < rounds:
             with clock.measure("rollout"):
                 prompts, trajectories = self._ahead.take(step, len(found) + 1, missing)
@@ -125,9 +129,8 @@ class ExperienceMaker:
                 memory = self._ahead.move_on(step)
         whole = _step(found, self._config)
         self._run.write_samples(step, whole.samples, whole.rewards)
-        if not whole.used_groups:
-            raise _nothing_to_learn(whole, len(found), algorithm)
-        return replace(whole, metrics={**whole.metrics, **memory})
+        unknown = sum(token not in self._known for sample in whole.samples for token in sample.response_tokens)
+        return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
@@ -161,7 +164,10 @@ def _step(found: Sequence[Experience], config: RunConfig) -> Experience:
         drawn += int(one.groups[-1]) + 1
     kept = sum(one.used_groups for one in found)
     penalties = torch.cat([one.penalties for one in found])
-    metrics: dict[str, float] = {}
+    used = torch.cat([one.used for one in found])
+    rewards = joined([one.rewards for one in found])
+    without = _without_signal((rewards.total + penalties).masked_fill(~used, torch.nan), torch.cat(groups), config)
+    metrics: dict[str, float] = {"reward/groups_without_signal": without}
     if config.algorithm.dynamic_sampling:
         metrics |= {
             "sampling/rounds": len(found),
@@ -175,31 +181,23 @@ def _step(found: Sequence[Experience], config: RunConfig) -> Experience:
     return Experience(
         samples=[sample for one in found for sample in one.samples],
         groups=torch.cat(groups),
-        rewards=joined([one.rewards for one in found]),
+        rewards=rewards,
         penalties=penalties,
-        used=torch.cat([one.used for one in found]),
+        used=used,
         metrics=metrics,
     )
 
 
-def _nothing_to_learn(step: Experience, rounds: int, algorithm: AlgorithmSection) -> DataError:
-    """Say why no sample of a step is trained on."""
-    rewards = step.rewards.total[~step.rewards.total.isnan()]
-    dropped, truncated = len(step.samples) - len(rewards), sum(not sample.finished for sample in step.samples)
-    if not algorithm.dynamic_sampling:
-        return DataError(
-            "Nothing can be learnt from the step.",
-            where="algorithm.overlong_masking",
-            why=f"of {len(step.samples)} responses {truncated} were truncated and {dropped} dropped",
-            fix="raise rollout.max_new_tokens, or set algorithm.overlong_masking=false",
-        )
-    masked = truncated if algorithm.overlong_masking else 0
-    return DataError(
-        "No group of the step has signal.",
-        where="algorithm.dynamic_sampling",
-        why=f"{int(step.groups[-1]) + 1} prompts got {len(step.samples)} responses in {rounds} rounds: {dropped} were "
-        f"dropped, {masked} were truncated and masked, and within each group the others have the same reward, "
-        f"{rewards.min():g} to {rewards.max():g}",
-        fix="if these are the highest rewards, the task is learnt; otherwise take easier prompts, or raise "
-        "rollout.samples_per_prompt or algorithm.dynamic_sampling_rounds",
-    )
+def _without_signal(rewards: Tensor, groups: Tensor, config: RunConfig) -> int:
+    """Count the groups that rewards teach nothing of.
+
+    None of their samples is trained on; or only the differences within a group teach something, and there are none.
+
+    Args:
+        rewards: float32 ``[N]``, penalties included; NaN for a sample that is not trained on.
+        groups: int64 ``[N]``, the number of each sample's group.
+        config: The run. What a teacher teaches does not depend on rewards.
+    """
+    rows = by_group(rewards, groups)
+    compared = config.algorithm.compares_a_group and config.teacher is None
+    return int((~differ(rows) if compared else rows.isnan().all(dim=1)).sum())

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
+    from anytron.data.beginning import Beginning
     from anytron.executor.protocol import Executor
 
 
-def export_checkpoint(config: RunConfig, executor: Executor, training: Path, out: Path) -> None:
+def export_checkpoint(
+    config: RunConfig, executor: Executor, training: Path, out: Path, beginning: Beginning | None = None
+) -> None:
     """Write the policy of a checkpoint as a Hugging Face directory with tokenizer and image processor.
 
     Args:
@@ -25,8 +28,11 @@ def export_checkpoint(config: RunConfig, executor: Executor, training: Path, out
         executor: Starts the training ranks; the caller closes it.
         training: The training engine's files of the checkpoint.
         out: The directory to write.
+        beginning: What the run began with: its chat template goes with the tokenizer; None = the tokenizer's own.
     """
     tokenizer = load_tokenizer(config.model)
+    if beginning is not None:
+        tokenizer.chat_template = beginning.chat_template
     write_random_model(config, tokenizer)
     trainer = start_training(executor, config)
     trainer.load_checkpoint(str(training))

@@ -13,9 +13,10 @@ from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
-from anytron.errors import ProcessLost
+from anytron.errors import DataError, ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare, prepare_prompts
+from anytron.preflight.rehearsal import rehearse
 from anytron.preflight.validation import prepare_held_out, prepare_validation
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
@@ -30,6 +31,7 @@ from anytron.trainer.initial_model import write_random_model
 from anytron.trainer.metrics import check_agreement, step_metrics
 from anytron.trainer.non_finite import GuardedUpdates
 from anytron.trainer.restarts import Restarts
+from anytron.trainer.skipped_steps import SkippedSteps
 from anytron.trainer.summary import RunSummary
 from anytron.trainer.supervised import fine_tune
 from anytron.trainer.suspicions import Suspicions
@@ -45,7 +47,9 @@ from anytron.trainer.workers import kernel_suppliers, start_workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from anytron.batch import RaggedBatch
     from anytron.checkpoint.resume import Start
+    from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
     from anytron.environments.pool import EnvironmentPool
     from anytron.executor.protocol import Executor
@@ -54,7 +58,14 @@ if TYPE_CHECKING:
     from anytron.rewards.scoring import RewardWorkers
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
+    from anytron.trainer.experience import Experience
     from anytron.trainer.workers import TrainingWorkers
+
+
+REHEARSED_ROWS = 32
+"""Prompts that rewards are tried on before a worker starts."""
+REHEARSAL_S = 5.0
+"""Seconds after which none is tried any more; ``math`` needs one or two, with the start of its process."""
 
 
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
@@ -110,6 +121,7 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
             start_environments(config, run.path / "logs") as environments,
         ):
+            require_earnable(prepared, score_rewards, progress)
             if generates_in_training(config):
                 transfer: WeightTransfer | WeightsInPlace = WeightsInPlace()
             else:
@@ -117,6 +129,28 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             return _train(config, prepared, examined, score_rewards, environments, start, run, transfer, *shared)
 
     return _in_directory(config, prepared, examined, progress, reinforce)
+
+
+def require_earnable(prepared: PreparedRun, score_rewards: RewardWorkers, progress: Progress) -> None:
+    """Try registered rewards on some prompts, say in a line what was found, and refuse what cannot be learnt.
+
+    Functions of the user are left to ``anytron data check``: they may keep a state, or cost something.
+
+    Raises:
+        DataError: A reward that reads every form of an answer reads none of the right ones.
+    """
+    found = rehearse(prepared, score_rewards, rows=REHEARSED_ROWS, seconds=REHEARSAL_S, own_functions=False)
+    for one in found.findings:
+        row, seen = one.rows[0]
+        if one.certain:
+            where = f"prompt {row}, and all others that were tried ({one.count})"
+            raise DataError(one.what, where=where, why=seen, fix=one.fix)
+    if found.findings:
+        kinds = "; ".join(f"{one.what.rstrip('.')} ({one.count}, prompt {one.rows[0][0]})" for one in found.findings)
+        progress.warn(f"rehearsal: {kinds}. anytron data check says more")
+    elif found.tried:
+        count = max(found.tried.values())
+        progress.note(f"rehearsal: {', '.join(found.tried)} can be earned, and not for nothing ({count} prompts)")
 
 
 def _in_directory(
@@ -127,7 +161,7 @@ def _in_directory(
     carry_out: Callable[[Start, RunDirectory], RunSummary],
 ) -> RunSummary:
     """Take the run's directory, find out where the run begins, and carry it out, unless it is finished."""
-    for remark in prepared.sampler.remarks:
+    for remark in [*prepared.remarks, *prepared.sampler.remarks]:
         progress.note(remark)
     for one in examined:
         for remark in one.prepared.sampler.remarks:
@@ -137,7 +171,7 @@ def _in_directory(
         if start.finished is not None:
             progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
             return RunSummary(claimed.path, start.finished, {}, 0.0)
-        with start.open(config, claimed) as run:
+        with start.open(config, claimed, prepared.beginning) as run:
             return carry_out(start, run)
 
 
@@ -176,12 +210,13 @@ def _train(
     checkpoints.restore(start)
     progress.start(steps, [str(rank["device"]) for rank in facts], kernel_suppliers(facts), start.step)
     done, version, seconds = start.step, start.weights_version, 0.0
-    metrics = run.last_metrics() or start.kl
+    metrics = start.metrics(run.last_metrics())
 
     traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
     sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
     examine = Validation(config, examined, rollout, turns, judge, run)
     validation = ValidationSchedule(config, examine, run, checkpoints, progress, sinks, first=start.step)
+    skipped = SkippedSteps(config, metrics)
     with checkpoints, sinks, Suspicions(config, run, progress) as suspicions:
         for step in range(start.step + 1, steps + 1):
             clock = Clock(progress.part)
@@ -200,34 +235,35 @@ def _train(
             traces.begin(step)
             with checkpoints.abandonable():
                 experience = maker.make(step, clock)
+                signal = skipped.look(step, experience)
 
-            with clock.measure("score"):
-                batch = experience.batch(config.rollout.temperature)
-                if critic is not None:
-                    batch = trainer.with_values(batch, updates)
-                algorithm = adapted(config.corrected_algorithm, metrics, batch.num_sequences)
-                if step > warm_up or updates.advantages_need_log_probs:
-                    reference, teacher = algorithm.kl_coefficient > 0.0, config.teacher is not None
-                    batch = trainer.with_scores(batch, updates, reference=reference, teacher=teacher)
-                batch = with_advantages(batch, experience.used_rewards, algorithm)
-                batch = with_distillation(batch, algorithm)
+            samples = int(experience.used.sum()) or len(experience.samples)
+            algorithm = adapted(config.corrected_algorithm, metrics, samples)
+            if experience.teaches:
+                with clock.measure("score"):
+                    batch = _scored(experience, trainer, updates, config, algorithm, updates_policy=step > warm_up)
 
-            with clock.measure("update"):
-                loss, outcomes = PolicyLoss(algorithm), []
-                mini_batches = updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
-                for place, mini_batch in enumerate(mini_batches, start=1):
-                    outcome = {} if value_loss is None else guarded.update_critic(mini_batch, value_loss, step, place)
-                    if step > warm_up:
-                        outcome |= guarded.update(mini_batch, loss, step, place)
-                    suspicions.updated(mini_batch, outcome)
-                    outcomes.append(outcome)
+                with clock.measure("update"):
+                    loss, outcomes = PolicyLoss(algorithm), []
+                    mini_batches = updates.mini_batches(batch, derive_seed(seed, "mini-batches", step))
+                    for place, mini_batch in enumerate(mini_batches, start=1):
+                        outcome = (
+                            {} if value_loss is None else guarded.update_critic(mini_batch, value_loss, step, place)
+                        )
+                        if step > warm_up:
+                            outcome |= guarded.update(mini_batch, loss, step, place)
+                        suspicions.updated(mini_batch, outcome)
+                        outcomes.append(outcome)
+            else:
+                batch, outcomes = None, [skipped.outcome(policy=step > warm_up, critic=critic is not None)]
 
             memory |= {} if config.engine.offload else trainer.peak_memory()
             metrics = step_metrics(step, experience, batch, outcomes, clock)
             speed = metrics["throughput/tokens_per_s"]
-            metrics |= throughput.metrics(batch.lengths.tolist(), speed, clock, updates_policy=step > warm_up)
+            lengths = [] if batch is None else batch.lengths.tolist()
+            metrics |= throughput.metrics(lengths, speed, clock, updates_policy=step > warm_up)
             metrics |= {**experience.metrics, **kl_metrics(batch, algorithm), **teacher_metrics(batch)}
-            metrics |= {**memory, **ahead.age, **transfer.metrics}
+            metrics |= {**signal, **memory, **ahead.age, **transfer.metrics}
             run.write_metrics(metrics)
             sinks.write(metrics)
             traces.end(step)
@@ -250,6 +286,25 @@ def _train(
                 run.plot()
             run.finished(done, validation.early_stop)
     return RunSummary(run.path, done, metrics, seconds, checkpoints.stopped_by, validation.early_stop)
+
+
+def _scored(
+    experience: Experience,
+    trainer: TrainingWorkers,
+    updates: UpdatePlan,
+    config: RunConfig,
+    algorithm: AlgorithmSection,
+    *,
+    updates_policy: bool,
+) -> RaggedBatch:
+    """Give what a step's updates learn from: its samples, with values, log-probs and advantages."""
+    batch = experience.batch(config.rollout.temperature)
+    if config.critic is not None:
+        batch = trainer.with_values(batch, updates)
+    if updates_policy or updates.advantages_need_log_probs:
+        reference, teacher = algorithm.kl_coefficient > 0.0, config.teacher is not None
+        batch = trainer.with_scores(batch, updates, reference=reference, teacher=teacher)
+    return with_distillation(with_advantages(batch, experience.used_rewards, algorithm), algorithm)
 
 
 def _send_weights(

@@ -26,7 +26,7 @@ AGREEMENT = "rollout/log_prob_abs_diff"
 def step_metrics(
     step: int,
     experience: Experience,
-    batch: RaggedBatch,
+    batch: RaggedBatch | None,
     outcomes: Sequence[Mapping[str, float]],
     clock: Clock,
 ) -> dict[str, float]:
@@ -36,7 +36,7 @@ def step_metrics(
         step: Counted from 1.
         experience: All samples that were drawn for the step: rewards and lengths are the policy's, whatever it is
             trained on. Samples that a reward failed for are in none of the rewards' metrics.
-        batch: Those that were trained on.
+        batch: Those that were trained on; None if the step was skipped.
         outcomes: Results of the step's updates; the metrics are the averages, or the largest, of those that were not
             skipped.
         clock: The step's times, in seconds.
@@ -61,7 +61,7 @@ def step_metrics(
     metrics |= {f"reward/{name}/failed": len(failures) for name, failures in rewards.failures.items()}
     metrics |= _of_environments(samples)
     metrics |= _averages(outcomes)
-    if batch.values is not None and batch.returns is not None:
+    if batch is not None and batch.values is not None and batch.returns is not None:
         metrics["critic/explained_variance"] = explained_variance(batch.values, batch.returns, batch.response_mask)
     metrics |= {
         "response/length_mean": lengths.mean().item(),

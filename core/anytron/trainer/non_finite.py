@@ -108,8 +108,8 @@ class GuardedUpdates:
             else f"{self._in_a_row[model]} updates in a row gave numbers that are not finite.",
             where=f"step {step}, update {place} of the {model}",
             why=f"{numbers}; the weights are as before the update",
-            fix=f"see where it arises: anytron replay {directory}; {self._advice(model, loss)}try model.dtype=float32"
-            + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
+            fix=f"see where it arises: anytron replay {directory}; {self._advice(model, loss)}or begin a new run with "
+            "model.dtype=float32" + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
         )
 
     def _advice(self, model: UpdatedModel, loss: float | None) -> str:

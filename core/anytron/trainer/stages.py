@@ -10,7 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.checkpoint.differences import differences, is_free
+from anytron.checkpoint.differences import carries_out, differences
 from anytron.checkpoint.resume import choose_start
 from anytron.errors import ConfigError, within
 from anytron.preflight.prepare import prepare, prepare_prompts
@@ -112,7 +112,7 @@ def _require_over(name: str, config: RunConfig) -> None:
     """
     record = _record(config)
     found = [] if record is None else differences(record.config, config.model_dump(mode="json"))
-    changes = [one for one in found if not is_free(one.key) or one.key == "trainer.total_steps"]
+    changes = [one for one in found if not carries_out(one.key) or one.key == "trainer.total_steps"]
     over = record is not None and record.finished_step is not None
     if over and not changes:
         return

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from anytron.trainer.metrics import AGREEMENT
+from anytron.trainer.skipped_steps import IN_A_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +93,16 @@ class Suspicions:
                 "model, and the policy learns from responses that are not its own",
                 f"{self._unmeasured()}{self._examine}",
             )
-        if missing := int(metrics.get("sampling/groups_missing", 0)):
+        missing = int(metrics.get("sampling/groups_missing", 0))
+        if in_a_row := int(metrics.get(IN_A_ROW, 0)):
+            limit = self._config.algorithm.max_steps_without_signal
+            self._find(
+                f"{IN_A_ROW} was above 0",
+                f"there is nothing to train on, and the step is skipped: {in_a_row} in a row, and with {limit} the run "
+                "ends (algorithm.max_steps_without_signal)",
+                "Look at the rewards and the lengths of responses in samples.jsonl",
+            )
+        elif missing:
             self._find(
                 "sampling/groups_missing was above 0",
                 f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, as "

@@ -67,13 +67,13 @@ class Throughput:
         """Compute the metrics of a step.
 
         Args:
-            lengths: Tokens of each sequence that updates saw.
+            lengths: Tokens of each sequence that updates saw; empty if there were no updates.
             tokens_per_s: Of the whole step, all devices together.
             clock: The step's times.
             updates_policy: False in the critic's warm-up.
         """
         found = {"throughput/tokens_per_s_per_device": tokens_per_s / self.devices}
-        if self.peak_per_s is not None and self.policy is not None:
+        if lengths and self.peak_per_s is not None and self.policy is not None:
             models = [self.policy] if updates_policy else []
             models += [] if self.critic is None else [self.critic]
             needed = self.epochs * sum(model.update(lengths) for model in models)

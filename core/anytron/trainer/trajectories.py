@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.batch import RaggedBatch
+from anytron.data.thoughts import decode_responses, opened
 from anytron.rewards.sample import Sample
 
 if TYPE_CHECKING:
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from anytron.data.prompts import TokenizedPrompt
     from anytron.rollout.trajectory import Trajectory
 
+TAIL = 16
+"""Tokens that a mark of thought has, and white space behind it, at most."""
+
 
 def make_samples(
     prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Trajectory]], tokenizer: Any
 ) -> list[Sample]:
-    """Join each prompt with its responses, decoded without special tokens.
+    """Join each prompt with its responses, decoded (:func:`anytron.data.thoughts.decode_responses`).
 
     Args:
         prompts: P prompts.
@@ -33,7 +37,7 @@ def make_samples(
         The samples, those of one prompt side by side; they share its images.
     """
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
-    texts = tokenizer.batch_decode([list(response.tokens) for _, response in pairs], skip_special_tokens=True)
+    texts = decode_responses(tokenizer, [response.tokens for _, response in pairs])
     return [
         Sample(
             prompt_id=prompt.id,
@@ -49,9 +53,19 @@ def make_samples(
             response_mask=response.response_mask,
             environment=response.outcome,
             routing=response.routing,
+            opened=_opened(prompt, response, tokenizer),
         )
         for (prompt, response), text in zip(pairs, texts, strict=True)
     ]
+
+
+def _opened(prompt: TokenizedPrompt, response: Trajectory, tokenizer: Any) -> str:
+    """What the model's last turn begins behind: at the end of the prompt, or of what the environment wrote last."""
+    mask = response.response_mask
+    if mask is None or all(mask):
+        return opened(prompt.text)
+    end = len(mask) - next((place for place, own in enumerate(reversed(mask)) if not own), 0)
+    return opened(tokenizer.decode(list(response.tokens[max(0, end - TAIL) : end])))
 
 
 def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | None = None) -> RaggedBatch:

@@ -123,4 +123,4 @@ def _take(batch: RaggedBatch, sequences: list[int]) -> MicroBatch:
     shortest = int(batch.lengths.argmin())
     filler = batch.select(torch.tensor([shortest]))
     nothing = torch.zeros(filler.num_tokens)
-    return MicroBatch((shortest,), replace(filler, loss_weights=nothing, token_shares=nothing))
+    return MicroBatch((shortest,), replace(filler, loss_weights=nothing, token_shares=nothing, is_filler=True))

@@ -21,8 +21,9 @@ from anytron.trainer.workers import TrainingWorkers
 from anytron.verification.adapters import check_adapters, without_dropout
 from anytron.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.verification.critic import check_value_gradients, check_values, with_drawn_head
+from anytron.verification.empty_shares import check_empty_shares
 from anytron.verification.engines import Engines
-from anytron.verification.gradient_differences import compare_gradients
+from anytron.verification.gradient_differences import compare_recomputed
 from anytron.verification.gradients import check_gradients, own_gradients
 from anytron.verification.observation import (
     WHOLE_LOGITS,
@@ -69,6 +70,7 @@ CHECKS = (
     "optimizer-update",
     "adapters-equal-merged",
     "rollout-equals-training",
+    "empty-shares",
     "packed-equals-padded",
     "recomputed-equals-kept",
     "parallel-equals-single",
@@ -269,6 +271,14 @@ class _Run:
         detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
         return measured(check, largest(seen - computed), limit, detail)
 
+    def empty_shares(self, check: str) -> CheckResult:
+        """Train where some rank, stage, replica or expert has nothing to do, and compare with one pack."""
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        trainer = self._engines.trainer_to_update()
+        return check_empty_shares(check, self._config, trainer, self._trajectories().batch)
+
     def packed_equals_padded(self, check: str) -> CheckResult:
         """Compare with the other sequence format, in the same processes."""
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
@@ -299,16 +309,7 @@ class _Run:
         self._gradients()
         batch = self._trajectories().batch
         found, expected = (own_gradients(one, self._engines.trainer(one), batch) for one in (self._random, config))
-        result = compare_gradients(
-            check, found, expected, dtype=config.model.dtype, skipped={}, what="gradients", whose="kept activations'"
-        )
-        if result.status is Status.PASSED:
-            return result
-        why = (
-            "a kernel computes something else the second time, or get_rng_state and set_rng_state of the runtime do "
-            "not bring dropout back"
-        )
-        return replace(result, detail=f"{why}; {result.detail}")
+        return compare_recomputed(check, config.model.dtype, found, expected)
 
     def parallel_equals_single(self, check: str) -> CheckResult:
         """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""

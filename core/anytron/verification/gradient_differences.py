@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from anytron.engines.training_engine import VALUE_HEAD
-from anytron.verification.report import failed, measured
+from anytron.verification.report import Status, failed, measured
 from anytron.verification.tolerances import FACTORS
 
 if TYPE_CHECKING:
@@ -84,6 +84,22 @@ def compare_gradients(
     named = ", ".join(f"{one.name} by {one.relative:.2g}" for one in wrong[:SHOWN])
     detail = f"{len(wrong)} of {len(expected)} {what} differ, {named}; {_where_to_look(wrong, expected)}"
     return measured(check, worst[0].relative, limit, f"{detail}{_counted(skipped)}")
+
+
+def compare_recomputed(
+    check: str, dtype: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> CheckResult:
+    """Compare gradients of recomputed activations with those of kept ones; see :func:`compare_gradients`."""
+    result = compare_gradients(
+        check, found, expected, dtype=dtype, skipped={}, what="gradients", whose="kept activations'"
+    )
+    if result.status is Status.PASSED:
+        return result
+    why = (
+        "a kernel computes something else the second time, or get_rng_state and set_rng_state of the runtime do "
+        "not bring dropout back"
+    )
+    return replace(result, detail=f"{why}; {result.detail}")
 
 
 def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:

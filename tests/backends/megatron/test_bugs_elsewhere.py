@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).parent / "programs" / "micro_batches.py"
 
 def test_hooks_of_a_micro_batch_in_a_process_that_may_import_megatron():
     """Bugs 1, 2, 3 and #5904 (see the program): lengths before the last padding, told per tensor, masks."""
-    plugins = ("-p", "tests.backends.megatron.without_triton", "-p", "no:cacheprovider")
+    plugins = ("-p", "tests.backends.megatron.without_triton", "-p", "no:cacheprovider", "-p", "no:randomly")
     command = [sys.executable, "-m", "pytest", "-q", *plugins, "-W", "ignore", str(PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parent / "programs" / "conformance.py"
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_conformance(ranks):
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    plugins = ("-p", "tests.backends.megatron.without_triton", "-p", "no:cacheprovider")
+    plugins = ("-p", "tests.backends.megatron.without_triton", "-p", "no:cacheprovider", "-p", "no:randomly")
     command = [sys.executable, "-m", "pytest", "-q", *plugins, "-W", "ignore", str(PROGRAM)]
     processes = [
         subprocess.Popen(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.checkpoint.differences import differences, is_free, is_identity
+from anytron.checkpoint.differences import carries_out, differences, is_free, is_identity
 from anytron.config.schema import RunConfig
 
 
@@ -72,16 +72,23 @@ def test_keys_that_an_older_version_did_not_know_are_none():
 )
 def test_how_a_run_is_carried_out_may_change(key):
     assert is_free(key)
+    assert carries_out(key)
+
+
+@pytest.mark.parametrize("key", ["optimizer.lr", "rewards.0.weight", "algorithm.overlong_masking"])
+def test_what_an_error_names_as_its_remedy_may_change_and_is_about_learning(key):
+    assert is_free(key)
+    assert not carries_out(key)
 
 
 @pytest.mark.parametrize(
     "key",
     [
         "trainer.seed",
-        "optimizer.lr",
+        "optimizer.beta1",
         "algorithm.loss",
         "data.prompts_per_step",
-        "rewards.0.weight",
+        "rewards.0.function",
         "rewards",
         "model.config.hidden_size",
         "engine.name",
@@ -103,12 +110,13 @@ def test_a_new_run_may_start_from_a_checkpoint_with_another_task_and_the_same_mo
 
 def test_every_free_key_is_one_of_the_configuration():
     """Keys that are renamed in the schema must be renamed here."""
-    from anytron.checkpoint.differences import FREE, IDENTITY, NOT_FREE
+    from anytron.checkpoint.differences import CARRIED_OUT, IDENTITY, NOT_FREE, REMEDIES
 
     judged = {"rewards": [{"function": "reward_model"}], "reward_model": {"path": "m"}}
     model = {"config": {"model_type": "a"}, "tokenizer": "t"}
-    known = values(model=model, environment={"path": "e.py:E"}, **judged)
-    for key in (*FREE, *NOT_FREE, *IDENTITY):
+    ppo = {"critic": {}, "algorithm": {"advantage": "gae"}}
+    known = values(model=model, environment={"path": "e.py:E"}, **judged, **ppo)
+    for key in (*CARRIED_OUT, *REMEDIES, *NOT_FREE, *IDENTITY):
         node = known
         for part in key.split("."):
             if isinstance(node, list):

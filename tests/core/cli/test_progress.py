@@ -4,8 +4,8 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
+from anytron.cli.output import VisibleConsole
 from anytron.cli.progress import make_progress
 
 METRICS = {"step": 3, "reward/mean": 0.51234, "throughput/tokens_per_s": 12345.6, "time/step_s": 0.125}
@@ -17,7 +17,7 @@ SUPPLIED = "kernels: attention, log_prob from acme; rms_norm from neutral-defaul
 
 def show(*, terminal, shown=True):
     output = io.StringIO()
-    with make_progress(Console(file=output, force_terminal=terminal, width=120), shown=shown) as progress:
+    with make_progress(VisibleConsole(output, force_terminal=terminal, width=120), shown=shown) as progress:
         progress.start(10, ["Chip", "Chip"], KERNELS)
         progress.step(METRICS)
         progress.part("rollout")
@@ -51,7 +51,7 @@ def test_an_error_gives_the_terminal_back():
     output = io.StringIO()
     hide_cursor, show_cursor = "\x1b[?25l", "\x1b[?25h"
 
-    with pytest.raises(RuntimeError), make_progress(Console(file=output, force_terminal=True), shown=True):
+    with pytest.raises(RuntimeError), make_progress(VisibleConsole(output, force_terminal=True), shown=True):
         raise RuntimeError
 
     assert output.getvalue().rindex(show_cursor) > output.getvalue().rindex(hide_cursor)
@@ -60,7 +60,7 @@ def test_an_error_gives_the_terminal_back():
 @pytest.mark.parametrize(("terminal", "shown"), [(True, True), (False, True), (True, False)])
 def test_a_warning_is_shown_in_any_case(terminal, shown):
     output = io.StringIO()
-    with make_progress(Console(file=output, force_terminal=terminal, width=120), shown=shown) as progress:
+    with make_progress(VisibleConsole(output, force_terminal=terminal, width=120), shown=shown) as progress:
         progress.warn("grad_norm is 0 [really]")
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", output.getvalue())
     assert "warning: grad_norm is 0 [really]" in text

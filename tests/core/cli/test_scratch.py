@@ -4,8 +4,8 @@ import io
 import tempfile
 
 import pytest
-from rich.console import Console
 
+from anytron.cli.output import VisibleConsole
 from anytron.cli.scratch import ScratchDirectory
 from anytron.errors import EngineError
 
@@ -18,7 +18,7 @@ def temporary(tmp_path, monkeypatch):
 
 def work(error=None, *, logs=True, keep=False):
     """Use a directory as a command does; return what was said."""
-    notes = Console(file=io.StringIO(), soft_wrap=True)
+    notes = VisibleConsole(io.StringIO(), soft_wrap=True)
     with ScratchDirectory("verify", notes) as scratch:
         assert scratch.path.name.startswith("anytron-verify-")
         (scratch.path / "initial_model").mkdir()

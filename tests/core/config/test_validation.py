@@ -113,3 +113,12 @@ def test_the_best_checkpoint_cannot_be_kept_where_none_is_written(load):
 def test_validation_may_change_when_a_run_is_resumed():
     assert is_free("validation")
     assert is_free("validation.sets.0.samples_per_prompt")
+
+
+@pytest.mark.parametrize("key", ["rollout.temperature", "validation.sets[0].temperature"])
+def test_who_asks_for_a_temperature_of_0_is_told_how_greedy_sampling_is_written(load, key):
+    with pytest.raises(ConfigError, match=r"most probable token each time set top_k=1"):
+        load(f"{key}=0")
+    load(key.replace("temperature", "top_k") + "=1")
+    with pytest.raises(ConfigError, match="greater than 0"):
+        load(f"{key}=-1")

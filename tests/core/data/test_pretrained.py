@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from anytron.data.pretrained import (
     end_token_ids,
     load_hf_config,
     load_tokenizer,
+    padding_token_id,
     save_generation_config,
 )
 from anytron.errors import ConfigError
@@ -98,6 +100,21 @@ def test_end_tokens_are_the_tokenizer_s_and_the_checkpoint_s(tmp_path, tokenizer
     )
     with pytest.raises(ConfigError, match="eos_token_id 14, and the vocabulary has 14"):
         end_token_ids(ModelSection(path=str(tmp_path), tokenizer="t"), tokenizer, 14)
+
+
+def test_a_padding_token_that_the_model_has_no_row_for_is_refused_and_the_remedy_cures_it(tmp_path, tokenizer):
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(tmp_path)
+    section = ModelSection(config={"model_type": "qwen3"}, tokenizer=str(tmp_path))
+    assert padding_token_id(section, tokenizer, (), 17) == 16
+    says = r"(?s)\[PAD\].*is 16, and the vocabulary has 16.*set pad_token in the directory's tokenizer_config\.json"
+    with pytest.raises(ConfigError, match=says):
+        padding_token_id(section, load_tokenizer(section), (), 16)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token": "<eos>"}))
+    assert padding_token_id(section, load_tokenizer(section), (), 16) == tokenizer.eos_token_id
+    tokenizer.pad_token = None
+    assert [padding_token_id(section, tokenizer, ends, 16) for ends in ((13, 11), ())] == [11, 0]
 
 
 def test_a_trained_model_ends_its_responses_with_the_same_tokens(tmp_path, tokenizer):

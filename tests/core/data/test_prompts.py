@@ -85,6 +85,30 @@ def test_text_and_tokens_meet(tokenizer):
     assert (second.text, second.tokens) == ("5>", (5, 10))
 
 
+def with_ends(tokenizer, begin="8", end="9"):
+    """Let it put tokens around every text, as many do with <s> and </s>."""
+    from tokenizers.processors import TemplateProcessing
+
+    special = [(one, tokenizer.convert_tokens_to_ids(one)) for one in (begin, end)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{begin} $A {end}", special_tokens=special)
+    return tokenizer
+
+
+def test_a_prompt_has_the_tokenizer_s_beginning_once_and_nothing_behind_it(tokenizer):
+    prompts = [
+        Prompt("plain", text="31>"),
+        Prompt("begun", text="831>"),
+        Prompt("ended", text="319"),
+        Prompt("tokens", tokens=(3, 1)),
+        Prompt("messages", messages=[{"role": "user", "content": "31>"}]),
+    ]
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    found = tokenize(prompts, with_ends(tokenizer), vocab_size=VOCABULARY)
+    assert [one.tokens for one in found] == [(8, 3, 1, 10), (8, 3, 1, 10), (8, 3, 1, 9), (3, 1), (3, 1, 10)]
+    with pytest.raises(DataError, match="no tokens"):  # not even where the tokenizer begins it
+        list(tokenize([Prompt("empty", text=""), prompts[0]], tokenizer, vocab_size=VOCABULARY))
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

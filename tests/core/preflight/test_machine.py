@@ -168,6 +168,17 @@ def test_an_estimator_of_another_gradient_is_warned_of(check, algorithm, says):
     assert check(algorithm={"kl_coefficient": 0.1, "kl_estimator": "k2"}) == []
 
 
+@pytest.mark.parametrize("rollout", [{"top_p": 0.9}, {"top_k": 50}, {"top_p": 0.9, "top_k": 50}])
+def test_a_correction_that_cannot_see_what_sampling_leaves_out_is_warned_of(check, rollout):
+    truncated = {"importance_correction": "truncated"}
+    (warning,) = check(algorithm=truncated, rollout=rollout)
+    assert all(f"rollout.{key}={value}" in warning for key, value in rollout.items())
+    assert "weighs 1" in warning
+    assert any("weighs 1" in one for one in check(rollout={**rollout, "max_staleness": 1}))
+    assert check(rollout=rollout) == []
+    assert check(algorithm=truncated) == []
+
+
 def test_replicas_are_placed_apart_where_devices_can_be_given_to_one_process_and_suffice(check, monkeypatch):
     apart = {"placement": "separate"}
     for platform in (Processor(), Chip()):

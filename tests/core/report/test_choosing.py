@@ -17,8 +17,8 @@ from anytron.report.run import Run
 from anytron.report.samples import by_importance, choose_samples, last_samples
 from anytron.report.settings import HIDDEN, compared, settings, shortened
 from anytron.report.sparkline import BLOCKS, PLAIN, plot
-from anytron.report.visible import visible
 from anytron.report.workers import describe_workers, devices
+from anytron.terminal import visible
 from tests.core.report.runs import HOSTILE, make_run, sample
 
 

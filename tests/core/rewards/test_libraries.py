@@ -93,7 +93,20 @@ def test_some_tests_that_pass_can_count(score):
     ]
 
 
-@pytest.mark.parametrize("tests", [None, [], 3, [3], [{"input": "1"}], ["assert 1", {"input": "", "output": ""}]])
+EARNED_FOR_NOTHING = [
+    [{"input": "2", "output": None}],  # by print(None)
+    [{"input": None, "output": "4"}],
+    [{"input": "2", "output": ["4"]}],
+    [{"input": "2", "output": ""}, {"input": "3", "output": " \n"}],  # by an empty program
+    ["assert double(2) == 4", " "],
+    "",
+]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [None, [], 3, [3], [{"input": "1"}], ["assert 1", {"input": "", "output": ""}], *EARNED_FOR_NOTHING],
+)
 def test_prompts_without_usable_tests_are_refused_before_the_run(tests, monkeypatch):
     from anytron.rewards.code import Code
 
@@ -101,6 +114,29 @@ def test_prompts_without_usable_tests_are_refused_before_the_run(tests, monkeypa
     rewards = RewardSum.from_config([RewardSection(function="code")])
     with pytest.raises(DataError, match=r"(?s)no tests in its entry 'tests'.*prompt p7, for rewards\[0\] \(code\)"):
         rewards.check([[TokenizedPrompt("p7", "x", (1,), {"tests": tests})]])
+
+
+@pytest.mark.parametrize(
+    ("function", "data"),
+    [
+        ("judge", {"answer": None}),
+        ("judge", {"answer": " "}),
+        ("reasoning_gym", {"reasoning_gym": None}),
+    ],
+)
+def test_a_null_is_no_entry(function, data):
+    """A column that a row of a Parquet file does not have is null."""
+    from anytron.rewards.registered import REWARDS
+
+    options = {"url": "http://localhost:1", "model": "m", "key": "answer"} if function == "judge" else {}
+    with pytest.raises(DataError):
+        REWARDS[function](**options).check_prompt(data)
+
+
+def test_programs_may_have_to_print_nothing_in_some_tests():
+    from anytron.rewards.code import Code
+
+    Code().check_prompt({"tests": [{"input": 2, "output": 4}, {"input": "", "output": ""}]})
 
 
 def test_rewards_of_validation_are_looked_at_as_those_of_training():

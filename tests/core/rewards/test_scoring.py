@@ -15,6 +15,7 @@ from anytron.rewards import Sample
 from anytron.rewards.answer import Answer, answer
 from anytron.rewards.reference import Contains, ExactMatch
 from anytron.rewards.scoring import RewardSum
+from anytron.rewards.worker import WatchedSamples
 
 
 def sample(response="13", prompt_id="p0", **data) -> Sample:
@@ -176,3 +177,21 @@ def test_a_generator_will_do_and_may_raise_late():
     (failure,) = answer(judge, SAMPLES).failures
     assert failure.sample == 2
     assert "LookupError: no opinion" in failure.why
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            lambda samples: [len(samples.turns)],
+            "is a list of Sample: for sample in samples: sample.turns",
+        ),
+        (lambda samples: [len(one) for one in samples.completions], "no 'completions'; a Sample has prompt_id, "),
+    ],
+)
+def test_a_function_that_takes_the_list_for_something_else_is_told_what_it_is(function, said):
+    with WatchedSamples([], lambda position: None) as samples:
+        failure = answer(function, samples).failures[0]
+    assert "WatchedSamples" not in failure.why
+    assert said in failure.why
+    assert "test_scoring.py" in failure.why  # the user's file

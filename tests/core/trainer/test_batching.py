@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -133,7 +134,20 @@ def test_a_rank_without_work_gets_a_sequence_of_no_weight():
     fillers = [part for part in parts if part.batch.loss_weights.sum() == 0]
     assert [part.sequences for part in fillers] == [(1,)]
     assert fillers[0].batch.token_shares.sum() == 0
+    assert [part.batch.is_filler for part in parts] == [part is fillers[0] for part in parts]
     assert sum(part.batch.loss_weights.sum().item() for part in parts) == pytest.approx(1)
+
+
+def test_a_sequence_without_a_trained_token_is_no_filler():
+    """Its tokens choose experts, and count behind expert biases, in a micro-batch of its own as in a pack."""
+    plan = UpdatePlan(epochs=1, count=1, aggregation="token-mean", max_tokens=4)
+    batch = batch_of([4, 4])
+    untrained = replace(batch, response_mask=batch.response_mask & (torch.arange(8) < 4))
+    (mini_batch,) = plan.mini_batches(untrained, seed=0)
+    ((first, second),) = plan.micro_batches(mini_batch, dp_size=1)
+    assert sorted(float(part.batch.token_shares.sum()) for part in (first, second)) == [0.0, 1.0]
+    assert not first.batch.is_filler
+    assert not second.batch.is_filler
 
 
 def test_padding_counts_where_micro_batches_are_padded():

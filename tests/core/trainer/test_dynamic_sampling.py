@@ -222,7 +222,7 @@ def learnt(samples):
 
 
 def test_where_no_group_has_signal_the_run_ends_with_its_reason_and_its_last_state(new_run):
-    algorithm = {"dynamic_sampling": True, "dynamic_sampling_rounds": 1}
+    algorithm = {"dynamic_sampling": True, "dynamic_sampling_rounds": 1, "max_steps_without_signal": 1}
     run = new_run(
         LEARNT,
         algorithm=algorithm,
@@ -230,10 +230,11 @@ def test_where_no_group_has_signal_the_run_ends_with_its_reason_and_its_last_sta
         rollout={"samples_per_prompt": SAMPLES},
         trainer={"total_steps": 5, "log_samples": ALL},
     )
-    with pytest.raises(DataError, match="No group of the step has signal") as raised:
+    with pytest.raises(DataError, match="There is nothing to train on") as raised:
         run.train()
-    assert "8 prompts got 32 responses in 1 rounds: 0 were dropped, 0 were truncated and masked" in raised.value.why
-    assert raised.value.why.endswith("the others have the same reward, 1 to 1")
+    assert raised.value.why.endswith(
+        "of 32 responses in the last one none failed; within each group the others have the same reward, 1 to 1"
+    )
     assert "the task is learnt" in raised.value.fix
     assert steps(output(new_run)) == [2]
     assert len([one for one in lines(output(new_run) / "samples.jsonl") if one["step"] == 3]) == 32

@@ -135,11 +135,22 @@ def test_empty_responses_contribute_nothing(new_run, aggregation):
         assert 0 < metrics["grad_norm"] < 100
 
 
+def test_tokens_that_the_tokenizer_does_not_have_are_counted(new_run, monkeypatch):
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.get_vocab", lambda _: {"0": 0, "1": 1, "9": 9})
+    run = new_run(trainer={"total_steps": 2, "log_samples": 999})
+    run.train()
+    samples = lines(Path(run.config.trainer.output_dir) / "samples.jsonl")
+    for metrics in run.progress.steps:
+        drawn = [token for one in samples if one["step"] == metrics["step"] for token in one["response_tokens"]]
+        assert 0 < metrics["response/unknown_tokens"] == sum(token not in (0, 1, 9) for token in drawn)
+
+
 def test_only_empty_responses_are_an_error_that_says_so(new_run):
-    run = new_run()
+    run = new_run(algorithm={"max_steps_without_signal": 1})
     run.executor.lose_every = 1
-    with pytest.raises(DataError, match="every response of the mini-batch is empty"):
+    with pytest.raises(DataError, match="of 64 responses in the last one 64 were empty") as raised:
         run.train()
+    assert "rollout.min_new_tokens=1" in raised.value.fix
     samples = lines(Path(run.config.trainer.output_dir) / "samples.jsonl")
     assert [record["response_tokens"] for record in samples] == [[]] * 4
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.errors import DataError
-from tests.core.trainer.disturbed_runs import comparable, lines, output
+from tests.core.trainer.disturbed_runs import comparable, lines
 
 BY_HAND = """
 def finished_only(samples):
@@ -55,16 +54,6 @@ def test_what_is_masked_teaches_as_little_as_what_a_reward_drops(new_run, tmp_pa
     assert masked[0]["reward/mean"] == pytest.approx(sum(one["reward"] for one in first) / len(first))
     plain, _ = run_of(new_run, tmp_path / "plain", algorithm)
     assert plain[0]["grad_norm"] != masked[0]["grad_norm"]
-
-
-def test_if_all_is_cut_there_is_nothing_to_learn(new_run):
-    run = new_run(rollout={"max_new_tokens": 3, "min_new_tokens": 3}, algorithm={"overlong_masking": True})
-    with pytest.raises(DataError, match="Nothing can be learnt from the step") as raised:
-        run.train()
-    assert raised.value.where == "algorithm.overlong_masking"
-    assert raised.value.why == "of 64 responses 64 were truncated and 0 dropped"
-    assert "raise rollout.max_new_tokens" in raised.value.fix
-    assert len(lines(output(new_run) / "samples.jsonl")) == 4
 
 
 def test_the_punishment_is_what_a_reward_function_would_take(new_run, tmp_path):

@@ -8,6 +8,7 @@ import time
 import pytest
 from safetensors.torch import load_file
 
+from anytron.checkpoint.differences import REMEDIES
 from anytron.errors import CheckpointError, ConfigError, DataError, ResourceError, WorkerError
 from tests.core.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps
 
@@ -118,8 +119,8 @@ def test_a_run_that_has_no_checkpoint_yet_begins_again(new_run, undisturbed):
 
 def test_a_change_that_makes_it_another_run_is_refused_by_its_name(new_run):
     new_run().train()
-    with pytest.raises(ConfigError, match=r"(?s)optimizer\.lr.*0\.003.*0\.01") as raised:
-        new_run(optimizer={"lr": 1e-2}, trainer={"total_steps": 4}, resume="auto").train()
+    with pytest.raises(ConfigError, match=r"(?s)optimizer\.beta1.*0\.9.*0\.8") as raised:
+        new_run(optimizer={"lr": 3e-3, "beta1": 0.8}, trainer={"total_steps": 4}, resume="auto").train()
     assert "resume=PATH" in raised.value.fix
     assert len(lines(output(new_run) / "metrics.jsonl")) == 2
 
@@ -214,6 +215,70 @@ def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch, chang
     (driver / "driver.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match=f"(?s)prompts have changed.*{message}"):
         new_run(resume="auto").train()
+
+
+CHANGED = {
+    "algorithm.dynamic_sampling": True,
+    "algorithm.dynamic_sampling_rounds": 3,
+    "algorithm.importance_correction": "measured",
+    "algorithm.kl_coefficient": 0.0,
+    "algorithm.max_steps_without_signal": 3,
+    "algorithm.overlong_masking": True,
+    "critic.optimizer.lr": 1e-4,
+    "critic.optimizer.warmup_steps": 9,
+    "optimizer.lr": 1e-4,
+    "optimizer.warmup_steps": 9,
+    "rewards.*.weight": 0.5,
+    "rollout.max_new_tokens": 5,
+    "rollout.min_new_tokens": 2,
+    "rollout.samples_per_prompt": 6,
+    "rollout.stop": ["9"],
+}
+"""Each remedy with a value that is not the run's."""
+
+
+def test_a_run_goes_on_with_every_remedy(new_run):
+    assert CHANGED.keys() == REMEDIES.keys()
+
+    def sections(section):
+        return {key.split(".")[1]: CHANGED[key] for key in CHANGED if key.startswith(f"{section}.")}
+
+    new_run(trainer={"total_steps": 1}, algorithm={"kl_coefficient": 0.1}).train()
+    run = new_run(
+        algorithm=sections("algorithm"),
+        optimizer=sections("optimizer"),
+        rewards=[{"function": "task.py:reward", "weight": 0.5}],
+        rollout={**sections("rollout"), "weights": "file"},
+        resume="auto",
+    )
+    assert run.train().steps == 2
+    recorded = json.loads((output(new_run) / "run.json").read_text())["resumes"][0]["changes"]
+    assert {one["key"].replace(".0.", ".*.") for one in recorded} >= {key for key in CHANGED if key[:6] != "critic"}
+
+
+def test_a_critic_goes_on_with_its_remedies(new_run):
+    ppo = {"algorithm": {"advantage": "gae"}, "checkpoint": EVERY_STEP}
+    new_run(trainer={"total_steps": 1}, critic={}, **ppo).train()
+    optimizer = {key.rpartition(".")[2]: value for key, value in CHANGED.items() if key.startswith("critic.")}
+    assert new_run(critic={"optimizer": optimizer}, resume="auto", **ppo).train().steps == 2
+
+
+def test_other_prompts_because_of_a_remedy_are_drawn_from_the_beginning(new_run, monkeypatch):
+    """Also if an earlier continuation with it has saved nothing: then nothing has changed since the last start."""
+    new_run(trainer={"total_steps": 1}).train()
+    driver = output(new_run) / "checkpoints" / "step-000001"
+    state = json.loads((driver / "driver.json").read_text())
+    change_prompts(state)
+    monkeypatch.setattr("anytron.checkpoint.directory.Checkpoint.verify", lambda checkpoint: None)
+    (driver / "driver.json").write_text(json.dumps(state))
+    longer = {"samples_per_prompt": 8, "max_new_tokens": 4}
+    killed = new_run(resume="auto", rollout=longer)
+    raise_at(killed, 1, method="poll")
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    again = new_run(resume="auto", rollout=longer)
+    assert again.train().steps == 2
+    assert "prompts are drawn from the beginning" in again.progress.notes
 
 
 def test_a_checkpoint_from_before_there_were_mixes_is_continued(new_run, undisturbed, monkeypatch):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.testing.kernels import attention, behaviour, fused, linear_attention, log_probs, micro_batch, optimizer
+from anytron.testing.kernels import (
+    attention,
+    behaviour,
+    fused,
+    linear_attention,
+    log_probs,
+    micro_batch,
+    no_rows,
+    optimizer,
+)
 
 if TYPE_CHECKING:
     from anytron.testing.rules import Rule
@@ -16,5 +25,6 @@ RULES: tuple[Rule, ...] = (
     *fused.RULES,
     *linear_attention.RULES,
     *optimizer.RULES,
+    *no_rows.RULES,
     *behaviour.RULES,
 )

@@ -76,7 +76,7 @@ def layer_norm_of(
 
 def _rows(shape: tuple[int, ...]) -> Tensor:
     numbers = drawn(*shape) / 3
-    numbers.view(-1, shape[-1])[0] = 0.0
+    numbers.flatten(0, -2)[:1] = 0.0
     return numbers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from anytron.verification.hugging_face import expected_gradients, expected_logit
 from anytron.verification.observation import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from anytron.testing.subject import Subject
     from anytron.trainer.workers import TrainingWorkers
     from anytron.verification.observation import Forward
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Observer:
         self._models: dict[Family, Path] = {}
         self._truths: dict[tuple[Family, str], Truth] = {}
         self._seen: dict[tuple[Family, Layout], Seen] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, subject: Subject) -> Observer:
@@ -158,6 +161,12 @@ class Observer:
         """
         config = self._configured(family, layout, more or {}, model or self.model(family))
         return Built(config, self._ranks.build(config))
+
+    def once(self, what: Hashable, compute: Callable[[], Kept]) -> Kept:
+        """Compute what several cases need when the first asks."""
+        if what not in self._kept:
+            self._kept[what] = compute()
+        return cast("Kept", self._kept[what])
 
     def model(self, family: Family) -> Path:
         """Directory of a family's tiny model."""

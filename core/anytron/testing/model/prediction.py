@@ -21,6 +21,9 @@ from anytron.verification.observation import OTHER_TEMPERATURE, plan_of
 from anytron.verification.prediction import allowed_difference, expected_modules
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anytron.testing.model.table import Family
     from anytron.testing.rules import Case
     from anytron.testing.subject import Subject
 
@@ -51,10 +54,7 @@ def prediction(subject: Subject, case: Case) -> None:
     """
     family, layout = case.values
     observer = Observer.of(subject)
-    model = observer.output / "model-with-modules"
-    if not model.exists():
-        write_tiny_model(family.name, model)
-        turn_last_layers_into_prediction_modules(model, DEPTHS)
+    model = model_with_modules(observer, family)
     config, trainer = observer.build(family, layout, SECTIONS, model)
     dtype = config.model.dtype
     batch = replace(recorded_of(family), temperature=OTHER_TEMPERATURE)
@@ -71,3 +71,12 @@ def prediction(subject: Subject, case: Case) -> None:
     found = gradients_shown(weights_of(model), load_file(file))
     hold_gradients("The modules' gradients are not those of their definition.", found, modules.gradients, dtype)
     hold_gradients("Beside prediction modules the policy has other gradients.", found, policy.gradients, dtype)
+
+
+def model_with_modules(observer: Observer, family: Family) -> Path:
+    """Write a family's tiny model whose last layers are prediction modules, once; give its directory."""
+    model = observer.output / "model-with-modules"
+    if not model.exists():
+        write_tiny_model(family.name, model)
+        turn_last_layers_into_prediction_modules(model, DEPTHS)
+    return model

@@ -58,7 +58,9 @@ PADDED = Layout("one rank, padded", (Feature.THD, Feature.BSHD), {"engine": {"se
 HALF = Layout("one rank, bfloat16", (Feature.BFLOAT16,), {"model": {"dtype": "bfloat16"}})
 TENSOR = _split("tensor_model", "TP2", Feature.TENSOR_PARALLEL)
 PIPELINE = _split("pipeline_model", "PP2", Feature.PIPELINE_PARALLEL)
+REPLICAS = Layout("DP2", (), {"parallel": {"data_parallel_size": 2}})
 CONTEXT = _split("context", "CP2", Feature.CONTEXT_PARALLEL)
+CONTEXT_OF_FOUR = _split("context", "CP4", Feature.CONTEXT_PARALLEL, context_parallel_size=4)
 PADDED_CONTEXT = Layout(
     "CP2, padded", (*CONTEXT.needs, Feature.BSHD), {**CONTEXT.sections, "engine": {"sequence_format": "bshd"}}
 )

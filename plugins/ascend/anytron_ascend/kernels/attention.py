@@ -19,6 +19,7 @@ from anytron.errors import PlatformError
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.micro_batches import MicroBatchCache
 from anytron.kernels.neutral_modes import is_causal
+from anytron.kernels.no_rows import zeros_from
 from anytron.kernels.packed_sequences import forbidden_pairs
 
 if TYPE_CHECKING:
@@ -205,8 +206,7 @@ def _packed(
 ) -> Tensor:
     plan = _plan_for(call, causal, query.shape[0], key.shape[0])
     if not plan.query_ends:
-        # Nobody sees anything. The sums of nothing make the gradients zeros, where there would be none.
-        return query.new_zeros(*query.shape[:-1], value.shape[-1]) + sum(one[:0].sum() for one in (query, key, value))
+        return zeros_from((*query.shape[:-1], value.shape[-1]), query, key, value, call.sinks)
     heads = query.shape[1]
     if plan.columns is not None:
         key, value = key.index_select(0, plan.columns), value.index_select(0, plan.columns)

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from anytron.kernels.micro_batches import MicroBatchCache
 from anytron.kernels.neutral_modes import is_causal
+from anytron.kernels.no_rows import zeros_from
 from anytron.kernels.packed_sequences import Rows, rearrange, rows_from
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ def make_packed(spec: AttentionSpec, attend: Callable[[Tensor, Tensor, Tensor, S
         else:
             layout = _layout(call, query.shape[0], key.shape[0])
         if layout.max_seqlen_q == 0:
-            # Nobody sees anything. The sums of nothing make the gradients zeros, where there would be none.
-            nothing = sum(operand[:0].sum() for operand in (query, key, value))
-            return query.new_zeros(*shape[:-1], value.shape[-1]) + nothing
+            return zeros_from((*shape[:-1], value.shape[-1]), query, key, value, call.sinks)
         sequences = Sequences(
             layout.cu_seqlens_q,
             layout.cu_seqlens_k,

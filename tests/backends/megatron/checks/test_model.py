@@ -1,8 +1,6 @@
 """Models that cannot be trained, or would be computed wrongly, are refused when the configuration is read."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,32 +8,9 @@ from anytron.config.schema import ModelSection, RunConfig
 from anytron.patches.versions import in_range, installed_version
 from anytron.testing.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.options import transformer_fields
 from anytron_megatron.plugin import MegatronBackend
 
 MEGATRON = installed_version("megatron-core")
-REGISTRY = """
-import json
-from dataclasses import fields
-from anytron.plugins import hooks_of
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron_cpu import CpuPlatform
-from anytron_megatron.patches import trainer_patches
-
-platform = CpuPlatform()
-context = PatchContext(platform, "trainer", hooks_of(platform), "megatron")
-ledger = Ledger(context=context)
-for phase in list(Phase)[:2]:
-    ledger.apply(phase, trainer_patches(phase, context))
-from mcore_bridge import MLAModelConfig, ModelConfig
-from mcore_bridge.model.register import MODEL_MAPPING
-print(json.dumps({
-    "families": sorted({name for meta in MODEL_MAPPING.values() for name in meta.model_types}),
-    "options": sorted(field.name for field in fields(ModelConfig)),
-    "latent": sorted(field.name for field in fields(MLAModelConfig)),
-}))
-"""
 
 
 def remarks(model, **sections):
@@ -55,24 +30,6 @@ def refusal(model, **sections):
     (only,) = remarks(model, **sections)
     assert only.severity == "error"
     return only
-
-
-@pytest.fixture(scope="module")
-def registry():
-    """What the installed libraries say of themselves; importing them needs the patches."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", REGISTRY], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_the_list_of_families_is_the_bridges(registry):
-    hybrid = {"nemotron_h"} if in_range(MEGATRON, ">=0.18") else set()  # of Mamba layers, which no file here knows
-    assert set(FAMILIES) == set(registry["families"]) - hybrid
-
-
-def test_the_options_are_the_fields_of_the_installed_config(registry):
-    assert sorted(transformer_fields(latent_attention=False)) == registry["options"]
-    assert sorted(transformer_fields(latent_attention=True)) == registry["latent"]
 
 
 @pytest.mark.parametrize("family", CONFIGS)

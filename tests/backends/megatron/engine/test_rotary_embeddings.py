@@ -32,6 +32,14 @@ SCALED = {
             "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
         },
     ),
+    # The same without the optional fields that mcore-bridge reads as if every file had them
+    "yarn-mla-bare": (
+        "deepseek_v3",
+        {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 40, "original_max_position_embeddings": 64, "mscale": 1.0,
+            "mscale_all_dim": None,
+        },
+    ),
 }  # fmt: skip
 
 

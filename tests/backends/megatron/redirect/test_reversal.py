@@ -5,6 +5,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.utils import _device as device_mode
+from transformers.initialization import meta_device_safe_creation_ops
 
 from anytron.errors import EngineError
 from anytron_megatron.redirect import is_redirected, redirect_torch_cuda, redirection
@@ -83,3 +85,20 @@ def test_real_cuda_devices_are_not_touched_and_work_again_afterwards(runtime):
     assert not torch.cuda.is_available()
     undo()
     assert torch.ones(2, device="cuda").device.type == "cuda"
+
+
+def test_a_device_scope_knows_the_factories_that_transformers_had_wrapped_when_torch_first_asked(runtime):
+    # torch keeps its set of factories from its first use on, and transformers wraps linspace while it loads a model.
+    device_mode._device_constructors.cache_clear()
+    with meta_device_safe_creation_ops():
+        device_mode._device_constructors()
+    with torch.device("meta"):
+        assert not torch.linspace(0, 1, 2).is_meta  # without the redirection
+    undo = redirect_torch_cuda(runtime)
+    try:
+        with torch.device("meta"):
+            assert torch.linspace(0, 1, 2).is_meta
+    finally:
+        undo()
+    with torch.device("meta"):
+        assert torch.linspace(0, 1, 2).is_meta

@@ -1,0 +1,134 @@
+"""What a chat template reads from the moment in which a run begins: taken once, kept, and restored on resume.
+
+Templates are given the moment as a part of their text: nothing else of ours reaches into them. transformers renders a
+template with plain data only, so that no function of ours could take the place of its clock.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CLOCK = "strftime_now"
+"""The function by which a chat template reads the clock (transformers, ``utils/chat_template_utils.py``)."""
+_DIRECTIVE = re.compile(r"%([-_0^#]*)[EO]?([a-zA-Z%])")
+_FORMAT = re.compile(CLOCK + r"""\(\s*(?:'([^']*)'|"([^"]*)")""")
+_LETTERS = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ"
+"""Directives of the C library."""
+_PERCENT = "\ue000"
+"""Stands for a percent sign while directives are replaced."""
+_COMPOSITE = {"c": "%a %b %e %H:%M:%S %Y", "x": "%m/%d/%y", "X": "%H:%M:%S", "r": "%I:%M:%S %p"}
+"""What directives that a locale decides stand for in the locale C (POSIX.1-2017, ``strftime``)."""
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+def present() -> datetime:
+    """The clock: this moment, in the time zone of the process."""
+    return datetime.now().astimezone()
+
+
+class Beginning(BaseModel):
+    """The moment in which a run began, and the chat template that it began with."""
+
+    model_config = ConfigDict(frozen=True)
+
+    now: datetime
+    """With the offset of the time zone; what the clock on the wall showed is what templates render."""
+    chat_template: str | dict[str, str] | None = None
+    """The tokenizer's; several by their names; null without one."""
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Beginning:
+        """Take what a run that begins now begins with.
+
+        Args:
+            tokenizer: A Hugging Face tokenizer.
+        """
+        return cls(now=present(), chat_template=tokenizer.chat_template)
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """What the clock of the template shows, by the formats that it names."""
+        formats = [single or double for single, double in _FORMAT.findall(str(self.chat_template))]
+        return {form: self.strftime(form) for form in formats}
+
+    @property
+    def reads_the_clock(self) -> bool:
+        """Whether the template has a clock."""
+        return CLOCK in str(self.chat_template)
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Complete the further arguments of a chat template: its clock shows the run's first moment.
+
+        Args:
+            given: Those of the configuration; the template may be among them.
+        """
+        template = given.get("chat_template")
+        template = _chosen(self.chat_template if template is None else template, self.chat_template)
+        if CLOCK not in template:
+            return dict(given)
+        return {**given, "chat_template": self._clock(template + str(given)) + template}
+
+    def strftime(self, form: str) -> str:
+        """Render the moment as ``datetime.strftime`` does in the locale C, whatever the process's is.
+
+        Like transformers' clock it has no time zone: ``%z`` and ``%Z`` are empty.
+        """
+        return _DIRECTIVE.sub(lambda found: self._directive(found[1], found[2]), form)
+
+    def _clock(self, text: str) -> str:
+        """Write the clock as a macro of Jinja, which replaces each directive in a format by what it stands for.
+
+        Args:
+            text: Has directives with flags, if a format does.
+        """
+        directives = [f"%{letter}" for letter in _LETTERS]
+        directives += sorted({found[0] for found in _DIRECTIVE.finditer(text)} - {*directives, "%%"})
+        replaced = "".join(f"|replace('{one}', '{_quoted(self.strftime(one))}')" for one in directives)
+        formula = f"format|replace('%%', '{_PERCENT}'){replaced}|replace('{_PERCENT}', '%')"
+        # transformers drops the line's end behind a tag: what follows stands at the beginning of a line as before.
+        return f"{{% macro {CLOCK}(format) %}}{{{{ {formula} }}}}{{% endmacro %}}\n"
+
+    def _directive(self, flags: str, letter: str) -> str:
+        if letter in _COMPOSITE:
+            return self.strftime(_COMPOSITE[letter])
+        wall = self.now.replace(tzinfo=None)
+        day, month, half = _DAYS[wall.weekday()], _MONTHS[wall.month - 1], "AM" if wall.hour < 12 else "PM"
+        texts = {"A": day, "a": day[:3], "B": month, "b": month[:3], "h": month[:3], "p": half, "P": half.lower()}
+        texts["s"] = str(int(self.now.timestamp()))
+        text = texts.get(letter)
+        if text is None:
+            return wall.strftime(f"%{flags}{letter}")
+        return text.upper() if "^" in flags else text
+
+
+def _chosen(template: str | Mapping[str, str] | None, named: str | Mapping[str, str] | None) -> str:
+    """Give the text of the template that is applied, one of several by its name or as transformers chooses it.
+
+    Args:
+        template: A text, a name, or all.
+        named: The tokenizer's.
+    """
+    if isinstance(template, str):
+        return template if named is None or isinstance(named, str) else named.get(template, template)
+    several = template or {}
+    default = several.get("default", "")
+    return (
+        f"{{% if tools %}}\n{several['tool_use']}{{% else %}}\n{default}{{% endif %}}"
+        if "tool_use" in several
+        else default
+    )
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\n", "\\n").replace("\t", "\\t")

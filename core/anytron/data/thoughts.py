@@ -1,0 +1,35 @@
+"""Marks around what a model thinks before it answers: whether a prompt opens one, and how they reach rewards."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NAMES = "(?:think|thinking|thought|reasoning)"
+_OPENED = re.compile(rf"<{_NAMES}>\s*\Z")
+_MARK = re.compile(rf"</?{_NAMES}>")
+
+
+def opened(prompt: str) -> str:
+    r"""Give the mark at the end of a prompt behind which the response begins, for example ``<think>\n``; else ""."""
+    found = _OPENED.search(prompt)
+    return found[0] if found else ""
+
+
+def decode_responses(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:
+    """Decode responses without special tokens; marks of thought stay, also where the tokenizer calls them special.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        responses: Token ids of each.
+    """
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    marks = {number for number in special if _MARK.fullmatch(str(tokenizer.added_tokens_decoder[number]))}
+    if not marks:
+        texts: list[str] = tokenizer.batch_decode([list(one) for one in responses], skip_special_tokens=True)
+        return texts
+    left_out = (special | set(tokenizer.all_special_ids)) - marks
+    return [tokenizer.decode([token for token in one if token not in left_out]) for one in responses]

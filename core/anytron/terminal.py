@@ -1,0 +1,66 @@
+"""What a process writes for people: nothing in it moves the cursor, turns the line around or hides text.
+
+Names of models, tensors, files and columns, keys, responses and exceptions may come from files that somebody else
+wrote. A terminal obeys the escape sequences in them, also later, when a person looks at a log.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+_UNSEEN = re.compile("[\x80-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def visible(text: str, encoding: str = "utf-8") -> str:
+    """Escape what has no picture of its own, and what an encoding cannot write; ends of lines stay.
+
+    Args:
+        text: Any text, halves of surrogate pairs included.
+        encoding: The terminal's encoding.
+    """
+    text = _CONTROL.sub(lambda found: " " if found[0] == "\t" else f"\\x{ord(found[0]):02x}", text)
+    text = _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class VisibleStream:
+    """A text stream whose text is made visible, whoever writes: ``print``, warnings, logs and tracebacks too.
+
+    A carriage return becomes the end of a line. The stream has no ``buffer``, past which bytes could go.
+
+    Attributes:
+        stream: The stream that it writes to. A console writes its own colours and moves of the cursor there.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the visible text; return the length of the given text."""
+        lines = text.replace("\r\n", "\n").replace("\r", "\n")
+        self.stream.write(visible(lines, self.stream.encoding or "utf-8"))
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write each."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+
+def make_output_visible() -> None:
+    """Let this process's standard output and error output write visible text only, from now on."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, VisibleStream):  # None: closed before the start
+            setattr(sys, name, VisibleStream(stream))

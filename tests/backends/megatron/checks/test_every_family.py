@@ -1,0 +1,139 @@
+"""Each model type of the bridge, as transformers configures it: built, or refused by name before the start."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from anytron.config.schema import ModelSection, RunConfig
+from anytron.data.vision import load_vision
+from anytron.errors import ConfigError
+from anytron.patches.versions import in_range, installed_version
+from anytron_megatron.models.families import FAMILIES
+from anytron_megatron.options import transformer_fields
+from anytron_megatron.plugin import MegatronBackend
+
+MEGATRON = installed_version("megatron-core")
+LAYERS = 4
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "intermediate_size_mlp": 128, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "moe_k": 2,
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
+    # towers: of images by depth, of sound by encoder_layers
+    "depth": 1, "encoder_layers": 1, "encoder_ffn_dim": 64, "encoder_attention_heads": 4, "d_model": 64,
+    "embed_dim": 64, "num_heads": 4, "out_hidden_size": 64, "output_dim": 64, "q_lora_rank": 32, "kv_lora_rank": 16,
+}  # fmt: skip
+BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_layers", "indexer_types")
+TOKENS = {"image_token_id": 500, "video_token_id": 501, "audio_token_id": 502}
+WRITTEN = {
+    # Published configurations say so; transformers has it built in.
+    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_experts_per_tok": 2},
+    # transformers has no experts by default, and takes no such model.
+    "dots1": {"n_routed_experts": 4},
+    "qwen4_exp": {
+        "eos_token_id": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
+}  # fmt: skip
+
+
+def shrunken(fields):
+    """A configuration with all of its fields, small enough to build in milliseconds."""
+    small = {}
+    for name, value in fields.items():
+        if isinstance(value, dict) and name.endswith("_config"):
+            small[name] = shrunken(value)
+        elif isinstance(value, int) and not isinstance(value, bool) and name in SMALL:
+            small[name] = min(value, SMALL[name])
+        elif value is not None and name in TOKENS:
+            small[name] = TOKENS[name]
+        elif value and name in BY_LAYER:
+            small[name] = value[:LAYERS]
+        else:
+            small[name] = value
+    return small
+
+
+def configuration(family):
+    """As transformers writes it; the bare model type if it has no class."""
+    if family not in CONFIG_MAPPING:
+        return {"model_type": family}
+    config = AutoConfig.for_model(family).to_dict()
+    if FAMILIES[family].obstacle:
+        return config  # it is not built
+    config = shrunken(config)
+    (config.get("text_config") or config).update(WRITTEN.get(family, {}))
+    return config
+
+
+def refusals(config):
+    model = {"config": config, "tokenizer": "t"}
+    sections = {"data": {"source": "s"}, "rewards": [{"function": "f"}], "rollout": {"max_new_tokens": 8}}
+    run = RunConfig.model_validate({"model": model, **sections})
+    return [found for found in MegatronBackend().configure(run) if found.severity == "error"]
+
+
+@pytest.fixture(scope="module")
+def configurations():
+    return {family: configuration(family) for family in FAMILIES}
+
+
+class Words:
+    def convert_ids_to_tokens(self, token):
+        return str(token)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_model_is_refused_by_name_or_its_images_are_understood(configurations, family):
+    config = configurations[family]
+    found = refusals(config)
+    assert found or not FAMILIES[family].obstacle
+    for one in found:
+        assert family in one.message
+        assert one.fix
+    if family in CONFIG_MAPPING:
+        model = ModelSection(config=config, tokenizer="t")
+        if FAMILIES[family].obstacle.startswith("it reads images") and config.get("image_token_id") is not None:
+            with pytest.raises(ConfigError, match=f"(?s)not supported.*{family}.*no .*spatial_merge_size"):
+                load_vision(model, AutoConfig.for_model(**config), Words())
+        elif not found:
+            load_vision(model, AutoConfig.for_model(**config), Words())
+
+
+@pytest.fixture(scope="module")
+def installed(configurations, tmp_path_factory):
+    """What the installed libraries say of themselves, and what they make of each model that is not refused."""
+    folder = tmp_path_factory.mktemp("models")
+    buildable = {family: config for family, config in configurations.items() if not FAMILIES[family].obstacle}
+    models = {family: config for family, config in buildable.items() if not refusals(config)}
+    models["sizes of experts and no experts"] = {**configurations["dots1"], "n_routed_experts": None}
+    for name, config in models.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    program = [sys.executable, "-W", "ignore", "-m", "tests.backends.megatron.checks.every_family", str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_what_is_not_refused_is_built(installed):
+    sizes = dict(installed["built"])
+    contradiction = sizes.pop("sizes of experts and no experts")
+    assert re.search(r"(?s)^refused: .*do not take.*moe_ffn_hidden_size must be None", contradiction)
+    assert {row.model_type for row in FAMILIES.values() if row.proof} < sizes.keys()
+    assert {name: size for name, size in sizes.items() if not isinstance(size, int)} == {}
+    assert 0 < min(sizes.values()) <= max(sizes.values()) < 20e6
+
+
+def test_the_list_of_families_is_the_bridges(installed):
+    hybrid = {"nemotron_h"} if in_range(MEGATRON, ">=0.18") else set()  # of Mamba layers, which no file here knows
+    assert set(FAMILIES) == set(installed["families"]) - hybrid
+
+
+def test_the_options_are_the_fields_of_the_installed_config(installed):
+    assert sorted(transformer_fields(latent_attention=False)) == installed["options"]
+    assert sorted(transformer_fields(latent_attention=True)) == installed["latent"]
