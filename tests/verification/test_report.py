@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from anytron.errors import ConfigError, EngineError, ProcessLost, WorkerError
+from anytron.errors import AnytronError, ConfigError, EngineError, ProcessLost, WorkerError
 from anytron.verification.report import Status, failed, in_one_line, joined, measured, skipped, used
 
 TRACEBACK = """Traceback (most recent call last):
@@ -45,14 +45,37 @@ def with_cause(error, cause):
                 EngineError("The loss is not finite.", where="update", why="it is nan,\n  the norm 1"),
                 WorkerError("failed", where="trainer-0.log", why=TRACEBACK),
             ),
-            "The loss is not finite. it is nan, the norm 1 (log: trainer-0.log)",
+            "The loss is not finite. update: it is nan, the norm 1 (log: trainer-0.log)",
         ),
-        (ConfigError("There are no prompts.", where="data.source"), "There are no prompts."),
+        (
+            with_cause(
+                EngineError("A weight is unknown.", where="layers.0.gate_proj.weight", why="no such module"),
+                WorkerError("failed", where="rollout-0.log", why=TRACEBACK),
+            ),
+            "A weight is unknown. layers.0.gate_proj.weight: no such module (log: rollout-0.log)",
+        ),
+        (ConfigError("There are no prompts.", where="data.source"), "There are no prompts. data.source"),
     ],
-    ids=["raised", "died", "refused", "in the driver"],
+    ids=["raised", "died", "refused", "a weight", "in the driver"],
 )
 def test_an_error_is_said_in_one_line_without_its_traceback(error, line):
     assert in_one_line(error) == line
+
+
+def errors():
+    """Every class of error that a check can end in."""
+    found = [AnytronError]
+    for one in found:  # it grows
+        found += one.__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("kind", errors(), ids=lambda kind: kind.__name__)
+def test_no_field_of_an_error_is_dropped(kind):
+    fields = {"what": "Something failed.", "where": "layers.0.weight", "why": "ValueError: no", "fix": "set it"}
+    line = in_one_line(kind(fields["what"], where=fields["where"], why=fields["why"], fix=fields["fix"]))
+    dropped = {name for name, text in fields.items() if text not in line}
+    assert dropped == ({"why"} if issubclass(kind, ProcessLost) else set())  # there it is the end of the log it names
 
 
 def test_nan_takes_more_of_its_tolerance_than_any_number():

@@ -65,6 +65,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         latent_attention.MLA_PADDED_POSITIONS: models,
         latent_attention.MLA_VALUES: models,
         latent_attention.MLA_QUERY_NORM: models,
+        latent_attention.MLA_ROTARY_KEY: bridge,
         experts.ROUTER_PADDING: models,
         experts.ROUTER_GEMM: models and not transformer_engine,
         parallel.PIPELINE_SENDS: True,

@@ -36,18 +36,62 @@ def control(option: int, value: int) -> None:
 def enter() -> None:
     """Enter namespaces of its own; of processes only children will.
 
-    Root needs no namespace of users for that, and becomes nobody later (:func:`drop_root`); everybody else has one in
-    which they are themselves and nobody else exists.
+    In its namespace of users root sees all users that it has seen before, and becomes nobody later (:func:`drop_root`);
+    everybody else sees themselves alone. Threads are counted for each such namespace alone (since Linux 5.14), so that
+    one sandbox takes none of another's.
 
     Raises:
         OSError: The kernel, or who configured it, does not allow it.
     """
     user, group = os.geteuid(), os.getegid()
-    _done(_libc.unshare(_OTHERS | (_USERS if user else 0)), "unshare")
-    if user:
-        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    if user == 0:
+        _as_seen_before()
+        return
+    _unshare()
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+
+
+def _unshare() -> None:
+    _done(_libc.unshare(_USERS | _OTHERS), "unshare")
+
+
+def _as_seen_before() -> None:
+    """Have this process enter a namespace of users, and root map all users and groups to themselves in it.
+
+    That is for a process outside to write, which a child is that was made before.
+    """
+    maps = {name: _identity(Path(f"/proc/self/{name}").read_text(encoding="ascii")) for name in ("uid_map", "gid_map")}
+    entered, tell = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        number = errno.EIO
+        try:
+            os.close(tell)
+            if os.read(entered, 1):
+                for name, text in maps.items():
+                    Path(f"/proc/{os.getppid()}/{name}").write_text(text, encoding="ascii")
+                number = 0
+        except OSError as error:
+            number = error.errno or errno.EIO
+        finally:
+            os._exit(number)
+    try:
+        os.close(entered)
+        _unshare()
+        os.write(tell, b".")
+    finally:
+        os.close(tell)
+        number = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
+    if number:
+        raise OSError(abs(number), f"users of its own: {os.strerror(abs(number))}")
+
+
+def _identity(known: str) -> str:
+    """Make a map of ids to themselves of a map as the kernel shows it: first inside, first outside, how many."""
+    lines = (line.split() for line in known.splitlines())
+    return "".join(f"{first} {first} {count}\n" for first, _, count in lines)
 
 
 def replace_files(visible: list[str], limit: int) -> None:

@@ -24,13 +24,13 @@ from anytron.isolation.seccomp import NEVER, refuse_calls
 GIB, MIB = 1 << 30, 1 << 20
 
 Level = Literal["full", "reduced"]
-"""``full``: namespaces of its own, of users (unless this is root), processes, network, mounts and more; it sees the
+"""``full``: namespaces of its own, of users, processes, network, mounts and more; it sees the
 interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold no secret; the
 program reads what its user reads, and changes no file: by ``/proc/PID/mem`` it would rule its user's other processes.
 Time, memory, output, network, processes and signals are limited on both."""
 
 THREADS = 256
-"""Tasks of the program's user, on the level ``full``; counted for each sandbox alone where users have namespaces."""
+"""Tasks of the program's user, on the level ``full``; counted for each sandbox alone."""
 FILES = 64
 """Open files of the program."""
 _PROGRAM = "exec(compile(open(3, 'rb').read(), 'program.py', 'exec'))"

@@ -111,14 +111,13 @@ def used(difference: float | None, tolerance: float | None) -> float:
 
 
 def in_one_line(error: AnytronError) -> str:
-    """Say what an error says, without the traceback or the log's end that it may hold: those are in a file it names."""
+    """Say all that an error says, except the traceback or the log's end in it: these are in a file that it names."""
     cause = error if isinstance(error, WorkerError) else error.__cause__
-    if isinstance(error, ProcessLost):
-        parts = [error.what]
-    elif isinstance(error, WorkerError):
-        parts = [error.what, _raised(error.why)]
+    if isinstance(error, WorkerError):
+        reason = "" if isinstance(error, ProcessLost) else _raised(error.why)
     else:
-        parts = [error.what, error.why]
+        reason = ": ".join(part for part in (error.where, error.why) if part)
+    parts = [error.what, reason, error.fix and f"(fix: {error.fix})"]
     if isinstance(cause, WorkerError) and cause.where:
         parts.append(f"(log: {cause.where})")
     return " ".join(" ".join(parts).split())

@@ -1,12 +1,19 @@
-"""Run a program in a sandbox and print how it ended: for tests, which do so in an interpreter of their own."""
+"""Run a program in a sandbox and print how it ended: for tests, which do so in an interpreter of their own.
+
+A sabotage takes away one border, to show that a test of this border would notice.
+"""
 
 import json
 import os
 import sys
 
+from anytron.isolation import namespaces
 from anytron.isolation.sandbox import Sandbox, Unavailable
 
-settings, program, given, files = json.loads(sys.argv[1])
+settings, program, given, files, sabotage = json.loads(sys.argv[1])
+if sabotage == "one namespace of users":
+    namespaces._USERS = 0  # as root had none
+    namespaces._as_seen_before = namespaces._unshare
 opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(files)]
 try:
     ending = Sandbox(**settings).run(program, given)

@@ -65,8 +65,8 @@ def run(request, package):
 
     python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
 
-    def begun(program, given="", umask=0o022, files=0, **limits):
-        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given, files])
+    def begun(program, given="", umask=0o022, files=0, sabotage="", **limits):
+        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given, files, sabotage])
         return subprocess.Popen(
             [python, "-B", str(package / "programs.py"), asked],
             env={"PYTHONPATH": str(package), "SECRET": "hush"},
@@ -87,7 +87,7 @@ def run(request, package):
         assert "unavailable" not in ending, ending
         return ending
 
-    started.level, started.begun = level, begun
+    started.level, started.begun, started.by_root = level, begun, not unprivileged and os.geteuid() == 0
     return started
 
 
@@ -287,6 +287,43 @@ os._exit(0)
         assert ending["status"] == 0 or ending["status"] < 0
 
 
+HOG = """
+import threading, time
+threading.stack_size(65536)
+try:
+    while True:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+except RuntimeError:
+    time.sleep(1000)
+"""
+
+
+def threads(process):
+    with contextlib.suppress(OSError):  # it may have ended
+        return len(list(Path(f"/proc/{process}/task").iterdir()))
+    return 0
+
+
+def test_one_programs_threads_are_not_counted_against_another(run):
+    if run.level == "reduced":  # where threads are not limited
+        return
+    sabotages = ["", "one namespace of users"] if run.by_root else [""]  # all others need such a namespace to start
+    for sabotage in sabotages:
+        with run.begun(HOG, sabotage=sabotage) as hog:
+            try:
+                deadline = time.monotonic() + 120
+                while max(map(threads, below(hog.pid))) < 250:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+                neighbour = (
+                    "import threading\none = threading.Thread(target=print, args=('right',))\none.start()\none.join()"
+                )
+                ending = run(neighbour, sabotage=sabotage)
+                assert (ending["status"] == 0 and ending["output"] == "right\n") is not bool(sabotage)
+            finally:
+                os.killpg(hog.pid, signal.SIGKILL)
+
+
 def test_a_server_on_this_machine_is_out_of_reach(run):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -307,7 +344,7 @@ def test_what_is_refused_has_a_number_on_every_processor():
 def test_a_kernel_that_allows_no_namespaces_is_said_and_nothing_runs(package, tmp_path):
     """As in a container: here the limit of namespaces is 0, in one of users of its own."""
     marker = Path(tempfile.mkdtemp()) / "ran"
-    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", "", 0])
+    asked = json.dumps([{"level": "full", **LIMITS}, f"open({str(marker)!r}, 'w')", "", 0, ""])
     limit = "echo 0 > /proc/sys/user/max_user_namespaces; echo 0 > /proc/sys/user/max_net_namespaces"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", f'{limit}; exec "$@"', "sh",

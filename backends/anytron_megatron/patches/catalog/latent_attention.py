@@ -71,3 +71,17 @@ MLA_QUERY_NORM = Patch(
     remove_when="megatron-core takes the projection that the layer's spec names",
     replacement=f"{FIXES}.mla_query_norm:keep_query_projection",
 )
+MLA_ROTARY_KEY = Patch(
+    id="megatron.mcore-bridge-mla-rotary-key",
+    target="mcore_bridge.model.modules.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors",
+    phase=Phase.BEFORE_BUILD,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "with tensor parallelism it gathers the rotary key as if each rank had a part of the sequence; without "
+        "sequence_parallel each rank has all of it, and the sizes do not fit"
+    ),
+    upstream="mcore_bridge/model/modules/multi_latent_attention.py, line 80; Megatron-LM #6839 for the gradient",
+    remove_when="mcore-bridge asks for sequence_parallel before it gathers, and sums the gradient where it does not",
+    replacement=f"{FIXES}.mla_rotary_key:share_whole_sequences",
+)

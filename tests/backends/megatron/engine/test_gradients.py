@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,18 @@ def test_in_bfloat16_they_are_as_near_as_its_rounding_allows(family, compare):
     found = compare(family, model={"dtype": "bfloat16"})
     assert found.status is Status.PASSED, found
     assert found.tolerance == 0.16
+
+
+@pytest.mark.parametrize("sequence_format", ["thd", "bshd"])
+def test_latent_attention_whose_sequences_are_whole_on_each_rank(sequence_format, compare, tmp_path):
+    """Experts need sequence parallelism with tensor parallelism; a model without them does not."""
+    model = write_tiny_model("deepseek_v3", tmp_path / "dense", first_k_dense_replace=4)
+    config = json.loads((model / "config.json").read_text())
+    del config["n_routed_experts"]
+    (model / "config.json").write_text(json.dumps(config))
+    parallel = {"tensor_model_parallel_size": 2, "sequence_parallel": False}
+    found = compare(model, parallel=parallel, engine={"sequence_format": sequence_format})
+    assert found.status is Status.PASSED, found
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
