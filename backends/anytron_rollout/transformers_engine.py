@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class
+from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class, take_latent_epsilon
 from anytron.engines.device_memory import MemoryUse, Parked
 from anytron.engines.request_queue import RequestQueue
 from anytron.engines.stop_strings import StopStrings
@@ -60,6 +60,7 @@ class TransformersEngine:
         dtype = getattr(torch, context.config.model.dtype)
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
         model = model_class(config).from_config(config, dtype=dtype, **attention)
+        take_latent_epsilon(model)
         # The model's own sampling defaults (temperature, repetition penalty) must not take effect.
         model.generation_config = GenerationConfig()
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)

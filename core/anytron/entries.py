@@ -52,7 +52,6 @@ def worst(statuses: Iterable[Status]) -> Status:
 def of_error(name: str, error: BaseException, status: Status = "fail") -> Entry:
     """Turn an error into an entry: what and why as the detail, and its fix."""
     if isinstance(error, AnytronError):
-        where = f" ({error.where})" if error.where else ""
         why = f" {error.why}" if error.why else ""
-        return Entry(name, status, f"{error.what}{where}{why}", error.fix)
+        return Entry(name, status, f"{error.headline}{why}", error.fix)
     return Entry(name, status, f"{type(error).__name__}: {error}", REPORT)

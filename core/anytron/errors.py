@@ -30,6 +30,11 @@ class AnytronError(Exception):
         self.fix = fix
         super().__init__(str(self))
 
+    @property
+    def headline(self) -> str:
+        """What failed and where, for a place that holds one line: a row of a table, an entry of a report."""
+        return f"{self.what} ({self.where})" if self.where else self.what
+
     def __str__(self) -> str:
         parts = [self.what]
         for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix)):

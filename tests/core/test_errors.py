@@ -25,6 +25,11 @@ def test_the_prefix_is_shown_and_does_not_count_as_likeness():
     assert did_you_mean("tracking", ["plot", "progress"], "tracking.") == ""
 
 
+def test_its_headline_says_where_it_failed():
+    assert ConfigError("It failed.", where="here", why="because").headline == "It failed. (here)"
+    assert ConfigError("It failed.", why="because").headline == "It failed."
+
+
 def test_an_error_keeps_its_four_parts_between_processes():
     error = pickle.loads(pickle.dumps(ConfigError("It failed.", where="here", why="because", fix="do that")))
 

@@ -1,12 +1,14 @@
 """What stands in one cell of the table is one line."""
 
 import math
+from dataclasses import fields
 from itertools import permutations
 
 import pytest
 
+from anytron.cli.verify import _print_table
 from anytron.errors import AnytronError, ConfigError, EngineError, ProcessLost, WorkerError
-from anytron.verification.report import Status, failed, in_one_line, joined, measured, skipped, used
+from anytron.verification.report import CheckResult, Status, failed, in_one_line, joined, measured, skipped, used
 
 TRACEBACK = """Traceback (most recent call last):
   File "kernels.py", line 3, in norm
@@ -108,3 +110,11 @@ def test_of_two_models_the_worse_one_is_told_of_whichever_it_is(order):
 def test_one_model_s_result_is_its_own():
     alone = measured("logits", 0.5, 1.0, "near")
     assert joined([alone]) is alone
+
+
+def test_the_table_prints_every_field_of_a_result(capsys):
+    values = {"check": "hf-logits", "max_abs_diff": 0.25, "tolerance": 0.5, "status": Status.FAILED, "detail": "a [b]"}
+    assert set(values) == {field.name for field in fields(CheckResult)}, "a new field needs a column"
+    _print_table([CheckResult(**values)])
+    row = capsys.readouterr().out.splitlines()[-1].strip().split(maxsplit=4)
+    assert row == ["hf-logits", "0.25", "0.5", "failed", "a [b]"]

@@ -22,7 +22,7 @@ FILE_WIDTH = 100
 """Columns where the output is not a terminal: rich would take 80."""
 
 
-def below(stream: Any) -> Any:
+def unwrapped(stream: Any) -> Any:
     """Return the stream to which a visible stream writes; any other stream itself."""
     return stream.stream if isinstance(stream, VisibleStream) else stream
 
@@ -37,7 +37,7 @@ class VisibleConsole(Console):
     """
 
     def __init__(self, file: Any, **options: Any) -> None:
-        super().__init__(file=below(file), highlight=False, markup=False, **options)
+        super().__init__(file=unwrapped(file), highlight=False, markup=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of a renderable, with visible text and without links."""
@@ -112,4 +112,4 @@ def run_output() -> Iterator[Console]:
     Neither its loss nor that of the error output, which is often the same pipe, ends the run or spoils its exit status.
     """
     with contextlib.redirect_stderr(Expendable(sys.stderr)):
-        yield VisibleConsole(Expendable(below(sys.stdout)), soft_wrap=True)
+        yield VisibleConsole(Expendable(unwrapped(sys.stdout)), soft_wrap=True)

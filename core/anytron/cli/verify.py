@@ -129,7 +129,7 @@ def _print_table(results: Sequence[CheckResult]) -> None:
             _number(result.max_abs_diff),
             _number(result.tolerance),
             colored(result.status.value),
-            result.detail.replace("[", r"\["),
+            result.detail,
         )
     print_table(table)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from anytron.config.section import Section, warm
+from anytron.config.section import Section, refuse_zero
 
 
 class RolloutSection(Section):
@@ -22,7 +22,7 @@ class RolloutSection(Section):
     """Shortest response, in tokens: the end token is suppressed before."""
     temperature: float = Field(1.0, gt=0.0)
     """Sampling temperature; training divides logits by it too."""
-    _no_zero = field_validator("temperature", mode="before")(warm)
+    _no_zero = field_validator("temperature", mode="before")(refuse_zero)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Nucleus sampling; 1 = off."""
     top_k: int = Field(0, ge=0)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from anytron.config.data import DataSection
-from anytron.config.section import Section, warm
+from anytron.config.section import Section, refuse_zero
 from anytron.errors import did_you_mean
 
 Direction = Literal["max", "min"]
@@ -81,7 +81,7 @@ class ValidationSetSection(Section):
     keys below."""
     temperature: float | None = Field(None, gt=0.0)
     """Sampling temperature."""
-    _no_zero = field_validator("temperature", mode="before")(warm)
+    _no_zero = field_validator("temperature", mode="before")(refuse_zero)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     """Nucleus sampling; 1 = off."""
     top_k: int | None = Field(None, ge=0)

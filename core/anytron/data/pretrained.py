@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import ModelSection
 
+_LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 """For whatever transformers loads: from the directory, and never a class in a file of it. There is no prompt then."""
 
@@ -108,6 +109,19 @@ def model_class(hf_config: Any) -> Any:
 
     sees = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def take_latent_epsilon(model: Any) -> None:
+    """Give the latent norms of a ``transformers`` model with multi-latent attention the epsilon of its config.
+
+    transformers makes ``q_a_layernorm`` and ``kv_a_layernorm`` with an epsilon of 1e-6, whatever ``rms_norm_eps`` says;
+    Megatron, vLLM and SGLang take ``rms_norm_eps``, which is 1e-5 in Moonlight and GLM-4.7-Flash
+    (``deepseek_v3/modeling_deepseek_v3.py``; transformers #44261, vllm #35515). A model without such norms stays as it
+    is.
+    """
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in _LATENT_NORMS:
+            module.variance_epsilon = model.config.get_text_config().rms_norm_eps
 
 
 def load_tokenizer(model: ModelSection) -> Any:

@@ -80,12 +80,12 @@ def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Entry:
     except ProbeError as error:
         known = live.suppliers()
         if not known:  # the topic kernels has failed, and said why
-            return Entry(name, "skip", f"no kernel could be called: {error.what}")
+            return Entry(name, "skip", f"no kernel could be called: {error.headline}")
         supplier = known.get(kernel, platform)
         return Entry(
             name,
             "fail",
-            f"the {kernel} of '{supplier}' gave no numbers: {error.what} {error.why}".rstrip(),
+            f"the {kernel} of '{supplier}' gave no numbers: {error.headline} {error.why}".rstrip(),
             _fix(supplier),
         )
     difference, tolerance, supplier = answer["difference"], answer["tolerance"], answer["supplier"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,16 +28,27 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     return message
 
 
-def receive_bytes(connection: socket.socket, size: int) -> bytearray:
-    """Wait for so many bytes. Raises as :func:`receive` does."""
+def receive_bytes(connection: socket.socket, size: int, deadline: float | None = None) -> bytearray:
+    """Wait for so many bytes. Takes and raises what :func:`receive_into` does."""
     data = bytearray(size)
-    receive_into(connection, memoryview(data))
+    receive_into(connection, memoryview(data), deadline)
     return data
 
 
-def receive_into(connection: socket.socket, data: memoryview) -> None:
-    """Wait until memory is filled. Raises as :func:`receive` does."""
+def receive_into(connection: socket.socket, data: memoryview, deadline: float | None = None) -> None:
+    """Wait until memory is filled. Raises as :func:`receive` does.
+
+    Args:
+        connection: With a time-out, which begins anew with whatever comes, or a deadline.
+        data: The memory.
+        deadline: When all of it must have come, on the clock of :func:`time.monotonic`.
+    """
     while data:
+        if deadline is not None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0.0:
+                raise TimeoutError("it took too long")
+            connection.settimeout(left_s)
         count = connection.recv_into(data)
         if not count:
             raise EOFError("the connection was closed")

@@ -16,7 +16,9 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -24,7 +26,7 @@ from typing_extensions import Self
 from anytron.engines.weight_buckets import Bucket, memory_file
 from anytron.engines.weight_carriers import BUCKETS
 from anytron.engines.weight_messages import receive, receive_into, send
-from anytron.engines.weight_secret import new_secret, prove_to_called, prove_to_caller
+from anytron.engines.weight_secret import CALLER_BYTES, Challenge, new_secret, prove_to_called
 from anytron.errors import TransferError
 
 if TYPE_CHECKING:
@@ -36,7 +38,12 @@ LOOPBACK = "127.0.0.1"
 MOMENT_S = 0.05
 """How long the driver waits for rank 0 at one time."""
 PROOF_S = 10.0
-"""How long one that has connected may take to prove that it knows the secret: others wait meanwhile."""
+"""How long one that has connected may take to prove that it knows the secret, in all."""
+CALLERS = 64
+"""Connections that may be about to prove it. One more, and the one that has taken longest is refused: a reader takes as
+long as a message and its answer."""
+REFUSALS = 10
+"""Refusals of a transfer that are written down: strangers must not fill the disk."""
 BACKLOG = 64
 _DRIVER, _READER = "anytron weights, driver", "anytron weights, reader"
 
@@ -57,14 +64,14 @@ class NetworkMeeting:
 
     def __init__(self, driver: str, sender: str) -> None:
         self._opened = contextlib.ExitStack()
-        self._listener = self._opened.enter_context(_listening(driver))
+        listener = _listening(driver)
         self._control: socket.socket | None = None
-        self.sender = NetworkSender(_name(self._listener), sender, new_secret())
+        self.sender = NetworkSender(_name(listener), sender, new_secret())
+        self._door = self._opened.enter_context(contextlib.closing(_Door(listener, self.sender.secret, _DRIVER)))
 
     def reader(self) -> NetworkReader | None:
         """Wait a moment for rank 0 to say where it listens."""
-        secret = self.sender.secret
-        control = _accepted(self._listener, MOMENT_S, secret, _DRIVER)
+        control = self._door.accept(MOMENT_S)
         if control is None:
             return None
         self._control = self._opened.enter_context(control)
@@ -72,8 +79,8 @@ class NetworkMeeting:
             port = receive(control)["port"]
         except (OSError, EOFError):  # it has ended, of which its call will tell
             return None
-        self._listener.close()
-        return NetworkReader((self.sender.address, port), secret)
+        self._door.close()
+        return NetworkReader((self.sender.address, port), self.sender.secret)
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
         """Tell rank 0 that a reader will not come, or that it is gone."""
@@ -113,10 +120,11 @@ class NetworkSender:
         del readers
         with contextlib.ExitStack() as opened:
             descriptors = [opened.enter_context(memory_file(bucket_bytes)) for _ in range(BUCKETS)]
-            listener = opened.enter_context(_listening(self.address))
+            listener = _listening(self.address)
+            door = opened.enter_context(contextlib.closing(_Door(listener, self.secret, _READER)))
             control = opened.enter_context(_connected(self.driver, timeout_s, self.secret, _DRIVER))
             send(control, {"port": _name(listener)[1]})
-            end = _SenderEnd(listener, [Bucket(one, bucket_bytes) for one in descriptors], self.secret)
+            end = _SenderEnd(door, [Bucket(one, bucket_bytes) for one in descriptors])
             control.settimeout(None)
             heeding = threading.Thread(target=end.heed, args=(control,), name="anytron-weights", daemon=True)
             heeding.start()
@@ -156,12 +164,109 @@ class NetworkReader:
             yield _ReaderEnd(connection, Bucket(descriptor, bucket_bytes))
 
 
+class _Door:
+    """Lets in connections that know a secret, of all that come at the same time: none holds up another.
+
+    Args:
+        listener: Where they come; closed with the door.
+        secret: What they must know.
+        purpose: What they come for.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes, purpose: str) -> None:
+        listener.setblocking(False)
+        self.listener = listener
+        self._secret, self._purpose = secret, purpose
+        self._callers: list[_Caller] = []  # in the order in which they came
+        self._refused = 0
+
+    def accept(self, timeout_s: float) -> socket.socket | None:
+        """Wait for a connection that proves that it knows the secret; None if there is none in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._refuse_the_late()
+            left_s = max(0.0, deadline - time.monotonic())
+            said = wait([self.listener, *(caller.connection for caller in self._callers)], min(left_s, PROOF_S))
+            for caller in [one for one in self._callers if one.connection in said]:
+                if self._hear(caller):
+                    return caller.connection
+            if self.listener in said:
+                self._meet()
+            if not left_s:
+                return None
+
+    def close(self) -> None:
+        """Close the listener, and whatever has proved nothing yet."""
+        self.listener.close()
+        while self._callers:
+            self._callers.pop().connection.close()
+
+    def _meet(self) -> None:
+        try:
+            connection, address = self.listener.accept()
+        except OSError:  # it has left again
+            return
+        connection.setblocking(False)
+        caller = _Caller(connection, address[0], Challenge(self._secret, self._purpose), time.monotonic() + PROOF_S)
+        self._callers.append(caller)
+        if len(self._callers) > CALLERS:
+            self._refuse(self._callers[0], "others come")
+        with self._unless_refused(caller):
+            connection.sendall(caller.challenge.text)
+
+    def _hear(self, caller: _Caller) -> bool:
+        """Take what a caller says; return whether it has proved that it knows the secret."""
+        proved = False
+        with self._unless_refused(caller):
+            said = caller.connection.recv(CALLER_BYTES - len(caller.said))
+            if not said:
+                raise EOFError("the connection was closed")
+            caller.said += said
+            if len(caller.said) == CALLER_BYTES:
+                caller.connection.sendall(caller.challenge.answer(bytes(caller.said)))
+                caller.connection.settimeout(PROOF_S)
+                caller.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._callers.remove(caller)
+                proved = True
+        return proved
+
+    def _refuse_the_late(self) -> None:
+        now = time.monotonic()
+        for caller in [one for one in self._callers if now > one.deadline]:
+            self._refuse(caller, f"it has proved nothing within {PROOF_S:g} s")
+
+    @contextlib.contextmanager
+    def _unless_refused(self, caller: _Caller) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            self._refuse(caller, str(error))
+
+    def _refuse(self, caller: _Caller, why: str) -> None:
+        self._callers.remove(caller)
+        caller.connection.close()
+        self._refused += 1
+        if self._refused <= REFUSALS:
+            logger.warning("a connection from %s was refused: %s", caller.address, why)
+        if self._refused == REFUSALS:
+            logger.warning("further refusals in this transfer are not written down")
+
+
+@dataclass
+class _Caller:
+    connection: socket.socket
+    address: str
+    challenge: Challenge
+    deadline: float
+    said: bytearray = field(default_factory=bytearray)
+
+
 class _SenderEnd:
     """A :class:`~anytron.engines.weight_carriers.SenderEnd`."""
 
-    def __init__(self, listener: socket.socket, buckets: Sequence[Bucket], secret: bytes) -> None:
+    def __init__(self, door: _Door, buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
-        self._listener, self._secret = listener, secret
+        self._door = door
         self._lock = threading.Lock()
         self._withdrawn: set[int] = set()
         self._lost: set[int] = set()
@@ -169,7 +274,7 @@ class _SenderEnd:
 
     def accept(self, timeout_s: float) -> socket.socket | None:
         """Wait for a connection of one that knows the secret."""
-        return _accepted(self._listener, timeout_s, self._secret, _READER)
+        return self._door.accept(timeout_s)
 
     def admit(self, reader: int, connection: socket.socket) -> None:
         """Note who it is."""
@@ -242,24 +347,6 @@ def _name(listener: socket.socket) -> tuple[str, int]:
     return address, port
 
 
-def _accepted(listener: socket.socket, timeout_s: float, secret: bytes, purpose: str) -> socket.socket | None:
-    """Wait for a connection; None if nobody came, or one that does not know the secret."""
-    listener.settimeout(timeout_s)
-    try:
-        connection, address = listener.accept()
-    except TimeoutError:
-        return None
-    connection.settimeout(PROOF_S)
-    try:
-        prove_to_caller(connection, secret, purpose)
-    except (OSError, EOFError) as error:
-        connection.close()
-        logger.warning("a connection from %s was refused: %s", address[0], error)
-        return None
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
 def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose: str) -> socket.socket:
     """Connect to a listener that knows the secret.
 
@@ -277,7 +364,8 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
             fix="let the machines connect to each other at any port, or rollout.weights=file",
         ) from error
     try:
-        prove_to_called(connection, secret, purpose)
+        prove_to_called(connection, secret, purpose, timeout_s)
+        connection.settimeout(timeout_s)
     except (OSError, EOFError) as error:
         connection.close()
         raise TransferError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from anytron.engines.weight_messages import receive_bytes
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 _CHALLENGE_BYTES = 32
+CALLER_BYTES = _CHALLENGE_BYTES + hashlib.sha256().digest_size
+"""What a caller says: its own challenge, and its proof."""
 
 
 def new_secret() -> bytes:
@@ -28,37 +31,57 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
-def prove_to_caller(connection: socket.socket, secret: bytes, purpose: str) -> None:
-    """Authenticate a connection as the side that was called.
+class Challenge:
+    """What the side that was called says first, and answers a caller that knows the secret.
 
     Args:
-        connection: Just accepted; with a time-out.
         secret: What both must know.
         purpose: What the connection is for: both must mean the same.
 
-    Raises:
-        EOFError: The caller has left.
-        OSError: It does not know the secret, says nothing, or the connection is broken.
+    Attributes:
+        text: To be sent to the caller. It is random: what proved something once proves nothing again.
     """
-    mine = secrets.token_bytes(_CHALLENGE_BYTES)
-    connection.sendall(mine)
-    theirs = bytes(receive_bytes(connection, _CHALLENGE_BYTES))
-    _check(receive_bytes(connection, hashlib.sha256().digest_size), secret, f"{purpose}: caller", mine + theirs)
-    connection.sendall(_proof(secret, f"{purpose}: called", mine + theirs))
+
+    def __init__(self, secret: bytes, purpose: str) -> None:
+        self.text = secrets.token_bytes(_CHALLENGE_BYTES)
+        self._secret, self._purpose = secret, purpose
+
+    def answer(self, said: bytes) -> bytes:
+        """Check what a caller says, :data:`CALLER_BYTES` long; return the proof for it.
+
+        Raises:
+            PermissionError: It does not know the secret, or is here for something else.
+        """
+        theirs, proof = said[:_CHALLENGE_BYTES], said[_CHALLENGE_BYTES:]
+        _check(proof, self._secret, f"{self._purpose}: caller", self.text + theirs)
+        return _proof(self._secret, f"{self._purpose}: called", self.text + theirs)
 
 
-def prove_to_called(connection: socket.socket, secret: bytes, purpose: str) -> None:
-    """Authenticate a connection as the side that calls; as :func:`prove_to_caller`."""
-    theirs = bytes(receive_bytes(connection, _CHALLENGE_BYTES))
+def prove_to_called(connection: socket.socket, secret: bytes, purpose: str, timeout_s: float) -> None:
+    """Authenticate a connection as the side that calls.
+
+    Args:
+        connection: Just made; it has no time-out of its own afterwards.
+        secret: As for :class:`Challenge`.
+        purpose: As for :class:`Challenge`.
+        timeout_s: How long all of it may take.
+
+    Raises:
+        EOFError: The called side has left.
+        OSError: It does not know the secret, takes too long, or the connection is broken.
+    """
+    deadline = time.monotonic() + timeout_s
+    theirs = bytes(receive_bytes(connection, _CHALLENGE_BYTES, deadline))
     mine = secrets.token_bytes(_CHALLENGE_BYTES)
     connection.sendall(mine + _proof(secret, f"{purpose}: caller", theirs + mine))
-    _check(receive_bytes(connection, hashlib.sha256().digest_size), secret, f"{purpose}: called", theirs + mine)
+    proof = receive_bytes(connection, hashlib.sha256().digest_size, deadline)
+    _check(proof, secret, f"{purpose}: called", theirs + mine)
 
 
 def _proof(secret: bytes, side: str, challenges: bytes) -> bytes:
     return hmac.digest(secret, side.encode() + challenges, "sha256")
 
 
-def _check(proof: bytearray, secret: bytes, side: str, challenges: bytes) -> None:
+def _check(proof: bytes | bytearray, secret: bytes, side: str, challenges: bytes) -> None:
     if not hmac.compare_digest(proof, _proof(secret, side, challenges)):
         raise PermissionError("the other end does not know the secret of this transfer")

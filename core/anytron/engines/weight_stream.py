@@ -254,14 +254,14 @@ class _Sender:
         deadline = time.monotonic() + stream.timeout_s
         missing = set(range(stream.readers))
         while missing := {reader for reader in missing if not end.withdrawn(reader)}:
+            if time.monotonic() > deadline:
+                raise TransferError(
+                    "A rollout process does not come for its weights.",
+                    where=f"readers {sorted(missing)} of {stream.readers}",
+                    why=f"waited {stream.timeout_s:g} s",
+                )
             connection = end.accept(LOOK_S)
             if connection is None:
-                if time.monotonic() > deadline:
-                    raise TransferError(
-                        "A rollout process does not come for its weights.",
-                        where=f"readers {sorted(missing)} of {stream.readers}",
-                        why=f"waited {stream.timeout_s:g} s",
-                    )
                 continue
             connection.settimeout(stream.timeout_s)
             try:

@@ -7,13 +7,17 @@ file; it can read files, and has nobody to tell.
 
 from __future__ import annotations
 
-from anytron.isolation.seccomp import EXECUTE, NEVER, refuse_calls
+from anytron.isolation.allowed import verifier
+from anytron.isolation.seccomp import allow_calls
 
 
 def confine() -> None:
     """Take from this process, for good, what computing does not need. All that it imports should be imported by now.
 
+    It may still read files, start threads, and use what it has open. It is the process itself that is named in its
+    filter: a child that it has started before is not confined.
+
     Raises:
         OSError: The kernel cannot.
     """
-    refuse_calls(NEVER | EXECUTE, processes=False, signals=False, writing=False)
+    allow_calls(verifier())

@@ -19,7 +19,8 @@ _AT_HERE, _AT_RECURSIVE = -100, 0x8000
 _READ_ONLY_ATTRIBUTES = 0x1 | 0x2
 """``MOUNT_ATTR_RDONLY`` and ``MOUNT_ATTR_NOSUID``."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-_NOBODY = 65534
+_STRANGERS = range(0x70000000, 0x7FFFFFFF)
+"""Ids of users and groups that systemd's table of ids (UIDS-GIDS.md) gives to nobody: more than there are processes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,62 +37,19 @@ def control(option: int, value: int) -> None:
 def enter() -> None:
     """Enter namespaces of its own; of processes only children will.
 
-    In its namespace of users root sees all users that it has seen before, and becomes nobody later (:func:`drop_root`);
-    everybody else sees themselves alone. Threads are counted for each such namespace alone (since Linux 5.14), so that
-    one sandbox takes none of another's.
+    Root needs no namespace of users for that, and becomes a stranger later (:func:`drop_root`); everybody else has one
+    in which they are themselves and nobody else exists. The kernel counts threads for each such namespace and each
+    stranger alone (namespaces: since Linux 5.14), so that one sandbox takes none of another's.
 
     Raises:
         OSError: The kernel, or who configured it, does not allow it.
     """
     user, group = os.geteuid(), os.getegid()
-    if user == 0:
-        _as_seen_before()
-        return
-    _unshare()
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
-
-
-def _unshare() -> None:
-    _done(_libc.unshare(_USERS | _OTHERS), "unshare")
-
-
-def _as_seen_before() -> None:
-    """Have this process enter a namespace of users, and root map all users and groups to themselves in it.
-
-    That is for a process outside to write, which a child is that was made before.
-    """
-    maps = {name: _identity(Path(f"/proc/self/{name}").read_text(encoding="ascii")) for name in ("uid_map", "gid_map")}
-    entered, tell = os.pipe()
-    mapper = os.fork()
-    if mapper == 0:
-        number = errno.EIO
-        try:
-            os.close(tell)
-            if os.read(entered, 1):
-                for name, text in maps.items():
-                    Path(f"/proc/{os.getppid()}/{name}").write_text(text, encoding="ascii")
-                number = 0
-        except OSError as error:
-            number = error.errno or errno.EIO
-        finally:
-            os._exit(number)
-    try:
-        os.close(entered)
-        _unshare()
-        os.write(tell, b".")
-    finally:
-        os.close(tell)
-        number = os.waitstatus_to_exitcode(os.waitpid(mapper, 0)[1])
-    if number:
-        raise OSError(abs(number), f"users of its own: {os.strerror(abs(number))}")
-
-
-def _identity(known: str) -> str:
-    """Make a map of ids to themselves of a map as the kernel shows it: first inside, first outside, how many."""
-    lines = (line.split() for line in known.splitlines())
-    return "".join(f"{first} {first} {count}\n" for first, _, count in lines)
+    _done(_libc.unshare(_OTHERS | (_USERS if user else 0)), "unshare")
+    if user:
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
 
 
 def replace_files(visible: list[str], limit: int) -> None:
@@ -139,16 +97,47 @@ def replace_files(visible: list[str], limit: int) -> None:
     os.chdir("/tmp")  # noqa: S108 - its own
 
 
-def drop_root() -> None:
-    """Become nobody, if this is root.
+def stranger() -> tuple[int, int]:
+    """Choose a user and a group that nothing belongs to, while ``/proc`` is to be seen.
+
+    No other process that lives as long as this one chooses the same, unless fewer ids are mapped in this container than
+    there are processes.
+    """
+    maps = (Path(f"/proc/self/{one}_map").read_bytes() for one in ("uid", "gid"))
+    user, group = (_stranger(os.getpid(), known) for known in maps)
+    return user, group
+
+
+def drop_root(user: int, group: int) -> None:
+    """Become somebody else, if this is root.
+
+    Args:
+        user: Whom it becomes.
+        group: The only group that it then belongs to.
 
     Raises:
         OSError: There is no such user here.
     """
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
+
+
+def _stranger(number: int, known: bytes) -> int:
+    """Choose an id by a number.
+
+    Args:
+        number: Of a process.
+        known: ``uid_map`` or ``gid_map``: the first id here, the first outside, how many; by lines. Containers without
+            privileges know 65,536 at most.
+    """
+    chosen = _STRANGERS[number % len(_STRANGERS)]
+    parts = [range(int(first), int(first) + int(count)) for first, _, count in map(bytes.split, known.splitlines())]
+    if any(chosen in part for part in parts):
+        return chosen
+    most = max(parts, key=len)
+    return most[-1 - number % max(1, len(most) - 1)]  # never the first, which may be root
 
 
 def _mount(source: str, place: str, kind: str | None, flags: int, options: str | None = None) -> None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal, NoReturn
 
-from anytron.isolation import namespaces
-from anytron.isolation.seccomp import NEVER, refuse_calls
+from anytron.isolation import allowed, namespaces
+from anytron.isolation.seccomp import allow_calls
 
 GIB, MIB = 1 << 30, 1 << 20
 
 Level = Literal["full", "reduced"]
-"""``full``: namespaces of its own, of users, processes, network, mounts and more; it sees the
+"""``full``: namespaces of its own, of users (unless this is root), processes, network, mounts and more; it sees the
 interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold no secret; the
 program reads what its user reads, and changes no file: by ``/proc/PID/mem`` it would rule its user's other processes.
 Time, memory, output, network, processes and signals are limited on both."""
@@ -119,7 +119,8 @@ class Sandbox:
         try:
             python = sys.executable if self.site_packages else os.path.realpath(sys.executable)
             _end_with(caller)
-            os.umask(0o022)  # who becomes nobody must still see what is built here
+            os.umask(0o022)  # who becomes a stranger must still see what is built here
+            stranger = namespaces.stranger()
             if self.level == "full":
                 step = "namespaces of its own"
                 namespaces.enter()
@@ -135,11 +136,11 @@ class Sandbox:
             _arrange(descriptors, report)
             report = 4
             self._limit()
-            namespaces.drop_root()
+            namespaces.drop_root(*stranger)
             if self.level == "reduced":
                 _end_with(caller)  # the kernel forgets it when root becomes somebody else
             step = "a filter of system calls"
-            refuse_calls(NEVER, processes=False, signals=self.level == "full", writing=self.level == "full")
+            allow_calls(allowed.program(own_files=self.level == "full"))
             step = "the interpreter"
             _execute(python, self.site_packages)
         except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not return

@@ -118,7 +118,7 @@ def rehearse(
         seconds: Begin no further call after this time; None = take as long as it needs.
         own_functions: Try the user's functions, too.
         has_environment: Responses have turns, which a function of the user may want to see.
-        tell: Is told the reward, and how many of how many prompts it has been tried on.
+        tell: Called with a reward, how many prompts it has been tried on, and how many there are.
     """
     found = Rehearsal()
     prompts = evenly(prepared.sampler.tables, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import isfinite
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.rewards.sample import Sample
+
+
+_CHOICE = re.compile(r"^\(([a-zA-Z])\)$")
+"""A letter of a multiple choice, in parentheses."""
 
 
 class Math(ReferenceReward):
@@ -103,6 +108,8 @@ class Math(ReferenceReward):
 
         if right == given:
             return any(letter.isalnum() for letter in right)  # a sign alone is no answer
+        if "\\" in right and right.lower() == given.lower():
+            return False  # math-verify takes a capital Greek letter for its small one
         try:
             both = [
                 parse(f"\\boxed{{{one}}}", parsing_timeout=self.step_timeout_s, raise_on_error=True)
@@ -129,6 +136,7 @@ def _unwrapped(reference: str) -> str:
 
 
 def _text(answer: str) -> str:
-    """Letters and digits of an answer, for comparing what is no mathematics."""
-    plain = WORDED.sub(lambda found: found[1], answer)
-    return " ".join(plain.strip().strip("$().").lower().split())
+    """An answer as letters and digits, for comparing what is no mathematics. Commands of LaTeX keep their capitals."""
+    plain = WORDED.sub(lambda found: found[1], answer).strip().strip("$").rstrip(".").strip()
+    plain = _CHOICE.sub(r"\1", plain)
+    return " ".join((plain if "\\" in plain else plain.lower()).split())

@@ -73,7 +73,7 @@ class Written:
     Attributes:
         elements: Its elements, more than one if it is a set or a list; each LaTeX without text, unit and sign of money.
         percent: Whether a percent sign stood behind it.
-        unit: The unit, if it is one that is told apart from others.
+        unit: The unit, where the same number in another unit is another answer; else empty.
     """
 
     elements: tuple[str, ...]

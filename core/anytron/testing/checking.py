@@ -78,7 +78,7 @@ def _told(error: Exception) -> tuple[str, str]:
     """Say what was found, and how far off it is or why it is so."""
     if isinstance(error, Broken):
         return error.what, error.difference
-    return (error.what, error.why) if isinstance(error, AnytronError) else (raised(error), "")
+    return (error.headline, error.why) if isinstance(error, AnytronError) else (raised(error), "")
 
 
 def raised(error: BaseException) -> str:
@@ -87,7 +87,7 @@ def raised(error: BaseException) -> str:
     Where it is the kit's, that line shows what the kit did with the platform's answer.
     """
     if isinstance(error, AnytronError):
-        return " ".join(part for part in (error.what, error.why) if part)
+        return " ".join(part for part in (error.headline, error.why) if part)
     frames = traceback.extract_tb(error.__traceback__)
     place = f", at {frames[-1].line!r} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     message = str(error).strip().splitlines()

@@ -75,7 +75,7 @@ class Checker:
                     case = answer["at"]
         except AnytronError as error:
             self.close()
-            return RuleResult.failed(rule, error.what, difference=error.why, seconds=time.monotonic() - start)
+            return RuleResult.failed(rule, error.headline, difference=error.why, seconds=time.monotonic() - start)
 
     def close(self) -> None:
         """End the process; the next rule gets another one."""

@@ -232,7 +232,7 @@ class RunDirectory:
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, AnytronError):
-            said = " ".join(filter(None, [error.what, error.where and f"({error.where})", error.why]))
+            said = " ".join(filter(None, [error.headline, error.why]))
         else:
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self._record = self._record.model_copy(

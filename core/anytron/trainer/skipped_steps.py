@@ -71,7 +71,7 @@ def _why(step: Experience, config: RunConfig) -> str:
     }
     said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
     why = f"of {len(step.samples)} responses in the last one {said or 'none failed'}"
-    if algorithm.dynamic_sampling:
+    if algorithm.dynamic_sampling and len(rewards):
         why += f"; within each group the others have the same reward, {rewards.min():g} to {rewards.max():g}"
     return why
 

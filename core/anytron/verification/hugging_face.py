@@ -16,7 +16,7 @@ import torch
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.batch import TokenOutputs, token_index
 from anytron.config.algorithm import AlgorithmSection
-from anytron.data.pretrained import model_class, read_hf_config
+from anytron.data.pretrained import model_class, read_hf_config, take_latent_epsilon
 from anytron.errors import EngineError, ResourceError
 from anytron.verification.forced_routing import forced_routing
 
@@ -136,6 +136,7 @@ def load_model(
     given = {} if weights is None else {"state_dict": load_file(weights)}
     origin = directory if weights is None else None
     model = type(empty).from_pretrained(origin, config=config, dtype=dtype, local_files_only=True, **given)
+    take_latent_epsilon(model)
     return model.float().eval()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from anytron.errors import EngineError
+from anytron.testing.tiny_models import write_tiny_model
 from tests.backends.rollout.conftest import generate
 
 PROMPTS = [
@@ -180,3 +181,9 @@ def test_the_seed_decides(engine):
 def test_nothing_generates_without_weights(new_engine):
     with pytest.raises(EngineError, match="no weights yet"):
         generate(new_engine(), PROMPTS, sampling(), seed=0)
+
+
+def test_latent_norms_have_the_epsilon_with_which_megatron_trains(new_engine, tmp_path):
+    engine = new_engine(model={"path": str(write_tiny_model("deepseek_v3", tmp_path / "model", rms_norm_eps=1e-3))})
+    norms = [module.variance_epsilon for module in engine._model.modules() if hasattr(module, "variance_epsilon")]
+    assert set(norms) == {1e-3}

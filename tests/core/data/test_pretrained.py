@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.config.imports import resolve
 from anytron.config.schema import ModelSection
@@ -18,6 +20,7 @@ from anytron.data.pretrained import (
     load_tokenizer,
     padding_token_id,
     save_generation_config,
+    take_latent_epsilon,
 )
 from anytron.errors import ConfigError
 
@@ -127,3 +130,13 @@ def test_a_trained_model_ends_its_responses_with_the_same_tokens(tmp_path, token
     save_generation_config(ModelSection(config={"model_type": "qwen3"}, tokenizer="t"), tmp_path / "random")
     save_generation_config(ModelSection(path=str(tmp_path / "random"), tokenizer="t"), tmp_path / "random")
     assert list((tmp_path / "random").iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_every_norm_has_the_epsilon_of_the_config(family):
+    config = AutoConfig.for_model(family, num_hidden_layers=1, rms_norm_eps=1e-3)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    take_latent_epsilon(model)
+    norms = [module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")]
+    assert norms == [1e-3] * 5

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -281,14 +283,76 @@ def test_a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weig
 
 
 @pytest.mark.parametrize("way", ["network"], indirect=True)
-def test_one_that_says_nothing_holds_up_others_for_a_while_only(new_transfer, monkeypatch):
-    monkeypatch.setattr(weight_network, "PROOF_S", 0.2)
+def test_strangers_that_say_nothing_hold_up_nobody(new_transfer):
+    one = new_transfer()
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as opened:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        silent = [
+            opened.enter_context(socket.create_connection(one.carrier.sender))
+            for _ in range(weight_network.CALLERS + 10)
+        ]
+        silent[0].settimeout(weight_network.PROOF_S / 2)
+        assert len(silent[0].recv(32, socket.MSG_WAITALL)) == 32
+        assert silent[0].recv(1) == b"", "there are too many, and it has taken longest"
+        began = time.monotonic()
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+        assert time.monotonic() - began < weight_network.PROOF_S / 2
+        assert len(silent[-1].recv(1000)) == 32, "it was told a random number, and nothing else"
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_proof_has_one_deadline_however_slowly_its_bytes_come(new_transfer, monkeypatch):
+    monkeypatch.setattr(weight_network, "PROOF_S", 0.3)
     one = new_transfer()
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
-        with socket.create_connection(one.carrier.sender) as silent:
-            assert collect(one.origin(0))[0] == sent.result().version == 3
-            assert len(silent.recv(1000)) == 32, "it was told a random number, and nothing else"
+        began = time.monotonic()
+        with socket.create_connection(one.carrier.sender) as slow, contextlib.suppress(OSError):
+            for _ in range(60):  # of the 64 bytes of a proof
+                slow.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 2.5, "it was refused in the middle"
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_transfer_ends_in_time_while_strangers_knock(new_transfer):
+    one = new_transfer(timeout_s=0.5)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(one.stream.send, [], 3, lambda name: False)
+        where, until = one.carrier.sender, time.monotonic() + 5.0
+        with socket.create_connection(where), contextlib.suppress(OSError):
+            while time.monotonic() < until:
+                with socket.create_connection(where) as stranger:
+                    stranger.sendall(bytes(64))
+        with pytest.raises(TransferError, match="does not come for its weights"):
+            sent.result()
+        assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_recorded_proof_proves_nothing_again(new_transfer):
+    """Somebody writes down all that a reader says, and says it again."""
+    one, recorded = new_transfer(), bytearray()
+    with ThreadPoolExecutor() as pool, socket.create_server(("127.0.0.1", 0)) as between:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        real = one.carrier.sender
+        through = replace(one.origin(0), carrier=replace(one.carrier, sender=between.getsockname()))
+        found = pool.submit(collect, through)
+        caller, _ = between.accept()
+        with caller, socket.create_connection(real) as called:
+            called.settimeout(10.0)
+            caller.settimeout(10.0)
+            caller.sendall(called.recv(32, socket.MSG_WAITALL))
+            recorded += caller.recv(64, socket.MSG_WAITALL)
+            with socket.create_connection(real) as again:  # the true one waits in the middle of its proof
+                again.settimeout(10.0)
+                again.recv(32, socket.MSG_WAITALL)
+                again.sendall(recorded)
+                assert again.recv(1000) == b"", "it is not answered"
+        with pytest.raises(TransferError):
+            found.result()
+        assert collect(one.origin(0))[0] == sent.result().version == 3
 
 
 @pytest.mark.parametrize("way", ["network"], indirect=True)

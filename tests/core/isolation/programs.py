@@ -7,13 +7,15 @@ import json
 import os
 import sys
 
-from anytron.isolation import namespaces
+from anytron.isolation import allowed, namespaces
 from anytron.isolation.sandbox import Sandbox, Unavailable
 
 settings, program, given, files, sabotage = json.loads(sys.argv[1])
-if sabotage == "one namespace of users":
-    namespaces._USERS = 0  # as root had none
-    namespaces._as_seen_before = namespaces._unshare
+if sabotage == "one user for all":
+    namespaces._STRANGERS = range(65534, 65535)
+if sabotage == "larger buffers":
+    whole = allowed.program
+    allowed.program = lambda **profile: {**whole(**profile), "fcntl": ()}
 opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(files)]
 try:
     ending = Sandbox(**settings).run(program, given)

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from anytron.data.pretrained import model_class
+from anytron.data.pretrained import model_class, take_latent_epsilon
 from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from anytron.engines.weights import Piece
 from anytron.errors import ConfigError, EngineError
@@ -80,6 +80,7 @@ class Generation:
         config = copy.deepcopy(model.hf_config)
         # verl asks transformers for flash-attn, unless it is told otherwise, which is for its own engines.
         built = model_class(config).from_config(config, dtype=getattr(torch, rollout.dtype), attn_implementation="sdpa")
+        take_latent_epsilon(built)
         built.generation_config = GenerationConfig()
         self._model = built.to(device).eval().requires_grad_(requires_grad=False)
         self._shares_prompts = can_share(self._model)

@@ -71,6 +71,13 @@ def test_gradients_are_those_of_hugging_face(case, compare):
     assert "not compared" not in found.detail
 
 
+def test_latent_norms_have_the_epsilon_of_the_config(compare, tmp_path):
+    """transformers gives them 1e-6 whatever the config says; Megatron, vLLM and SGLang take the config's."""
+    found = compare(write_tiny_model("deepseek_v3", tmp_path / "model", num_hidden_layers=2, rms_norm_eps=1e-3))
+    assert found.status is Status.PASSED, found
+    assert found.max_abs_diff <= 2e-5, found
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next"])
 def test_in_bfloat16_they_are_as_near_as_its_rounding_allows(family, compare):
     found = compare(family, model={"dtype": "bfloat16"})
