@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import json
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from anytron.cli.output import error_console
+from anytron.cli.output import error_console, result_console
 from anytron.config.load import read_stages
 from anytron.errors import within
 from anytron.preflight.prepare import prepare, prepare_prompts
-from anytron.preflight.rehearsal import Rehearsal, rehearse
+from anytron.preflight.rehearsal import TrialProcesses, rehearse
+from anytron.preflight.trial import Rehearsal
 from anytron.preflight.validation import prepare_held_out, prepare_validation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from anytron.config.schema import RunConfig
-    from anytron.preflight.prepare import PreparedRun
+    from anytron.preflight.prepare import PreparedPrompts
 
 WIDTH = 80
-"""Columns of what is printed."""
+"""Columns of what is printed, where the output is not a terminal."""
+FINDING = {"row": 4, "finding": 7, "example": 9, "remedy": 8}
+"""Columns of the table of findings, and their shares of its width."""
+SHOWN = 32
+"""Columns of a response in a table."""
 
 
 def run_check(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
@@ -37,22 +45,24 @@ def run_check(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
     found: dict[str, Rehearsal] = {}
     for stage, (config, _) in read_stages(path, overrides).items():
         for name, prepared in _subjects(config, f"stage {stage}" if stage else "training"):
-            found[name] = Rehearsal() if prepared is None else _checked(name, config, prepared)
+            found[name] = _checked(name, config, prepared)
     if as_json:
         typer.echo(json.dumps({name: one.as_json() for name, one in found.items()}, indent=2, default=str))
     else:
+        console = result_console(WIDTH)
         for name, one in found.items():
-            for line in lines(name, one):
-                typer.echo(line)
+            _show(console, name, one)
     return not any(one.findings for one in found.values())
 
 
-def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedRun | None]]:
-    """Give what is checked: training and each validation set; of supervised fine-tuning the data are read, no more."""
+def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedPrompts]]:
+    """Give what is checked: training and each validation set."""
     with within(name):
         if config.supervised:
-            prepare_held_out(config, prepare_prompts(config))
-            yield name, None
+            examples = prepare_prompts(config)
+            yield name, examples
+            for held_out in prepare_held_out(config, examples):
+                yield f"{name}, {held_out.section.title}", held_out.prepared
             return
         prepared = prepare(config)
         yield name, prepared
@@ -60,41 +70,88 @@ def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedRun |
             yield f"{name}, {one.section.title}", one.prepared
 
 
-def _checked(name: str, config: RunConfig, prepared: PreparedRun) -> Rehearsal:
+def _checked(name: str, config: RunConfig, prepared: PreparedPrompts) -> Rehearsal:
+    """Try a subject's rewards; of supervised fine-tuning the data have been read, and no more is done."""
     from rich.progress import Progress
 
+    from anytron.preflight.prepare import PreparedRun
+
+    if not isinstance(prepared, PreparedRun):
+        return Rehearsal(notes=prepared.sampler.remarks)
     console = error_console()
     with (
         tempfile.TemporaryDirectory(prefix="anytron-") as logs,
         Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
-        prepared.rewards.start(Path(logs), config.executor.start_timeout_s) as workers,
+        TrialProcesses(Path(logs), config.executor.start_timeout_s) as processes,
     ):
         tasks = {reward: bar.add_task(f"{name}: {reward}", total=None) for reward in prepared.rewards.sections}
 
         def tell(reward: str, done: int, total: int) -> None:
             bar.update(tasks[reward], completed=done, total=total)
 
-        return rehearse(prepared, workers, has_environment=config.environment is not None, tell=tell)
+        has_environment = config.environment is not None
+        found = rehearse({name: prepared}, processes, has_environment=has_environment, tell=tell)[name].found
+    found.notes += prepared.sampler.remarks
+    return found
 
 
-def lines(name: str, found: Rehearsal) -> Iterator[str]:
-    """Write what was found, in lines of at most ``WIDTH`` columns."""
-    yield f"{name}: " + ("nothing wrong" if not found.findings else f"{len(found.findings)} findings")
-    for reward, count in found.tried.items():
-        yield from _wrapped(f"tried   {reward} on {count} prompts", 2)
+def _show(console: Console, name: str, found: Rehearsal) -> None:
+    """Print what was found: what was tried, the findings, and what each form scored."""
+    count = len(found.findings)
+    console.print(f"{name}: {count} finding{'s' * (count != 1)}" if count else f"{name}: nothing wrong")
+    for reward, tried in found.tried.items():
+        console.print(_text(f"  tried   {reward} on {tried} prompt{'s' * (tried != 1)}"))
     for reward, why in found.left_out.items():
-        yield from _wrapped(f"left out   {reward}: {why}", 2)
+        console.print(_text(f"  left out   {reward}: {why}"))
     for note in found.notes:
-        yield from _wrapped(f"note   {note}", 2)
+        console.print(_text(f"  note   {note}"))
+    for table in ([_findings(found)] if found.findings else []) + [_scores(found, reward) for reward in found.scores]:
+        console.print()
+        console.print(table)
+
+
+def _findings(found: Rehearsal) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 1, 0), expand=True, title_justify="left")
+    table.title, table.title_style = "findings", "bold"
+    for heading in ("row", "finding", "example", "remedy"):
+        table.add_column(heading, ratio=FINDING[heading], overflow="fold")
     for one in found.findings:
-        yield ""
-        yield from _wrapped(f"{one.what} {one.count} prompt{'s' * (one.count != 1)}, for example:", 2)
+        what, fix = f"{one.what} {one.count} prompt{'s' * (one.count != 1)}", one.fix
         for row, seen in one.rows:
-            yield from _wrapped(f"{row}: {seen}", 4)
-        yield from _wrapped(f"fix: {one.fix}", 4)
+            table.add_row(*map(_text, (row, what, seen, fix)))
+            what, fix = "", ""
+    return table
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
-    """Break lines, with what is no letter or sign escaped: nothing commands the terminal."""
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return textwrap.wrap(shown, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2))
+def _scores(found: Rehearsal, reward: str) -> Table:
+    """The matrix of a reward: what each form scored."""
+    from rich.table import Table
+
+    title = f"what {reward} gives: the score for {_plain(found.example[reward])}, and the mean of {found.tried[reward]}"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    table.add_column("form", no_wrap=True)
+    table.add_column("right", no_wrap=True)
+    table.add_column("response", no_wrap=True, max_width=SHOWN, overflow="ellipsis")
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("mean", justify="right", no_wrap=True)
+    for form, one in found.scores[reward].items():
+        right, written = "yes" if one.right else "no", one.written[: 2 * SHOWN]
+        table.add_row(form, right, _text(written), _number(one.first), _number(one.mean))
+    return table
+
+
+def _number(score: float | None) -> str:
+    return "fails" if score is None else f"{score:.3g}"
+
+
+def _plain(text: str) -> str:
+    """Escape what is no letter or sign: a text stays on its line."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _text(text: str) -> Text:
+    from rich.text import Text
+
+    return Text(_plain(text))

@@ -67,12 +67,15 @@ class RewardPool:
         """When :meth:`score` can go on in any case, on the clock of :func:`time.monotonic`."""
         return min(self._processes[number].deadline for number in self._busy)
 
-    def score(self, samples: Sequence[Sample], *, more: bool = False) -> Generator[None, None, Scored]:
+    def score(
+        self, samples: Sequence[Sample], *, more: bool = False, forgiving: bool = False
+    ) -> Generator[None, None, Scored]:
         """Call the function with all samples; where that fails, one by one, to find those that it fails for.
 
         Args:
             samples: Of a step.
             more: The step has others, among which some have a number.
+            forgiving: A failure is found and ends nothing, also where ``on_error`` is ``stop``.
 
         Yields:
             None whenever it has to wait (:attr:`connections`, :attr:`deadline`).
@@ -92,7 +95,7 @@ class RewardPool:
                 yield
                 continue
             call, answer = came
-            if answer.failures and self.section.on_error == "stop":
+            if answer.failures and self.section.on_error == "stop" and not forgiving:
                 raise self._error(answer.failures[0], call, samples)
             self._enter(call, answer, values, failures)
             if not answer.whole and len(call) > 1:

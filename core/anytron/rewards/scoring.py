@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from multiprocessing.connection import wait
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from anytron.rewards.pool import RewardPool, Scored
 from anytron.rewards.registered import REWARDS, RewardFunction, made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from anytron.config.scoring import RewardSection
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from anytron.rewards.answer import Failure
     from anytron.rewards.judged import RewardModel
     from anytron.rewards.sample import Sample
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -144,16 +147,19 @@ class RewardWorkers:
         sections: All rewards, by name.
         pools: The processes of those that are functions.
         model: What the others ask.
+
+    Attributes:
+        pools: As given.
     """
 
     def __init__(
         self, sections: Mapping[str, RewardSection], pools: Sequence[RewardPool], model: RewardModel | None = None
     ) -> None:
-        self._sections, self._pools, self._model = sections, pools, model
+        self._sections, self.pools, self._model = sections, pools, model
 
     def beside(self, model: RewardModel | None) -> RewardWorkers:
         """The same processes, and the run's reward model, if it has one."""
-        return RewardWorkers(self._sections, self._pools, model)
+        return RewardWorkers(self._sections, self.pools, model)
 
     def __call__(self, samples: Sequence[Sample], *, more: bool = False) -> RewardScores:
         """Score samples by every function and the model; those whose environment failed are shown to none, and dropped.
@@ -193,15 +199,6 @@ class RewardWorkers:
             )
         return RewardScores(total, parts, failures)
 
-    def rehearse(self, name: str, samples: Sequence[Sample]) -> Scored:
-        """Let one function score samples that no model wrote.
-
-        Raises:
-            DataError: It fails, and its ``on_error`` is ``stop``; or it cannot be called.
-        """
-        (pool,) = (pool for pool in self._pools if pool.name == name)
-        return _together([pool], samples, more=True)[0]
-
     def _scored(self, samples: Sequence[Sample], *, more: bool) -> dict[str, Scored]:
         """Let the model and all functions score samples at the same time."""
         asking = {name: one for name, one in self._sections.items() if one.function == REWARD_MODEL}
@@ -209,15 +206,15 @@ class RewardWorkers:
         if asking and samples:
             assert self._model is not None, "a reward that asks one needs a section reward_model"
             scores = self._model.begin(samples)
-        found = _together(self._pools, samples, more=more)
-        by_function = {pool.name: one for pool, one in zip(self._pools, found, strict=True)}
+        found = side_by_side([(pool, pool.score(samples, more=more)) for pool in self.pools])
+        by_function = {pool.name: one for pool, one in zip(self.pools, found, strict=True) if one is not None}
         return by_function | (judged(asking, scores(), samples, more=more) if asking else {})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for pool in self._pools:
+        for pool in self.pools:
             pool.close()
 
 
@@ -246,26 +243,37 @@ def joined(found: Sequence[RewardScores]) -> RewardScores:
     return RewardScores(torch.cat([one.total for one in found]), parts, failures)
 
 
-def _together(pools: Sequence[RewardPool], samples: Sequence[Sample], *, more: bool) -> list[Scored]:
-    """Let all functions score the samples at the same time."""
-    scoring = [pool.score(samples, more=more) for pool in pools]
-    found: dict[int, Scored] = {}
+def side_by_side(
+    work: Sequence[tuple[RewardPool, Generator[None, None, T]]], until: float = math.inf
+) -> list[T | None]:
+    """Let the processes of several rewards work at the same time.
+
+    Args:
+        work: For each of different pools, what yields whenever it has to wait for one of the pool's processes.
+        until: Then give up what is not finished, on the clock of :func:`time.monotonic`.
+
+    Returns:
+        What each returned; None for what was given up: processes that were at work for it have ended.
+    """
+    found: dict[int, T] = {}
     try:
-        while len(found) < len(pools):
-            for index in range(len(pools)):
+        while len(found) < len(work):
+            for index, (_, scoring) in enumerate(work):
                 if index not in found:
                     try:
-                        next(scoring[index])
+                        next(scoring)
                     except StopIteration as finished:
                         found[index] = finished.value
-            busy = [pool for index, pool in enumerate(pools) if index not in found]
+            busy = [pool for index, (pool, _) in enumerate(work) if index not in found]
+            if monotonic() >= until:
+                break
             if busy:
-                left = min(pool.deadline for pool in busy) - monotonic()
+                left = min(until, *(pool.deadline for pool in busy)) - monotonic()
                 wait([one for pool in busy for one in pool.connections], max(0.0, left))
     finally:
-        for one in scoring:
+        for _, one in work:
             one.close()  # one may have raised: nobody waits for the others any more
-    return [found[index] for index in range(len(pools))]
+    return [found.get(index) for index in range(len(work))]
 
 
 def _refused(reward: Any, data: Mapping[str, Any]) -> DataError | None:

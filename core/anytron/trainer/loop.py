@@ -13,10 +13,10 @@ from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
-from anytron.errors import DataError, ProcessLost
+from anytron.errors import ProcessLost
 from anytron.preflight.capabilities import generates_in_training
+from anytron.preflight.earnable import require_earnable
 from anytron.preflight.prepare import prepare, prepare_prompts
-from anytron.preflight.rehearsal import rehearse
 from anytron.preflight.validation import prepare_held_out, prepare_validation
 from anytron.rollout.ahead import StepsAhead
 from anytron.rollout.conversations import turns_of
@@ -60,12 +60,6 @@ if TYPE_CHECKING:
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.experience import Experience
     from anytron.trainer.workers import TrainingWorkers
-
-
-REHEARSED_ROWS = 32
-"""Prompts that rewards are tried on before a worker starts."""
-REHEARSAL_S = 5.0
-"""Seconds after which none is tried any more; ``math`` needs one or two, with the start of its process."""
 
 
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
@@ -121,7 +115,7 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             prepared.rewards.start(run.path / "logs", config.executor.start_timeout_s) as score_rewards,
             start_environments(config, run.path / "logs") as environments,
         ):
-            require_earnable(prepared, score_rewards, progress)
+            require_earnable(config, prepared, examined, score_rewards, run.path / "logs" / "rehearsal", progress)
             if generates_in_training(config):
                 transfer: WeightTransfer | WeightsInPlace = WeightsInPlace()
             else:
@@ -129,28 +123,6 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
             return _train(config, prepared, examined, score_rewards, environments, start, run, transfer, *shared)
 
     return _in_directory(config, prepared, examined, progress, reinforce)
-
-
-def require_earnable(prepared: PreparedRun, score_rewards: RewardWorkers, progress: Progress) -> None:
-    """Try registered rewards on some prompts, say in a line what was found, and refuse what cannot be learnt.
-
-    Functions of the user are left to ``anytron data check``: they may keep a state, or cost something.
-
-    Raises:
-        DataError: A reward that reads every form of an answer reads none of the right ones.
-    """
-    found = rehearse(prepared, score_rewards, rows=REHEARSED_ROWS, seconds=REHEARSAL_S, own_functions=False)
-    for one in found.findings:
-        row, seen = one.rows[0]
-        if one.certain:
-            where = f"prompt {row}, and all others that were tried ({one.count})"
-            raise DataError(one.what, where=where, why=seen, fix=one.fix)
-    if found.findings:
-        kinds = "; ".join(f"{one.what.rstrip('.')} ({one.count}, prompt {one.rows[0][0]})" for one in found.findings)
-        progress.warn(f"rehearsal: {kinds}. anytron data check says more")
-    elif found.tried:
-        count = max(found.tried.values())
-        progress.note(f"rehearsal: {', '.join(found.tried)} can be earned, and not for nothing ({count} prompts)")
 
 
 def _in_directory(

@@ -15,11 +15,10 @@ from anytron.data.prompts import TokenizedPrompt
 from anytron.data.thoughts import decode_responses, opened
 from anytron.errors import AnytronError, DataError
 from anytron.preflight.prepare import prepare
-from anytron.preflight.rehearsal import evenly, rehearse
+from anytron.preflight.rehearsal import Evenly
 from anytron.rewards import Sample
 from anytron.rewards.patterns import Format, Regex
 from anytron.rollout.trajectory import Trajectory
-from anytron.trainer.loop import require_earnable
 from anytron.trainer.trajectories import make_samples
 from tests.house import ROOT
 
@@ -54,6 +53,9 @@ def constant(samples):
 
 def never(samples):
     return [0.0 for _ in samples]
+
+def tagged(samples):
+    return [float(f"<answer>{sample.data['answer']}</answer>" in sample.response_text) for sample in samples]
 
 class Told:
     def right_answer(self, data):
@@ -119,7 +121,7 @@ BROKEN = {
     "no room for the answer": (changed(1, answer="12345"), [], None, "line 2", "raise rollout.max_new_tokens"),
     "a constant": (ROWS, [], function("r.py:constant"), "line 1", "stricter pattern"),
     "a function that never rewards": (ROWS, [], function("r.py:never"), "line 1", "ask for a form"),
-    "a function that raises": (ROWS, [], function("r.py:raises"), "line 1", "correct the function"),
+    "a function that raises": (ROWS, [], function("r.py:raises"), "line 1", "let it give 0"),
     "two beginnings": (
         [{**one, "prompt": f"<extra0>{one['prompt']}"} for one in ROWS],
         ["model.tokenizer=tok.py:begun", "data.options.chat=true"],
@@ -144,10 +146,52 @@ def test_a_broken_copy_is_named_with_row_and_remedy(name, tmp_path):
     rows, keys, rewards, row, remedy = BROKEN[name]
     done = check(SORT, *overrides(tmp_path, rows, *keys, **({} if rewards is None else {"rewards": rewards})))
     assert done.exit_code == 1, done.output
-    said = str(done.exception) if isinstance(done.exception, AnytronError) else " ".join(done.stdout.split())
-    assert row in said, said
-    assert remedy in said, said
+    if isinstance(done.exception, AnytronError):
+        said = str(done.exception)
+        assert row in said, said
+        assert remedy in said, said
+        return
+    columns = findings(done.stdout)
+    assert row in columns["row"]
+    assert remedy in columns["remedy"]
+    assert columns["finding"]
+    assert columns["example"]
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def findings(printed):
+    """What stands in each column of the table of findings."""
+    lines = printed.splitlines()
+    head = lines.index(next(line for line in lines if line.split() == ["row", "finding", "example", "remedy"]))
+    body = itertools.takewhile(lambda line: not line.startswith("what "), lines[head + 1 :])
+    begins = [*(lines[head].index(name) for name in ("row", "finding", "example", "remedy")), None]
+    columns = {name: [] for name in lines[head].split()}
+    for line in body:
+        for name, (begin, end) in zip(columns, itertools.pairwise(begins), strict=True):
+            columns[name] += line[begin:end].split()
+    return {name: " ".join(words) for name, words in columns.items()}
+
+
+def test_each_form_stands_in_a_matrix_with_its_scores(tmp_path):
+    keys = overrides(tmp_path, ROWS, rewards=function("r.py:tagged"))
+    printed = check(SORT, *keys).stdout
+    (head,) = [place for place, line in enumerate(printed.splitlines()) if line.startswith("form ")]
+    shown = {line[:18].strip(): line.split()[-2:] for line in printed.splitlines()[head + 1 :]}
+    assert shown.pop("<answer>") == shown.pop("</think>, <answer>") == ["1", "1"]
+    assert len(shown) == 11
+    assert {"bare", "boxed", "behind </think>", "in a sentence", "nothing", "None"} < shown.keys()
+    assert all(scores == ["0", "0"] for scores in shown.values())
+    (found,) = json.loads(check(SORT, *keys, "--json").stdout).values()
+    assert found["example"] == {"tagged": "line 1"}
+    form = found["scores"]["tagged"]["<answer>"]
+    assert form == {"right": True, "written": "<answer>21</answer>", "first": 1.0, "mean": 1.0, "count": 4}
+
+
+def test_what_is_printed_commands_no_terminal_and_stays_in_its_row(tmp_path):
+    rows = changed(1, prompt="2[red]\x1b[2J\n3>", answer="[bold]\n\x1b[31m7[/]")
+    done = check(SORT, *overrides(tmp_path, rows, rewards=function("r.py:never")))
+    assert "\x1b" not in done.stdout
+    assert "[bold]\\n\\x1b[31m7[/]" in findings(done.stdout)["example"].replace(" ", "")
 
 
 @pytest.mark.parametrize("rewards", [function("exact_match"), function("contains"), function("math")])
@@ -204,33 +248,6 @@ def test_bad_answers_are_counted_and_named(tmp_path):
         prepare(load_config(SORT, overrides(tmp_path, rows)))
 
 
-class Told:
-    """What a run says."""
-
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text):
-        self.lines.append(text)
-
-    warn = note
-
-
-def test_training_refuses_only_what_is_certain_and_looks_at_few(tmp_path):
-    rows = [{"prompt": f"{one}>", "answer": "$"} for one in range(100, 200)]
-    prepared = prepare(load_config(SORT, overrides(tmp_path, rows, rewards=function("math"))))
-    with prepared.rewards.start(tmp_path / "logs", 60) as workers:
-        with pytest.raises(DataError, match=r"(?s)math cannot be earned.*all others that were tried"):
-            require_earnable(prepared, workers, Told())
-        assert rehearse(prepared, workers, seconds=0.0).tried.get("math", 0) <= 4
-    rows = [{**one, "answer": "12"} for one in rows[1:]] + rows[:1]
-    prepared = prepare(load_config(SORT, overrides(tmp_path, rows, rewards=function("math"))))
-    with prepared.rewards.start(tmp_path / "logs", 60) as workers:
-        require_earnable(prepared, workers, told := Told())
-        assert rehearse(prepared, workers, rows=32).tried["math"] <= 32
-    assert len(told.lines) == 1
-
-
 def test_a_class_says_what_its_right_answer_is(tmp_path):
     rows = [{"prompt": "1>", "answer": "12"}, {"prompt": "2>", "answer": "34"}]
     done = check(SORT, *overrides(tmp_path, rows, rewards=function("r.py:Told")))
@@ -239,8 +256,9 @@ def test_a_class_says_what_its_right_answer_is(tmp_path):
 
 def test_prompts_are_chosen_evenly():
     tables = [list(range(100)), list(range(7))]
-    assert len(evenly(tables, None)) == 107
-    chosen = evenly(tables, 32)
+    assert list(Evenly(tables, None)) == [*range(100), *range(7)]
+    chosen = list(Evenly(tables, 32))
+    assert len(chosen) == len(Evenly(tables, 32))
     assert 24 <= len(chosen) <= 32
     assert {b - a for a, b in itertools.pairwise(chosen[:20])} == {4}
 
