@@ -301,7 +301,9 @@ def test_a_prompt_that_leaves_no_room_for_a_longer_response_is_refused(new_run):
 
 def test_rewards_of_a_set_are_its_own_and_what_is_wrong_with_them_is_told_of_the_set(new_run):
     code = (
-        "def half(samples):\n    return [0.5 for _ in samples]\n\ndef broken(samples):\n    raise RuntimeError('why')\n"
+        "def half(samples):\n    return [0.5 for _ in samples]\n\n"
+        "def broken(samples):\n    if any(any(one.log_probs) for one in samples):\n        raise RuntimeError('why')\n"
+        "    return [0.5 for _ in samples]\n"
     )
     run = new_run(code, trainer={"total_steps": 1}, validation=section(rewards=[{"function": "task.py:half"}]))
     path = run.train().output_dir
