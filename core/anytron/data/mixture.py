@@ -132,7 +132,7 @@ def load_mixture(
     context_length: int | None,
     max_new_tokens: int | None,
     key: str = "data",
-    unusable: Callable[[Mapping[str, Any]], bool] | None = None,
+    unusable: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> Mixture:
     """Read, tokenise and filter the prompts of all sources.
 
@@ -146,7 +146,7 @@ def load_mixture(
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         max_new_tokens: Room that a response needs; None = the prompts have responses, which are learnt with them.
         key: Where the section stands in the configuration.
-        unusable: Whether the rewards cannot read a prompt's data; None = such prompts are no matter here.
+        unusable: Why the rewards cannot read a prompt's data, empty if they can; None = it is not asked.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from anytron.data.vision import Picture
 
+NAMED = 5
+"""Prompts without a usable answer that are named; all are counted."""
 INT32: Final = "i"
 """Type code of token ids: 4 bytes, where a tuple of numbers has 36 for each."""
 
@@ -29,12 +31,12 @@ class PromptFilter:
     Attributes:
         longest: Tokens of a prompt that is kept at most; None = any number.
         seen: Digests of the prompts that are kept, of all sources; None = duplicates are kept as well.
-        unusable: Whether rewards cannot read a prompt's data; None = those are kept as well.
+        unusable: Why rewards cannot read a prompt's data, empty if they can; None = those are kept as well.
     """
 
     longest: int | None = None
     seen: set[bytes] | None = None
-    unusable: Callable[[Mapping[str, Any]], bool] | None = None
+    unusable: Callable[[Mapping[str, Any]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,15 @@ class PromptTable(Sequence[TokenizedPrompt]):
     ) -> None:
         self.name, self.read, self.too_long, self.duplicates, self.bad_answers = name, 0, 0, 0, 0
         self._entries: list[_Entry] = []
+        self._bad: list[str] = []
         whole, shortest = hashlib.blake2b(digest_size=16), 0
         for prompt in prompts:
             self.read += 1
             length = len(prompt.tokens)
-            if wanted.unusable is not None and wanted.unusable(prompt.data):
+            if wanted.unusable is not None and (why := wanted.unusable(prompt.data)):
                 self.bad_answers += 1
+                if self.bad_answers <= NAMED:
+                    self._bad.append(prefix + prompt.id if self._bad else f"{prefix}{prompt.id}: {why}")
                 continue
             if wanted.longest is not None and length > wanted.longest:
                 self.too_long += 1
@@ -112,9 +117,9 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 where=name,
                 why=f"of {self.read} it has, {self.too_long} have more than {wanted.longest} tokens{found}, and "
                 f"{self.duplicates} are those of an earlier one, and {self.bad_answers} have an answer that rewards "
-                "cannot read",
-                fix="raise data.max_prompt_tokens, lower rollout.max_new_tokens where something is generated, or use "
-                "a model with a longer context",
+                f"cannot read{self._named}",
+                fix="correct answers that cannot be read, or the reward's option key; raise data.max_prompt_tokens, "
+                "lower rollout.max_new_tokens where something is generated, or use a model with a longer context",
             )
 
     def __len__(self) -> int:
@@ -137,9 +142,14 @@ class PromptTable(Sequence[TokenizedPrompt]):
         return [len(one.tokens) for one in self._entries]
 
     @property
+    def _named(self) -> str:
+        """Some of those with an answer that rewards cannot read, and why of the first."""
+        return f" ({', '.join(self._bad)}{', ...' * (self.bad_answers > NAMED)})" if self._bad else ""
+
+    @property
     def remark(self) -> str:
         """What was left out; empty if nothing was."""
-        bad = "with an answer that rewards cannot read"
+        bad = f"with an answer that rewards cannot read{self._named}"
         dropped = {"too long": self.too_long, "equal to earlier ones": self.duplicates, bad: self.bad_answers}
         parts = [f"{count} {why}" for why, count in dropped.items() if count]
         return f"prompts of {self.name}: {len(self)} of {self.read}, without {', '.join(parts)}" if parts else ""

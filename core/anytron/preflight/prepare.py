@@ -145,7 +145,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     if config.environment is not None:
         check_environment(config.environment)
     prompts = _prompts(config, config.rollout.max_new_tokens)
-    rewards.check(prompts.sampler.tables)
+    rewards.check([] if config.data.on_bad_answer == "drop" else prompts.sampler.tables)  # looked at as they were read
     tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
     ends = end_token_ids(config.model, tokenizer, vocab_size)
     padding = padding_token_id(config.model, tokenizer, ends, vocab_size)

@@ -79,7 +79,7 @@ def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, pre
     sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
     rewards = RewardSum.from_config(section.rewards or config.rewards)
     prompts = _prompts(section, key, prepared, sampling.max_new_tokens, rewards)
-    rewards.check(prompts.tables)
+    rewards.check([] if section.data.on_bad_answer == "drop" else prompts.tables)  # looked at as they were read
     own_prepared = replace(
         prepared,
         sampler=prompts,

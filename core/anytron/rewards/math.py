@@ -149,7 +149,9 @@ def _as_text(response: str, reference: str) -> bool:
     if _cut_off(response):
         return False
     letters = _text(reference)
-    return bool(letters) and letters in (_text(_behind_thought(response)), _text(last_answer(response) or ""))
+    return bool(letters) and (
+        letters == _text(_behind_thought(response)) or letters == _text(last_answer(response) or "")
+    )
 
 
 def _answers_itself(answer: str) -> bool:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from anytron.rewards.sample import Sample
 
 T = TypeVar("T")
+NAMED = 6
+"""Prompts that an error names; all are counted."""
 
 
 @dataclass(frozen=True)
@@ -102,25 +104,31 @@ class RewardSum:
                     reward.check_machine()
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
-            bad: dict[str, DataError] = {}
+            first, bad, named = None, 0, list[str]()
             for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
                 if (refused := _refused(reward, prompt.data)) is not None:
-                    bad[prompt.id] = refused
-            if bad:
-                first, more = next(iter(bad.values())), f"; so are {len(bad) - 1} others: {', '.join(list(bad)[1:6])}"
-                where = f"prompt {next(iter(bad))}, for {key}"
-                why = f"{first.why}{more if len(bad) > 1 else ''}"
-                raise DataError(first.what, where=where, why=why, fix=first.fix)
+                    first, bad = first or refused, bad + 1
+                    if len(named) < NAMED:
+                        named.append(prompt.id)
+            if first is not None:
+                more = f"; so are {bad - 1} others: {', '.join(named[1:])}" if bad > 1 else ""
+                where = f"prompt {named[0]}, for {key}"
+                raise DataError(first.what, where=where, why=f"{first.why}{more}", fix=first.fix)
 
-    def unusable(self) -> Callable[[Mapping[str, Any]], bool]:
-        """Make a function that says of a prompt's data whether some reward refuses it.
+    def unusable(self) -> Callable[[Mapping[str, Any]], str]:
+        """Make a function that says why some reward refuses a prompt's data; empty if none does.
 
         Raises:
             ConfigError: A reward cannot be made with its options.
         """
         made_rewards = [_made(one, f"rewards[{index}]") for index, one in enumerate(self.sections.values())]
         checking = [reward for reward in made_rewards if hasattr(reward, "check_prompt")]
-        return lambda data: any(_refused(reward, data) is not None for reward in checking)
+
+        def why(data: Mapping[str, Any]) -> str:
+            refused = next((found for reward in checking if (found := _refused(reward, data)) is not None), None)
+            return "" if refused is None else refused.why or refused.what
+
+        return why
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
         """Start the processes that call the functions; does not wait for them.

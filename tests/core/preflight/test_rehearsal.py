@@ -6,17 +6,22 @@ import itertools
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from anytron.cli.main import app
 from anytron.config.imports import resolve
 from anytron.config.load import load_config
+from anytron.config.scoring import RewardSection
 from anytron.data.prompts import TokenizedPrompt
 from anytron.data.thoughts import decode_responses, opened
 from anytron.errors import AnytronError, DataError
+from anytron.preflight.forms import right_forms
 from anytron.preflight.prepare import prepare
 from anytron.preflight.rehearsal import Evenly
 from anytron.rewards import Sample
+from anytron.rewards.math import Math
 from anytron.rewards.patterns import Format, Regex
 from anytron.rollout.trajectory import Trajectory
 from anytron.trainer.trajectories import make_samples
@@ -69,6 +74,34 @@ def raises(samples):
 """
 
 
+PIECES = [
+    "$",
+    "\\$",
+    ".",
+    "{",
+    "}",
+    "(",
+    ")",
+    ",",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "\\boxed{",
+    "\\text{}",
+    "7",
+    "x",
+    "=",
+    "%",
+    " ",
+    "-",
+    "\\frac{1}{2}",
+    "and",
+    "cm",
+]
+"""Of right answers, whole and broken."""
+
+
 def check(*arguments):
     return CliRunner().invoke(app, ["data", "check", *map(str, arguments)], catch_exceptions=True)
 
@@ -113,7 +146,7 @@ BROKEN = {
         [],
         function("math"),
         "line 3",
-        "correct the",
+        "data.on_bad_answer=drop",
     ),
     "an answer in the prompt": (changed(1, answer="23"), [], function("contains"), "line 2", "reads the answer alone"),
     "a pattern of everything": (ROWS, [], function("format", pattern=".*"), "line 1", "stricter pattern"),
@@ -220,13 +253,43 @@ def test_what_is_dropped_is_counted_and_the_rest_is_as_it_was(tmp_path):
     assert check(SORT, *keys).exit_code == 0
     sampler = prepare(load_config(SORT, keys)).sampler
     assert [one.id for one in sampler.tables[0]] == ["line 1", "line 3", "line 4"]
-    assert sampler.remarks == ["prompts of p.jsonl: 3 of 4, without 1 with an answer that rewards cannot read"]
+    why = "line 2: it is null: an empty cell, or a column that this row does not have"
+    assert sampler.remarks == [f"prompts of p.jsonl: 3 of 4, without 1 with an answer that rewards cannot read ({why})"]
     with pytest.raises(
         DataError, match=r"(?s)No prompt of a source is left.*4 have an answer that rewards cannot read"
     ):
         prepare(
             load_config(SORT, overrides(tmp_path, [{**one, "answer": None} for one in ROWS], "data.on_bad_answer=drop"))
         )
+
+
+def test_what_math_cannot_read_is_dropped_too_and_named_in_validation_as_well(tmp_path):
+    rows = [*changed(2, answer="$"), {"prompt": "9>", "answer": "<think>"}]
+    keys = overrides(tmp_path, rows, "data.on_bad_answer=drop", rewards=function("math"))
+    found = json.loads(check(SORT, *keys, "--json").stdout)["training"]
+    assert found["tried"] == {"math": 3}
+    assert not found["findings"]
+    (said,) = found["notes"]
+    assert "3 of 5, without 2 with an answer that rewards cannot read (line 3: '$' is neither" in said
+    assert said.endswith("line 5)")
+    data = f"{{source: jsonl, options: {{path: {tmp_path}/p.jsonl}}}}"
+    held = f"validation={{sets: [{{name: v, data: {data}}}], every_steps: 1}}"
+    done = check(SORT, *keys, held)
+    assert done.exit_code == 1
+    with pytest.raises(DataError, match=r"(?s)training: validation set v: prompt line 3.*so are 1 others: line 5"):
+        raise done.exception
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
+def test_math_refuses_the_answers_that_no_response_earns_and_no_others(answer):
+    """The prompt's own answer, bare, is right as soon as any form is; what is refused scores 0 in every form."""
+    reward, prompt = Math(), TokenizedPrompt("p", "q", (1,), {"answer": answer})
+    forms = right_forms(RewardSection(function="math"), answer.strip(), prompt)
+    samples = [Sample("p", "q", text, (1,), (), (), finished=True, data=prompt.data) for text in forms.values()]
+    if reward.examine_answer(answer) is None:
+        assert reward(samples[:1]) == [1.0]
+    else:
+        assert not any(reward(samples))
 
 
 def test_a_parquet_row_without_the_column_has_a_null_and_is_named(tmp_path):
