@@ -76,7 +76,7 @@ def _meet(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
         url: With rank and number of ranks in its query.
         settings: ``timeout``, of the store.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch's C++
 
     place = urlsplit(url)
     rank, ranks = (int(parse_qs(place.query)[name][0]) for name in ("rank", "world_size"))
