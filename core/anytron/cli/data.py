@@ -95,7 +95,10 @@ def check(
         typer.Argument(metavar="KEY=VALUE", help="Keys to set. Values are YAML.", show_default=False),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: by stage and set, {tried, left_out, findings, notes}.")
+        bool,
+        typer.Option(
+            "--json", help="Print one object: by stage and set, {tried, left_out, findings, notes, scores, example}."
+        ),
     ] = False,
 ) -> None:
     """Try a run's rewards on its data: can they be earned, and are they not earned for nothing?
@@ -103,7 +106,8 @@ def check(
     The right answer to each prompt goes through its reward in the forms that models write; the best must score more
     than an empty response, "None", another prompt's answer and the prompt itself. Prompts are looked at as the model
     reads them. Rewards run in processes of their own, as in a run. judge, reward_model and environment are left out,
-    since they cost something. All prompts are tried, of training and of validation; anytron train tries a few.
+    since they cost something. All prompts are tried, of training and of validation; anytron train tries a few. Printed
+    are a table of findings, with rows and remedies, and for each reward what every form of response scored.
 
     The exit status is 1 if something was found.
 
