@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.section import Section
@@ -46,6 +47,8 @@ class ReferenceReward(Section):
             return None if answer.strip() else "it is empty, and every response contains it"
         if isinstance(answer, int) and not isinstance(answer, bool):
             return None
+        if isinstance(answer, float) and not isfinite(answer):
+            return f"it is {answer}, and no number"
         hint = ": a response with 3 is no 3.0" if isinstance(answer, float) else ""
         return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
 

@@ -111,7 +111,8 @@ class RewardSum:
                     if len(named) < NAMED:
                         named.append(prompt.id)
             if first is not None:
-                more = f"; so are {bad - 1} others: {', '.join(named[1:])}" if bad > 1 else ""
+                others = "is 1 other" if bad == 2 else f"are {bad - 1} others"
+                more = f"; so {others}: {', '.join(named[1:])}" if bad > 1 else ""
                 where = f"prompt {named[0]}, for {key}"
                 raise DataError(first.what, where=where, why=f"{first.why}{more}", fix=first.fix)
 

@@ -276,7 +276,7 @@ def test_what_math_cannot_read_is_dropped_too_and_named_in_validation_as_well(tm
     held = f"validation={{sets: [{{name: v, data: {data}}}], every_steps: 1}}"
     done = check(SORT, *keys, held)
     assert done.exit_code == 1
-    with pytest.raises(DataError, match=r"(?s)training: validation set v: prompt line 3.*so are 1 others: line 5"):
+    with pytest.raises(DataError, match=r"(?s)training: validation set v: prompt line 3.*so is 1 other: line 5"):
         raise done.exception
 
 
