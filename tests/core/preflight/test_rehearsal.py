@@ -236,15 +236,27 @@ def test_whole_data_are_clean(rewards, tmp_path):
     assert not found["findings"]
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda file: file.relative_to(EXAMPLES).as_posix()
+)
 def test_every_example_is_clean(file, tmp_path, tokenizer):
+    """Those whose model or data are the user's get small ones, with the columns that their headers name."""
     text = file.read_text()
-    count = [] if "stages:" in text else ["data.options.count=64"]
-    if "path: ../runs/" in text:  # another example's model
+    keys = [] if "stages:" in text or "source: jsonl" in text else ["data.options.count=64"]
+    if "path: ../" in text:  # another example's model, or a published one
+        tokenizer.chat_template = "{{ messages[0].content }}>"
         tokenizer.save_pretrained(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(load_config(SORT, []).model.config))
-        count.append(f"{'teacher' if 'teacher:' in text else 'model'}.path={tmp_path}")
-    done = check(file, *count)
+        config = load_config(SORT, []).model.config | {"max_position_embeddings": 32768}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        keys.append(f"{'teacher' if 'teacher:' in text else 'model'}.path={tmp_path}")
+    if "source: jsonl" in text:
+        rows = [
+            {**row, "prompt": [{"role": "user", "content": row["prompt"]}]} if "npu" in str(file) else row
+            for row in ROWS
+        ]
+        (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        keys.append(f"data.options.path={tmp_path}/p.jsonl")
+    done = check(file, *keys)
     assert done.exit_code == 0, done.output
 
 
