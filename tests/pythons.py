@@ -1,7 +1,7 @@
 """Anytron on each Python that pyproject.toml names: ``python tests/pythons.py [3.10 3.13 ...]``, or ``tox -e pythons``.
 
-Of each interpreter that is found a wheel is installed as a user does, with constraints/cpu.txt, and an example trains two
-steps; the second one is that of a resumed run, so that a checkpoint is read. Interpreters are looked for on PATH, and where
+For each interpreter that is found, a wheel is installed as users do, with constraints/cpu.txt, and an example trains
+two steps; a resumed run trains the second, so that a checkpoint is read. Interpreters are looked for on PATH, and where
 pyenv and uv keep theirs. The exit status is 1 if one fails, or if there is none.
 """
 
@@ -101,7 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("pythons", metavar="PYTHON", nargs="*", help=f"only these of {', '.join(pythons)}")
     wanted = parser.parse_args(arguments).pythons or pythons
     if strangers := [python for python in wanted if python not in pythons]:
-        parser.error(f"requires-python of pyproject.toml has no Python {', '.join(strangers)}; it has {', '.join(pythons)}")
+        parser.error(
+            f"requires-python of pyproject.toml has no Python {', '.join(strangers)}; it has {', '.join(pythons)}"
+        )
     found: dict[str, str] = {}
     missing = []
     for python in wanted:
