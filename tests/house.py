@@ -35,6 +35,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "limits", "metric", "runtime", "seeds", "terminal", "traits"),
         ("components", "entries", "files"),
+        ("functions",),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from anytron.functions import Called, Kind
+
 ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
 """What the model wrote -> what of it is no tool call, and for each call the tool's name and its arguments as JSON."""
 
@@ -28,5 +30,15 @@ def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
     return text.partition("<tool_call>")[0], found
 
 
+TOOL_CALLS = Kind(
+    "environment.options.tool_calls",
+    Called(
+        "A format of tool calls",
+        ("text",),
+        "text is what the model wrote in a turn",
+        "two things: what of the text is no tool call, and a list with (the tool's name, its arguments as JSON) for "
+        "each call",
+    ),
+)
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
 """By their name in the option ``tool_calls``."""
