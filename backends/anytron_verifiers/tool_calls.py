@@ -42,3 +42,23 @@ TOOL_CALLS = Kind(
 )
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
 """By their name in the option ``tool_calls``."""
+
+
+def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple[str, str]]]:
+    """Find the tool calls in what the model wrote, with a function that may be a user's.
+
+    Raises:
+        DataError: It raises, or returns something unusable.
+    """
+    found = TOOL_CALLS.call.call(tool_calls, TOOL_CALLS.key, text)
+    match found:
+        case (str(), [*calls]) if all(_is_call(one) for one in calls):
+            return found[0], calls
+    raise TOOL_CALLS.call.unusable(tool_calls, repr(found)[:200]).error(TOOL_CALLS.key)
+
+
+def _is_call(found: object) -> bool:
+    match found:
+        case (str(), str()):
+            return True
+    return False

@@ -72,6 +72,7 @@ class Called:
             bound: False for a method that is not yet an object's.
         """
         called = _called(function)  # not what is behind decorators: one may wait for what is async
+        called = called.__init__ if inspect.isclass(called) else called
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
             why = f"{place(function)}, is async, and is called without await"
             return Fault(f"{self.name} is async.", why, "write def; inside, asyncio.run() waits for what is async")
@@ -82,9 +83,11 @@ class Called:
         try:
             takes.bind(*([] if bound else ["self"]), *self.takes, **dict.fromkeys(options))
         except TypeError as error:
-            named = "".join(f", {name}=..." for name in options)
-            why = f"{error}; it takes {takes} ({place(function)}), and is called with {self._arguments}{named}"
-            return Fault(f"{self.name} cannot be called.", why, self.advised(f"let it take {self.signature}"))
+            given = f"({', '.join([*self.takes, *(f'{name}=...' for name in options)])})"
+            why = f"{error}; it takes {takes} ({place(function)}), and is called with {given}"
+            wanted = "no argument" if given == "()" else given
+            fix = f"write {self.signature}" if self.method else f"let it take {wanted}"
+            return Fault(f"{self.name} takes other arguments than it is given.", why, self.advised(fix))
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
@@ -93,7 +96,7 @@ class Called:
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         why = _writable(f"{type(error).__name__}{said} ({line})\n{traced(error)}")
         if not isinstance(error, Exception):
-            fix = f"return {self.gives}; a program that it tries out belongs into a process of its own"
+            fix = "let it return instead; a program that it tries out belongs into a process of its own"
             return Fault(f"{self.name} wanted to end its process.", why, fix)
         return Fault(f"{self.name} raised.", why, self.advised(f"correct {line}"))
 
@@ -111,7 +114,8 @@ class Called:
 
     def returned_async(self, function: object, found: object) -> Fault | None:
         """Say that a function returned something to await, which is closed; None if it did not."""
-        return self.unusable(function, "something async, and is called without await") if is_async(found) else None
+        returned = f"{type(found).__name__}, which is async, and is called without await"
+        return self.unusable(function, returned) if is_async(found) else None
 
     @contextmanager
     def guard(self, function: object, where: str, kind: type[AnytronError] = DataError) -> Iterator[None]:
@@ -143,10 +147,6 @@ class Called:
         if fault := self.returned_async(function, found):
             raise fault.error(where, kind)
         return found
-
-    @property
-    def _arguments(self) -> str:
-        return ", ".join(self.takes) or "no positional argument"
 
     def advised(self, fix: str) -> str:
         """A remedy, with what the arguments are."""
@@ -205,7 +205,7 @@ def _misfit_of_method(method: Called, cls: type) -> Fault | None:
 def has(cls: Any) -> str:
     """Say what a dataclass's objects have, for :attr:`Called.given`."""
     names = [one.name for one in fields(cls)] + [name for name, one in vars(cls).items() if isinstance(one, property)]
-    return f"a {cls.__name__} has {', '.join(names)}"
+    return f"{'an' if cls.__name__[0] in 'AEIO' else 'a'} {cls.__name__} has {', '.join(names)}"
 
 
 def is_async(found: object) -> bool:

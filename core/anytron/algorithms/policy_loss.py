@@ -108,7 +108,8 @@ class PolicyLoss:
         shape = tokens.log_probs.shape
         for what, values in {"per_token": found.per_token, **found.metrics}.items():
             if not isinstance(values, Tensor) or values.shape != shape:
-                got = f"of shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+                is_tensor = isinstance(values, Tensor)
+                got = f"of shape {list(values.shape)}" if is_tensor else f"that is a {type(values).__name__},"
                 raise refused(f"{what} {got} for {shape[0]} tokens")
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
             raise refused("losses without a gradient, not made of tokens.log_probs")

@@ -56,7 +56,7 @@ def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:
     Raises:
         ConfigError: There is none of that name, or it does not take ``(batch, rewards, algorithm)``.
     """
-    return resolve(algorithm.advantage, ADVANTAGE, key=ADVANTAGE.key, registered=ADVANTAGES)
+    return resolve(algorithm.advantage, ADVANTAGE, registered=ADVANTAGES)
 
 
 def policy_loss_function(algorithm: AlgorithmSection) -> PolicyLossFunction:
@@ -65,7 +65,7 @@ def policy_loss_function(algorithm: AlgorithmSection) -> PolicyLossFunction:
     Raises:
         ConfigError: There is none of that name, or it does not take ``(tokens, algorithm)``.
     """
-    return resolve(algorithm.loss, LOSS, key=LOSS.key, registered=LOSSES)
+    return resolve(algorithm.loss, LOSS, registered=LOSSES)
 
 
 def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> RaggedBatch:

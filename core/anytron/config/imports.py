@@ -26,7 +26,7 @@ def resolve(
     reference: str,
     kind: Kind,
     *,
-    key: str,
+    key: str = "",
     registered: Mapping[str, Callable[..., Any]] = NOTHING_REGISTERED,
     options: Iterable[str] = (),
 ) -> Callable[..., Any]:
@@ -36,7 +36,7 @@ def resolve(
         reference: A registered name, ``module:function``, or ``path/to/file.py:function``. A file is
             run once per process, however many references name it.
         kind: What it must be.
-        key: The configuration key that holds the reference, for error messages.
+        key: The configuration key that holds the reference, for error messages; default: the kind's.
         registered: Functions by registered name.
         options: Names of the keyword arguments that it will be given.
 
@@ -44,6 +44,7 @@ def resolve(
         ConfigError: There is no such name, file, module or function, it is not callable or not as its kind is, or the
             module fails to import (the original error is chained).
     """
+    key = key or kind.key
     location, colon, attribute = reference.rpartition(":")
     if not colon:
         if reference in registered:

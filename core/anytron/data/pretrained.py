@@ -28,9 +28,7 @@ _LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 """For whatever transformers loads: from the directory, and never a class in a file of it. There is no prompt then."""
 
-TOKENIZER = Kind(
-    "model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase")
-)
+TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
 PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -233,7 +231,7 @@ def _directory_or_made(model: ModelSection, kind: Kind, wanted: type) -> Any:
     """Return what the function under a key makes, or the directory to load from (``model.path`` by default)."""
     reference = getattr(model, kind.key.removeprefix("model."))
     if reference is not None and ":" in reference:
-        function, where = resolve(reference, kind, key=kind.key), f"{kind.key} = {reference}"
+        function, where = resolve(reference, kind), f"{kind.key} = {reference}"
         made = kind.call.call(function, where, kind=ConfigError)
         if not isinstance(made, wanted):
             raise kind.call.unusable(function, type(made).__name__).error(where, ConfigError)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SOURCE = Called(
     "A source of prompts",
-    given="its arguments are data.options",
+    given="the entries of data.options are its keyword arguments",
     gives=f"anytron.data.Prompt objects, in a list or one after another with yield ({has(Prompt)})",
 )
 DATA_SOURCE = Kind("data.source", SOURCE, options=True)

@@ -6,7 +6,9 @@ from anytron.environments.protocol import Observation, Task, Turn
 from anytron.functions import Called, Kind, has
 
 MADE = Called(
-    "An environment", given="its arguments are environment.options", gives="an object with methods reset and step"
+    "An environment's class",
+    given="the entries of environment.options are its keyword arguments",
+    gives="an object with methods reset and step",
 )
 RESET = Called("An environment's method reset", ("task",), f"task is a Task, and {has(Task)}", method="reset")
 STEP = Called(

@@ -22,7 +22,7 @@ def check_environment(section: EnvironmentSection) -> None:
     Raises:
         ConfigError: It does not exist, lacks a method, or does not take its options.
     """
-    resolve(section.path, ENVIRONMENT_PATH, key=ENVIRONMENT_PATH.key, options=section.options)
+    resolve(section.path, ENVIRONMENT_PATH, options=section.options)
 
 
 def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:

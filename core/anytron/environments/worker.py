@@ -26,7 +26,7 @@ def main(channel: int, lifeline: int) -> None:
     from anytron.config.imports import resolve
 
     options = start["options"]
-    make = partial(resolve(start["path"], ENVIRONMENT_PATH, key=ENVIRONMENT_PATH.key, options=options), **options)
+    make = partial(resolve(start["path"], ENVIRONMENT_PATH, options=options), **options)
     environments: dict[int, Environment] = {}
     for call, give in calls(connection, start):
         found = answer(call, environments, make)

@@ -10,7 +10,7 @@ _NUMBERS = "a list with one finite number for each sample, in order"
 
 REWARD = Called("A reward function", ("samples",), _SAMPLES, _NUMBERS)
 SCORE = Called("A reward's method __call__", ("samples",), _SAMPLES, _NUMBERS, method="__call__")
-MADE = Called("A reward's class", given="its arguments are rewards[].options", gives="an object")
+MADE = Called("A reward's class", given="the entries of rewards[].options are its keyword arguments", gives="an object")
 CHECK_PROMPT = Called(
     "A reward's method check_prompt",
     ("data",),

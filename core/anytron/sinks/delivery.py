@@ -120,7 +120,7 @@ class MetricSinks:
     def _warn_of(self, name: str, fault: Fault) -> None:
         headline, _, frames = fault.why.partition("\n")
         self._warn(f"the sink {name} failed: {headline}; {KEPT}")
-        self._run.log(f"{fault.what} {fault.fix}\n{frames}")
+        self._run.log(f"{fault.what} {fault.fix}\n{frames}".rstrip())
 
     def _warn(self, text: str) -> None:
         self._progress.warn(text)
