@@ -74,8 +74,11 @@ class Called:
         called = _called(function)  # not what is behind decorators: one may wait for what is async
         called = called.__init__ if inspect.isclass(called) else called
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-            why = f"{place(function)}, is async, and is called without await"
-            return Fault(f"{self.name} is async.", why, "write def; inside, asyncio.run() waits for what is async")
+            return Fault(
+                f"{self.name} is async.",
+                f"{place(function)}, is async, and is called without await",
+                "write def; inside, asyncio.run() waits for what is async",
+            )
         try:
             takes = inspect.signature(function)
         except (TypeError, ValueError):
@@ -84,21 +87,25 @@ class Called:
             takes.bind(*([] if bound else ["self"]), *self.takes, **dict.fromkeys(options))
         except TypeError as error:
             given = f"({', '.join([*self.takes, *(f'{name}=...' for name in options)])})"
-            why = f"{error}; it takes {takes} ({place(function)}), and is called with {given}"
             wanted = "no argument" if given == "()" else given
             fix = f"write {self.signature}" if self.method else f"let it take {wanted}"
-            return Fault(f"{self.name} takes other arguments than it is given.", why, self.advised(fix))
+            return Fault(
+                f"{self.name} takes other arguments than it is given.",
+                f"{error}; it takes {takes} ({place(function)}), and is called with {given}",
+                self.advised(fix),
+            )
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
         """Say what a function has raised, and in which line of its file, with the frames from there on."""
         line = _line(error, function)
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
-        why = _writable(f"{type(error).__name__}{said} ({line})\n{traced(error)}")
+        headline = _writable(f"{type(error).__name__}{said}")
         if not isinstance(error, Exception):
             fix = "let it return instead; a program that it tries out belongs into a process of its own"
-            return Fault(f"{self.name} wanted to end its process.", why, fix)
-        return Fault(f"{self.name} raised.", why, self.advised(f"correct {line}"))
+            return Fault(f"{self.name} wanted to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
+        fix = self.advised(f"correct {line}")
+        return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
 
     def unusable(self, function: object, returned: str, what: str = "") -> Fault:
         """Say that a function has returned what cannot be used.
@@ -108,9 +115,10 @@ class Called:
             returned: What it was, as the object of ``returned``.
             what: The headline; has a default.
         """
-        why = f"it returned {returned} ({place(function)})"
-        what = what or f"{self.name} returned something unusable."
-        return Fault(what, why, self.advised(f"return {self.gives}"))
+        fix = self.advised(f"return {self.gives}")
+        return Fault(
+            what or f"{self.name} returned something unusable.", f"it returned {returned} ({place(function)})", fix
+        )
 
     def returned_async(self, function: object, found: object) -> Fault | None:
         """Say that a function returned something to await, which is closed; None if it did not."""
@@ -197,8 +205,8 @@ def _misfit_of_method(method: Called, cls: type) -> Fault | None:
     if not callable(function) or getattr(function, "__isabstractmethod__", False):
         if method.optional and function is None:
             return None
-        why = f"{place(cls)}, has no method {method.signature}"
-        return Fault(f"{method.name} is missing.", why, method.advised(f"write {method.signature}"))
+        fix = method.advised(f"write {method.signature}")
+        return Fault(f"{method.name} is missing.", f"{place(cls)}, has no method {method.signature}", fix)
     return method.misfit(function, bound=not inspect.isfunction(inspect.getattr_static(cls, method.method)))
 
 
