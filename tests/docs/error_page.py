@@ -36,8 +36,8 @@ All classes are in `anytron.errors` and inherit from `AnytronError`, whose insta
 FAULTS = """## What is wrong with a function of yours
 
 Whatever the configuration names by `file.py:name` or `module:name` (`anytron.functions`): a reward, an environment, an
-advantage, a loss, a source of prompts, a tokenizer's or processor's function, a sink of metrics. Found before the start, it
-is a `ConfigError`; later a `DataError`, a sample's failure, or of a sink a warning. Fix says what the arguments are.
+advantage, a loss, a source of prompts, a tokenizer's or processor's function, a sink of metrics. Found before the start
+it is a `ConfigError`; later a `DataError`, a sample's failure, or of a sink a warning. Fix says what the arguments are.
 """
 MISTAKES = """## Mistakes of a configuration
 
