@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.data.thoughts import opened
-from anytron.errors import DataError
-from anytron.isolation.failure import traced
+from anytron.rewards.called import RIGHT_ANSWER
 from anytron.rewards.registered import REWARDS, made
 from anytron.rewards.sample import Sample
 
@@ -44,15 +43,8 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
     key = reference_key(section)
 
     def answer(prompt: TokenizedPrompt) -> str | None:
-        try:
-            said = prompt.data.get(key) if told is None else told(prompt.data)
-        except Exception as error:  # the class is the user's
-            raise DataError(
-                "A reward's method right_answer raises.",
-                where=f"{section.function}, prompt {prompt.id}",
-                why=traced(error),
-                fix="correct it; it may give None for a prompt whose right answer is not known",
-            ) from error
+        where = f"{section.function}, prompt {prompt.id}"
+        said = prompt.data.get(key) if told is None else RIGHT_ANSWER.call(told, where, prompt.data)
         return None if said is None else str(said).strip()
 
     return answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from dataclasses import asdict, dataclass, field
 from time import monotonic
@@ -37,7 +36,6 @@ SURE = frozenset({"exact_match", "contains", "math"})
 """Rewards that read some form of every answer that they can read at all."""
 CHANCE = 0.25
 """Of the prompts: as often an answer may be right by chance, where a reward may mean that."""
-_PLACE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 @dataclass
@@ -301,11 +299,8 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
 
 
 def said(failure: Failure) -> str:
-    """Write why a reward fails in one line: of a traceback the error, and where it was raised."""
-    lines = failure.why.strip().splitlines() or [""]
-    place = next((found for line in reversed(lines) if (found := _PLACE.match(line))), None)
-    at = f" ({place['file'].rpartition('/')[2]}, line {place['line']})" if place else ""
-    return f"{failure.what} {lines[-1]}{at}"
+    """Write why a reward fails in one line; a traceback stands behind the first."""
+    return f"{failure.what} {next(iter(failure.why.strip().splitlines()), '')}"
 
 
 def _length(answer: str, prepared: PreparedRun) -> int | None:
