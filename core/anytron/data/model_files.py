@@ -138,12 +138,18 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
             something else.
     """
     try:
-        return parse_object(_bytes(path, most))
+        return parse_object(read_bytes(path, most))
     except (OSError, ValueError) as error:
         raise _malformed(path, str(error)) from error
 
 
-def _bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a whole file that has at most so many bytes.
+
+    Raises:
+        OSError: It cannot be read, or is no file.
+        ValueError: It is larger.
+    """
     if not path.is_file():  # a pipe is waited for, a device never ends
         raise FileNotFoundError("there is no such file, or it is none")
     with path.open("rb") as file:

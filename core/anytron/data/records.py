@@ -140,7 +140,8 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     try:
         tools = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error)) from error
+        fix = "give a list of objects, or the same as JSON"
+        raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fix = "give a list of objects, or the same as JSON"
         raise DataError("The tools of a prompt are no list.", where=where, why=f"it is {type(tools).__name__}", fix=fix)
