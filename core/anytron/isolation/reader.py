@@ -29,7 +29,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from anytron.errors import AnytronError, ConfigError, DataError
+from anytron.errors import AnytronError, ConfigError, DataError, ResourceError
+from anytron.files import exhausted
 from anytron.isolation.confined import confine
 from anytron.isolation.plain import packed, unpacked
 from anytron.isolation.progress import Progress
@@ -53,10 +54,12 @@ MESSAGE_S = 5.0
 """Seconds in which it must write the next part of a message, or end when it has closed its channel."""
 LARGEST_FRAME = 1 << 28
 """Bytes of the longest message that the driver reads."""
-SAID = 1 << 16
-"""Bytes that libraries may write to their error output; the last of them are shown when the child is gone."""
+SAID = 1 << 20
+"""Bytes that libraries may write to their error output; the last line is shown when the child is gone."""
 _TICK_S = 0.1
-_KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError)}
+_ANY_FILE = 1 << 30
+"""Above the number of any open file."""
+_KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ class _Child:
 
     def __init__(self, service: Service, memory: int, compute_s: float, errand: Errand) -> None:
         self._memory, self._compute_s = memory, compute_s
-        self._said = os.memfd_create("anytron-reader")
+        self._said = os.memfd_create("anytron-reader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._said, SAID)
+        fcntl.fcntl(self._said, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         self._progress = Progress(descriptor := Progress.made())
         os.close(descriptor)
         ours, theirs = socket.socketpair()
@@ -171,7 +176,7 @@ class _Child:
                 return None
             if kind == "error":
                 name, what, where, why, fix = map(str, value)
-                raise _Told(_KINDS[name](what, where=where, why=why, fix=fix))
+                raise _Told(_KINDS[name](what, where=where or errand.where, why=why, fix=fix))
             raise _Told(errand.failed(str(value)))
         except (EOFError, OSError) as error:
             raise errand.failed(self._fate()) from error
@@ -198,7 +203,7 @@ class _Child:
             sleep(0.01)
         status = os.waitstatus_to_exitcode(ended[1])
         fate = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        last = os.pread(self._said, SAID, 0).decode(errors="replace").strip().splitlines()[-1:]
+        last = os.pread(self._said, SAID, 0).rstrip(b"\0").decode(errors="replace").strip().splitlines()[-1:]
         limit = f"it may take {self._memory / 2**30:g} GiB of memory"
         if status == -signal.SIGKILL:
             limit = "the kernel does so where the machine's memory is full"
@@ -258,24 +263,30 @@ def _become(service: Service, memory: int, files: tuple[int, int, int], progress
         os._exit(1)
 
 
-def _alone(*files: int) -> tuple[int, int]:
-    """Leave no open file but these: nothing at 0 and 1, error output at 2, the channel at 3, the lifeline at 4."""
-    channel, lifeline, said = files
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    # Numbers that none of them has: the driver may have any number of files open.
-    away = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 8) for one in (nowhere, nowhere, said, channel, lifeline)]
-    for place, one in enumerate(away):
+def _alone(channel: int, lifeline: int, said: int) -> tuple[int, int]:
+    """Leave no open file but these: nothing at 0 and 1, error output at 2, the channel at 3, the lifeline at 4.
+
+    All else is closed first: the driver may have as many files open as its limit allows.
+    """
+    begin = 0
+    for one in sorted((channel, lifeline, said)):
+        os.closerange(begin, one)
+        begin = one + 1
+    os.closerange(begin, _ANY_FILE)
+    away = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 5) for one in (said, channel, lifeline)]
+    for place, one in enumerate(away, start=2):
         os.dup2(one, place, inheritable=False)
-    os.closerange(len(away), 1 << 20)
+    os.closerange(5, _ANY_FILE)
+    os.closerange(0, 2)
+    os.dup(os.open(os.devnull, os.O_RDWR))  # the lowest numbers that are free: 0 and 1
     return 3, 4
 
 
 def _limit(memory: int) -> None:
-    """Limit what is allocated from now on, and what is written."""
+    """Limit what is allocated from now on."""
     pages = int(Path("/proc/self/statm").read_bytes().split()[5])
     for kind, limit in (
         (resource.RLIMIT_DATA, pages * resource.getpagesize() + memory),  # not RLIMIT_AS: see anytron.isolation.worker
-        (resource.RLIMIT_FSIZE, SAID),
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
@@ -306,9 +317,20 @@ def _answer(connection: Connection, service: Service, progress: Progress, unconf
             for value in service(call, note):
                 tell("value", value)
             tell("end")
-        except AnytronError as error:
-            tell("error", [type(error).__name__, error.what, error.where, error.why, error.fix])
         except MemoryError:
             tell("failed", "it takes more memory than the process that reads it may have")
         except BaseException as error:  # noqa: BLE001 - a library's panic is no Exception
-            tell("failed", f"{type(error).__name__}: {error}"[:2000])
+            known = _known(error)
+            if known is None:
+                tell("failed", f"{type(error).__name__}: {error}"[:2000])
+            else:
+                tell("error", [type(known).__name__, known.what, known.where, known.why, known.fix])
+
+
+def _known(error: BaseException) -> AnytronError | None:
+    """Find what there is to tell a person: that the machine has run out of something comes before what then failed."""
+    causes, one = [error], error
+    while (cause := one.__cause__) is not None and cause not in causes:
+        causes.append(one := cause)
+    lacking = next(filter(None, map(exhausted, causes)), None)
+    return lacking or (error if isinstance(error, AnytronError) else None)
