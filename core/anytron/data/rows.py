@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.data.arrow import LARGEST_ROW, check_schema, records
 from anytron.data.model_files import LARGEST_FILE, parse_object, read_bytes
+from anytron.data.records import check_columns
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
+        check_columns(table.metadata.num_columns, str(file))
         check_schema(table.schema_arrow, str(file))
         groups = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
         ends = list(itertools.accumulate(groups))
@@ -250,6 +252,7 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     else:
         raise FileNotFoundError("no such folder")
     chosen = _split(loaded, path, split).with_format("arrow")
+    check_columns(len(chosen.data.schema), str(path))
     check_schema(chosen.data.schema, str(path))
     size = sum(file.stat().st_size for file in files)
     fix = "if it is sound, read it with datasets, and write it as JSON lines with Dataset.to_json"
