@@ -75,7 +75,8 @@ def inside(folder: Path, path: str, where: str) -> Path:
     try:
         leaves = not file.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
-        raise DataError("The path of an image is none.", where=where, why=f"{path!a}: {error}") from error
+        why, fix = f"{path!a}: {error}", "name the file of a picture"
+        raise DataError("The path of an image is none.", where=where, why=why, fix=fix) from error
     if leaves:
         raise DataError(
             "The path of an image leaves its folder.",

@@ -137,7 +137,8 @@ def _csv_rows(file: Path) -> Iterator[Row]:
             where, before = f"{file}:{before + 1}", reader.line_num
             if fields and not columns:
                 columns = fields
-                _check_columns(columns, where)
+                check_columns(len(columns), where)
+                _check_names(columns, where)
             elif fields:
                 _check_count(fields, columns, where)
                 yield Row(
@@ -152,7 +153,7 @@ def _csv_rows(file: Path) -> Iterator[Row]:
         csv.field_size_limit(limit)
 
 
-def _check_columns(columns: list[str], where: str) -> None:
+def _check_names(columns: list[str], where: str) -> None:
     if "" in columns or len(set(columns)) < len(columns):
         raise DataError(
             "The columns of a CSV file have no names of their own.",
@@ -182,7 +183,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 if len(line) > LONGEST_LINE:
                     why, fix = f"it has more than {LONGEST_LINE} bytes", "leave it out, or divide it"
                     raise DataError("A line of the prompts is too long.", where=f"{file}:{number}", why=why, fix=fix)
-                if number == 1 and (program := next((_PACKED[magic] for magic in _PACKED if line.startswith(magic)), "")):
+                if number == 1 and (
+                    program := next((_PACKED[magic] for magic in _PACKED if line.startswith(magic)), "")
+                ):
                     why, fix = "it is compressed", f"unpack it first, with {program}"
                     raise DataError("The prompts cannot be read.", where=str(file), why=why, fix=fix)
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -259,9 +262,7 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     for number, record in records(
         chosen.iter(batch_size=AT_ONCE), size, lambda number: f"{path}, row {number}", fix, len(chosen)
     ):
-        yield Row(
-            f"{path}, row {number}", f"row {number}", record, path if path.is_dir() else path.parent, padded=True
-        )
+        yield Row(f"{path}, row {number}", f"row {number}", record, path if path.is_dir() else path.parent, padded=True)
 
 
 def _files_of_dataset(folder: Path) -> list[Path]:
@@ -306,7 +307,7 @@ def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
         raise
     except MemoryError as error:
         why = "what is read at a time takes more memory than the process that reads it may have"
-        fix = "write fewer and smaller values into a row, and fewer rows into a row group"
+        fix = "write smaller values, and fewer of them into a row; of Parquet, fewer rows into a group (row_group_size)"
         raise DataError("The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix) from error
     except Exception as error:  # the libraries fail in their own ways, and in Arrow's
         why = f"{type(error).__name__}: {error}"

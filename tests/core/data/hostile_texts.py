@@ -10,7 +10,6 @@ import socket
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202etxt"
 ROW = b'{"prompt": "21>", "answer": "12"}\n'
-MANY = {str(number): 0 for number in range(1_000_000)}
 
 
 def file(content, name="rows.jsonl"):
@@ -107,7 +106,9 @@ JSONL = {
     "token ids below zero": (row(prompt=[-1]), "does not know"),
     "token ids are truth values": (row(prompt=[True]), "neither a string"),
     "a million token ids": (row(prompt=[1] * 1_000_000), "No prompt of a source is left"),
-    "a million keys": (file(lambda: json.dumps(MANY | {"prompt": "21>", "answer": "12"}).encode()), ""),
+    "a million columns": (file(lambda: json.dumps(dict.fromkeys(map(str, range(1_000_000)), 0)).encode()), "too many columns"),
+    "a million keys in an object": (
+        file(lambda: ROW[:-2] + b', "x": {' + b", ".join(b'"%d": 0' % n for n in range(1_000_000)) + b"}}"), None),
     "ten million lists": (file(lambda: ROW[:-2] + b', "x": [' + b"[]," * 10_000_000 + b"[]]}"), ""),
     "a prompt of 20 MB": (file(lambda: b'{"prompt": "' + b"1" * 20_000_000 + b'", "answer": ""}'), ""),
     "a line of 80 MB": (sparse(b'{"prompt": "', 80 << 20), "line of the prompts is too long.*67108864"),
@@ -144,7 +145,7 @@ CSV = {
     "a quote that never ends": (file(b'prompt,answer\n21>,"' + b"1\n" * 100_000, "rows.csv"), "not CSV"),
     "100,000 columns": (
         file(lambda: ",".join(["prompt", "answer", *map(str, range(100_000))]).encode() + b"\n1,2\n", "rows.csv"),
-        "number of fields",
+        "too many columns",
     ),
     "columns without a name": (file(b"prompt,,\n1,2,3\n", "rows.csv"), "names of their own"),
     "columns with escape sequences": (file(f"{EVIL},{EVIL}x\n1,2\n".encode(), "rows.csv"), "CSV|no column"),

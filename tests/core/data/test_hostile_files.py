@@ -104,6 +104,7 @@ def test_a_hostile_file_is_refused_in_words_or_read(configs, tmp_path, monkeypat
     """``says``: part of the error; None = it is read; empty = either."""
     (tmp_path / "data").mkdir()
     options = make(tmp_path / "data")
+    capfd.readouterr()
     with used(monkeypatch) as found:
         error = start(configs, source, options, tmp_path)
     if error is not None:
