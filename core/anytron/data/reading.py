@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256
 """Prompts in a message."""
+MEMORY = 7 << 27
+"""Bytes that the process may allocate: less than 1 GiB, with what it loads meanwhile."""
 CHARACTERS = 1 << 20
 """Of the texts that are tokenised between two signs of life, and of those in a message, or one text."""
 
@@ -65,7 +67,7 @@ def read_prompts(
         where += f" ({path})"
     fix = "make the file smaller or write it again; if it is sound, the tokenizer or the chat template is at fault"
     errand = Errand(DataError, "The prompts cannot be read.", where, fix)
-    reader = ConfinedReader(service)
+    reader = ConfinedReader(service, MEMORY)
     try:
         if source.source in SOURCE_OPTIONS:
             for records in reader.ask(None, errand):

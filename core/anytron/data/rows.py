@@ -30,7 +30,7 @@ LONGEST_LINE = 64 * 2**20
 """Bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
 AT_ONCE = 64
 """Rows that are made of Arrow's columns at a time."""
-MOST_FILES = 100_000
+MOST_FILES = 10_000
 """Files that a pattern may match."""
 _PACKED = {b"\x1f\x8b": "gunzip", b"\xfd7zXZ\0": "unxz", b"(\xb5/\xfd": "unzstd", b"PK\3\4": "unzip"}
 """How compressed files begin, and what unpacks them."""

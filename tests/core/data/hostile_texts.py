@@ -106,9 +106,9 @@ JSONL = {
     "token ids below zero": (row(prompt=[-1]), "does not know"),
     "token ids are truth values": (row(prompt=[True]), "neither a string"),
     "a million token ids": (row(prompt=[1] * 1_000_000), "No prompt of a source is left"),
-    "a million columns": (file(lambda: json.dumps(dict.fromkeys(map(str, range(1_000_000)), 0)).encode()), "too many columns"),
-    "a million keys in an object": (
-        file(lambda: ROW[:-2] + b', "x": {' + b", ".join(b'"%d": 0' % n for n in range(1_000_000)) + b"}}"), None),
+    "100,000 columns": (file(lambda: json.dumps(dict.fromkeys(map(str, range(1_000_000)), 0)).encode()), "too many columns"),
+    "100,000 keys in an object": (
+        file(lambda: ROW[:-2] + b', "x": {' + b", ".join(b'"%d": 0' % n for n in range(100_000)) + b"}}"), None),
     "ten million lists": (file(lambda: ROW[:-2] + b', "x": [' + b"[]," * 10_000_000 + b"[]]}"), ""),
     "a prompt of 20 MB": (file(lambda: b'{"prompt": "' + b"1" * 20_000_000 + b'", "answer": ""}'), ""),
     "a line of 80 MB": (sparse(b'{"prompt": "', 80 << 20), "line of the prompts is too long.*67108864"),
@@ -155,6 +155,6 @@ CSV = {
     "half a letter": (file(b"prompt\n\xed\xa0\x80\n", "rows.csv"), "utf-8"),
     "UTF-16": (file("prompt\n1".encode("utf-16"), "rows.csv"), "utf-8"),
     "carriage returns alone": (file(b"prompt,answer\r1>,1\r2>,2\r", "rows.csv"), "CSV"),
-    "many short lines": (file(b"prompt,answer\n" + b"\n" * 1_000_000 + b"1>,1", "rows.csv"), None),
+    "many short lines": (file(b"prompt,answer\n" + b"\n" * 100_000 + b"1>,1", "rows.csv"), None),
     "a pipe": (special(os.mkfifo, "rows.csv"), "or it is none"),
 }  # fmt: skip
