@@ -1,7 +1,7 @@
 """Make rows of Arrow's columns, and bound what they become before they do.
 
-Parquet and Arrow write a value once and say how often it stands there: two kilobytes can hold terabytes. What a row, and
-a file, would take as Python's objects is therefore computed from the columns first.
+Parquet and Arrow write a value once and say how often it stands there: two kilobytes can hold terabytes. What a row and
+a file would take as Python's objects is therefore computed from the columns first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from anytron.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import pyarrow
+    import pyarrow as pa
 
 LARGEST_ROW = 64 * 2**20
 """Bytes of a row; a million tokens have a tenth of it."""
@@ -30,7 +30,7 @@ _SCALARS = (*_TEXTS, "boolean", "integer", "floating", "decimal", "null", "date"
 _LISTS = ("list", "large_list", "fixed_size_list", "map")
 
 
-def check_schema(schema: pyarrow.Schema, where: str) -> None:
+def check_schema(schema: pa.Schema, where: str) -> None:
     """Refuse columns that have no names of their own, or a type that is not read, or are nested too deeply.
 
     Raises:
@@ -54,13 +54,13 @@ def check_schema(schema: pyarrow.Schema, where: str) -> None:
             )
 
 
-def _fault(kind: pyarrow.DataType, levels: int = DEEPEST) -> str:
+def _fault(kind: pa.DataType, levels: int = DEEPEST) -> str:
     """Say why a type is not read; empty if it is."""
-    import pyarrow
+    import pyarrow as pa
 
     if not levels:
         return f"it is nested more than {DEEPEST} levels"
-    if isinstance(kind, pyarrow.BaseExtensionType):
+    if isinstance(kind, pa.BaseExtensionType):
         return _fault(kind.storage_type, levels - 1)
     if _is(kind, _SCALARS) or (_is(kind, ("dictionary",)) and _is(kind.value_type, _SCALARS)):
         return ""
@@ -70,10 +70,10 @@ def _fault(kind: pyarrow.DataType, levels: int = DEEPEST) -> str:
     return f"its type is {str(kind)[:60]}"
 
 
-def _is(kind: pyarrow.DataType, names: Iterable[str]) -> bool:
-    import pyarrow
+def _is(kind: pa.DataType, names: Iterable[str]) -> bool:
+    import pyarrow as pa
 
-    return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
 
 
 def records(
@@ -122,13 +122,13 @@ def _weight_of(batch: Any) -> int:
     return sum(_weight(chunk) for column in batch.columns for chunk in getattr(column, "chunks", [column]))
 
 
-def _weight(column: pyarrow.Array) -> int:
+def _weight(column: pa.Array) -> int:
     """About how many bytes Python takes for the values of a column."""
-    import pyarrow
-    import pyarrow.compute
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     kind, count = column.type, len(column)
-    if isinstance(kind, pyarrow.BaseExtensionType):
+    if isinstance(kind, pa.BaseExtensionType):
         return _weight(column.storage)
     if _is(kind, ("struct",)):
         return ROW * count + sum(map(_weight, column.flatten()))
@@ -142,7 +142,7 @@ def _weight(column: pyarrow.Array) -> int:
         kind, lengths, chosen = kind.value_type, column.dictionary, column.indices
     if not _is(kind, _TEXTS):
         return VALUE * count
-    lengths = pyarrow.compute.binary_length(lengths)
+    lengths = pc.binary_length(lengths)
     if chosen is not None:
         lengths = lengths.cast("int64").take(chosen)
-    return VALUE * count + int(pyarrow.compute.sum(lengths).as_py() or 0)
+    return VALUE * count + int(pc.sum(lengths).as_py() or 0)

@@ -22,7 +22,7 @@ from anytron.data.records import check_columns
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import pyarrow.parquet
 

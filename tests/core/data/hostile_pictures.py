@@ -11,6 +11,7 @@ import zlib
 import pyarrow as pa
 import pyarrow.parquet
 from PIL import Image
+
 from tests.core.data.hostile_texts import EVIL
 
 PROMPT = "<|vision_start|><|image_pad|><|vision_end|>?"

@@ -10,6 +10,7 @@ import shutil
 import datasets
 import pyarrow as pa
 import pyarrow.parquet
+
 from tests.core.data import thrift
 from tests.core.data.hostile_texts import EVIL, file, sparse, special
 
@@ -58,13 +59,13 @@ def bomb(rows, size, column="prompt", plain=False):
     return parquet(table, compression="zstd", store_schema=not plain)
 
 
-def list_bomb(items, size, plain=False):
+def list_bomb(items, size, plain=False, prompt=("1>",)):
     """Rows that are lists of one value, again and again."""
 
     def table():
         values = repeated("1" * size, [0] * items)
         column = pa.ListArray.from_arrays(pa.array([0, items], pa.int32()), values)
-        return pa.table({"prompt": ["1>"], "answer": ["1"], "x": column})
+        return pa.table({"prompt": list(prompt), "answer": ["1"], "x": column})
 
     return parquet(table, compression="zstd", store_schema=not plain)
 

@@ -1,4 +1,4 @@
-"""Hostile files of JSONL and CSV, and hostile names: each writes what it has into a folder and gives ``data.options``."""
+"""Hostile files of JSONL and CSV, and hostile names: each writes its files into a folder and gives ``data.options``."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ JSONL = {
     "token ids below zero": (row(prompt=[-1]), "does not know"),
     "token ids are truth values": (row(prompt=[True]), "neither a string"),
     "a million token ids": (row(prompt=[1] * 1_000_000), "No prompt of a source is left"),
-    "100,000 columns": (file(lambda: json.dumps(dict.fromkeys(map(str, range(1_000_000)), 0)).encode()), "too many columns"),
+    "100,000 columns": (
+        file(lambda: json.dumps(dict.fromkeys(map(str, range(100_000)), 0)).encode()), "too many columns"),
     "100,000 keys in an object": (
         file(lambda: ROW[:-2] + b', "x": {' + b", ".join(b'"%d": 0' % n for n in range(100_000)) + b"}}"), None),
     "ten million lists": (file(lambda: ROW[:-2] + b', "x": [' + b"[]," * 10_000_000 + b"[]]}"), ""),

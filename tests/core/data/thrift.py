@@ -137,9 +137,7 @@ def _written(kind, value):
             yield from [TRUE if element else FALSE] if inner in (TRUE, FALSE) else _written(inner, element)
     elif kind == STRUCT:
         for place, (inner, field) in value.items():
-            if inner in (TRUE, FALSE):
-                inner = TRUE if field else FALSE
-            yield inner
+            yield (TRUE if field else FALSE) if inner in (TRUE, FALSE) else inner
             yield from _of_zigzag(place)
             yield from _written(inner, field)
         yield 0
