@@ -77,11 +77,21 @@ def examine(model: ModelSection, asked: Mapping[str, Path]) -> None:
     reader = ConfinedReader(service)
     try:
         for key, place in places.items():
-            for name in ("AutoConfig", "AutoTokenizer", "PreTrainedTokenizerFast"):  # or each process would import them
-                getattr(import_module("transformers"), name)
+            _import_once()
             list(reader.ask(key, Errand(ConfigError, "A model directory cannot be loaded.", place, fix)))
     finally:
         reader.close()
+
+
+def _import_once() -> None:
+    """Import what loading a model directory imports, or the confined process would do so, and then the driver again.
+
+    Configs import the library's computation of rotary embeddings and all that belongs to it; which model does not
+    matter.
+    """
+    transformers = import_module("transformers")
+    for name in ("AutoConfig", "AutoTokenizer", "PreTrainedTokenizerFast", "LlamaConfig"):
+        getattr(transformers, name)
 
 
 def _made(reference: str | None) -> bool:

@@ -13,6 +13,7 @@ made need not be sent.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import pickle
 import resource
@@ -57,7 +58,7 @@ LARGEST_FRAME = 1 << 28
 SAID = 1 << 20
 """Bytes that libraries may write to their error output; the last line is shown when the child is gone."""
 _TICK_S = 0.1
-_ANY_FILE = 1 << 30
+_ANY_FILE = 1 << 20
 """Above the number of any open file."""
 _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
@@ -244,6 +245,7 @@ def _forked() -> int:
 def _become(service: Service, memory: int, files: tuple[int, int, int], progress: Progress) -> NoReturn:
     """Be the child: answer calls until the driver is gone."""
     try:
+        gc.freeze()  # collections need not look at, and so copy, what the driver has
         os.setsid()  # Ctrl-C is for the driver
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGVTALRM):
             signal.signal(number, signal.SIG_DFL)
