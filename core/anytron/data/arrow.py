@@ -25,7 +25,8 @@ TIMES = 100
 VALUE, ROW = 40, 256
 """Bytes that Python takes for a value in a list, beside its letters, and for a row; about."""
 
-_TEXTS = ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+_VIEWS = ("string_view", "binary_view")
+_TEXTS = (*_VIEWS, "string", "large_string", "binary", "large_binary", "fixed_size_binary")
 _SCALARS = (*_TEXTS, "boolean", "integer", "floating", "decimal", "null", "date", "time", "timestamp", "duration")
 _LISTS = ("list", "large_list", "fixed_size_list", "map")
 
@@ -142,6 +143,8 @@ def _weight(column: pa.Array) -> int:
         kind, lengths, chosen = kind.value_type, column.dictionary, column.indices
     if not _is(kind, _TEXTS):
         return VALUE * count
+    if _is(kind, _VIEWS):  # there is no function that measures them
+        lengths = lengths.cast(pa.large_string() if kind == pa.string_view() else pa.large_binary())
     lengths = pc.binary_length(lengths)
     if chosen is not None:
         lengths = lengths.cast("int64").take(chosen)
