@@ -89,12 +89,12 @@ class ConfinedReader:
 
     Args:
         service: Answers calls.
-        memory: Bytes that it may allocate.
-        compute_s: Seconds of processor time in which it must come further.
+        memory: Bytes that it may allocate; by default ``MEMORY``.
+        compute_s: Seconds of processor time in which it must come further; by default ``COMPUTE_S``.
     """
 
-    def __init__(self, service: Service, memory: int = MEMORY, compute_s: float = COMPUTE_S) -> None:
-        self._service, self._memory, self._compute_s = service, memory, compute_s
+    def __init__(self, service: Service, memory: int | None = None, compute_s: float | None = None) -> None:
+        self._service, self._memory, self._compute_s = service, memory or MEMORY, compute_s or COMPUTE_S
         self._child: _Child | None = None
 
     def ask(self, call: Any, errand: Errand) -> Iterator[Any]:
