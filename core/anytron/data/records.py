@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 PARTS = ("prompt", "images", "tools")
 """Columns that become parts of the prompt itself; ``id`` is one of its data as well."""
-MOST_COLUMNS = 10_000
-"""Columns of a row."""
 
 
 def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
@@ -87,21 +85,6 @@ def inside(folder: Path, path: str, where: str) -> Path:
     return file
 
 
-def check_columns(count: int, where: str) -> None:
-    """Refuse more than :data:`MOST_COLUMNS`.
-
-    Raises:
-        DataError: There are more.
-    """
-    if count > MOST_COLUMNS:
-        raise DataError(
-            "A row of the prompts has too many columns.",
-            where=where,
-            why=f"it has {count}, and {MOST_COLUMNS} are read",
-            fix="keep the columns that prompts and rewards need",
-        )
-
-
 def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     """The row's values by the names that they are used by."""
     record = row.record
@@ -112,7 +95,6 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
             why=f"it is {type(record).__name__}",
             fix="write {...}",
         )
-    check_columns(len(record), row.where)
     taken = {name: _value(row, name, column) for name, column in columns.items()}
     rest = {name: value for name, value in record.items() if name not in columns.values()}
     return {**rest, **taken}

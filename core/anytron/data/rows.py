@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.data.arrow import LARGEST_ROW, check_schema, records
 from anytron.data.model_files import LARGEST_FILE, parse_object, read_bytes
-from anytron.data.records import check_columns
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ AT_ONCE = 64
 """Rows that are made of Arrow's columns at a time."""
 MOST_FILES = 10_000
 """Files that a pattern may match."""
+MOST_COLUMNS = 10_000
+"""Columns of a row."""
 _PACKED = {b"\x1f\x8b": "gunzip", b"\xfd7zXZ\0": "unxz", b"(\xb5/\xfd": "unzstd", b"PK\3\4": "unzip"}
 """How compressed files begin, and what unpacks them."""
 _STATE = "state.json"
@@ -105,6 +106,8 @@ def _json(line: str, where: str) -> Any:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError("A line of the prompts is not JSON.", where=where, why=str(error), fix=_LINE) from error
+    if isinstance(record, dict):
+        _check_columns(len(record), where)
     if is_too_deep(record):
         why, fix = f"it has more than {DEEPEST} levels", "leave out what is nested, or write it as a text"
         raise DataError("A line of the prompts is nested too deeply.", where=where, why=why, fix=fix)
@@ -137,7 +140,7 @@ def _csv_rows(file: Path) -> Iterator[Row]:
             where, before = f"{file}:{before + 1}", reader.line_num
             if fields and not columns:
                 columns = fields
-                check_columns(len(columns), where)
+                _check_columns(len(columns), where)
                 _check_names(columns, where)
             elif fields:
                 _check_count(fields, columns, where)
@@ -151,6 +154,17 @@ def _csv_rows(file: Path) -> Iterator[Row]:
         ) from error
     finally:
         csv.field_size_limit(limit)
+
+
+def _check_columns(count: int, where: str) -> None:
+    """Refuse more than :data:`MOST_COLUMNS`."""
+    if count > MOST_COLUMNS:
+        raise DataError(
+            "A row of the prompts has too many columns.",
+            where=where,
+            why=f"it has {count}, and {MOST_COLUMNS} are read",
+            fix="keep the columns that prompts and rewards need",
+        )
 
 
 def _check_names(columns: list[str], where: str) -> None:
@@ -208,7 +222,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
-        check_columns(table.metadata.num_columns, str(file))
+        _check_columns(table.metadata.num_columns, str(file))
         check_schema(table.schema_arrow, str(file))
         groups = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
         ends = list(itertools.accumulate(groups))
@@ -255,7 +269,7 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     else:
         raise FileNotFoundError("no such folder")
     chosen = _split(loaded, path, split).with_format("arrow")
-    check_columns(len(chosen.data.schema), str(path))
+    _check_columns(len(chosen.data.schema), str(path))
     check_schema(chosen.data.schema, str(path))
     size = sum(file.stat().st_size for file in files)
     fix = "if it is sound, read it with datasets, and write it as JSON lines with Dataset.to_json"
