@@ -6,15 +6,19 @@ a file would take as Python's objects is therefore computed from the columns fir
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.plain import DEEPEST
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
+
+    Measure = Callable[[Any], int]
+    """(array) -> about how many bytes Python takes for its values."""
 
 LARGEST_ROW = 64 * 2**20
 """Bytes of a row; a million tokens have a tenth of it."""
@@ -93,15 +97,17 @@ def records(
         DataError: A row is too large, or all of them are.
     """
     number, total, most = 0, 0, FREE + TIMES * size
+    measures: list[Measure] = []
     if rows * ROW > most:
         raise _inflated(f"{rows} rows", size, place(1), fix)
     for batch in batches:
-        weight = _weight_of(batch)
+        measures = measures or _measures_of(batch)
+        weight = _weight_of(batch, measures)
         pieces = [batch]
         if weight > LARGEST_ROW:
             pieces = [batch.slice(index, 1) for index in range(batch.num_rows)]
             for index, piece in enumerate(pieces, start=number + 1):
-                if _weight_of(piece) > LARGEST_ROW:
+                if _weight_of(piece, measures) > LARGEST_ROW:
                     why = f"it would take more than {LARGEST_ROW} bytes"
                     fix = "leave it out, or divide it"
                     raise DataError("A row of the prompts is too long.", where=place(index), why=why, fix=fix)
@@ -119,33 +125,63 @@ def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
     return DataError("A file of prompts holds far more than its size.", where=where, why=why, fix=fix)
 
 
-def _weight_of(batch: Any) -> int:
-    return sum(_weight(chunk) for column in batch.columns for chunk in getattr(column, "chunks", [column]))
+def _measures_of(batch: Any) -> list[Measure]:
+    return [_measure_of(field.type) for field in batch.schema]
 
 
-def _weight(column: pa.Array) -> int:
-    """About how many bytes Python takes for the values of a column."""
+def _weight_of(batch: Any, measures: Sequence[Measure]) -> int:
+    return sum(
+        measure(chunk)
+        for column, measure in zip(batch.columns, measures, strict=True)
+        for chunk in getattr(column, "chunks", [column])
+    )
+
+
+def _measure_of(kind: pa.DataType) -> Measure:
+    """Find what says about how many bytes Python takes for the values of a column of a type."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = _measure_of(kind.storage_type)
+        return lambda column: stored(column.storage)
+    if _is(kind, ("dictionary",)):
+        return partial(_of_dictionary, texts=_is(kind.value_type, _TEXTS))
+    if _is(kind, _TEXTS):
+        return lambda column: VALUE * len(column) + (_sum(_lengths(column)) if len(column) else 0)
+    inner = [_measure_of(kind.field(index).type) for index in range(kind.num_fields)]
+    if _is(kind, ("struct",)):
+        return lambda column: (
+            ROW * len(column) + sum(part(one) for part, one in zip(inner, column.flatten(), strict=True))
+        )
+    if _is(kind, ("map",)):
+        entries = _measure_of(kind.key_type), _measure_of(kind.item_type)
+        return partial(_of_map, entries=entries)
+    if _is(kind, _LISTS):
+        return lambda column: VALUE * len(column) + inner[0](column.flatten())
+    return lambda column: VALUE * len(column)
+
+
+def _of_dictionary(column: Any, texts: bool) -> int:
+    return VALUE * len(column) + (_sum(_lengths(column.dictionary).cast("int64").take(column.indices)) if texts else 0)
+
+
+def _of_map(column: Any, entries: Sequence[Measure]) -> int:
+    begin, end = (column.offsets[at].as_py() for at in (0, -1)) if len(column) else (0, 0)
+    parts = zip(entries, (column.keys, column.items), strict=True)
+    return VALUE * len(column) + sum(measure(part.slice(begin, end - begin)) for measure, part in parts)
+
+
+def _lengths(column: Any) -> Any:
+    """Bytes of each text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind, count = column.type, len(column)
-    if isinstance(kind, pa.BaseExtensionType):
-        return _weight(column.storage)
-    if _is(kind, ("struct",)):
-        return ROW * count + sum(map(_weight, column.flatten()))
-    if _is(kind, ("map",)):
-        begin, end = (column.offsets[at].as_py() for at in (0, -1)) if count else (0, 0)
-        return VALUE * count + sum(_weight(part.slice(begin, end - begin)) for part in (column.keys, column.items))
-    if _is(kind, _LISTS):
-        return VALUE * count + _weight(column.flatten())
-    lengths, chosen = column, None
-    if _is(kind, ("dictionary",)):
-        kind, lengths, chosen = kind.value_type, column.dictionary, column.indices
-    if not _is(kind, _TEXTS):
-        return VALUE * count
-    if _is(kind, _VIEWS):  # there is no function that measures them
-        lengths = lengths.cast(pa.large_string() if kind == pa.string_view() else pa.large_binary())
-    lengths = pc.binary_length(lengths)
-    if chosen is not None:
-        lengths = lengths.cast("int64").take(chosen)
-    return VALUE * count + int(pc.sum(lengths).as_py() or 0)
+    if _is(column.type, _VIEWS):  # there is no function that measures them
+        column = column.cast(pa.large_string() if column.type == pa.string_view() else pa.large_binary())
+    return pc.binary_length(column)
+
+
+def _sum(numbers: Any) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(numbers).as_py() or 0)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 64 * 2**20
 """Bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
-AT_ONCE = 64
+AT_ONCE = 96
 """Rows that are made of Arrow's columns at a time."""
 MOST_FILES = 10_000
 """Files that a pattern may match."""
@@ -227,13 +227,15 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         groups = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
         ends = list(itertools.accumulate(groups))
 
+        name, folder = str(file), file.parent
+
         def place(number: int) -> str:
-            return f"{file}, row {number} (row group {bisect_left(ends, number)})"
+            return f"{name}, row {number} (row group {bisect_left(ends, number)})"
 
         batches = table.iter_batches(min(AT_ONCE, _rows_of(LARGEST_ROW, table.metadata)), use_threads=False)
         fix = "if it is sound, write it with use_dictionary=False and compression='none'"
         for number, record in records(batches, file.stat().st_size, place, fix, table.metadata.num_rows):
-            yield Row(place(number), f"row {number}", record, file.parent, padded=True)
+            yield Row(f"{name}, row {number}", f"row {number}", record, folder, padded=True)
 
 
 def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:

@@ -25,7 +25,7 @@ class Recorded:
 
     def __init__(self, batch, made):
         self._batch, self._made = batch, made
-        self.columns, self.num_rows = batch.columns, batch.num_rows
+        self.columns, self.num_rows, self.schema = batch.columns, batch.num_rows, batch.schema
 
     def slice(self, begin, count):
         return Recorded(self._batch.slice(begin, count), self._made)
@@ -90,8 +90,9 @@ def test_texts_weigh_their_bytes_however_they_are_kept(texts, begin, encoded, ki
     column = pa.array(texts, kind)
     column = (column.dictionary_encode() if encoded else column).slice(begin)
     expected = sum(len(text.encode()) for text in texts[begin:] if text is not None)
-    assert arrow._weight(column) - arrow.VALUE * len(column) == expected
-    assert arrow._weight(pa.array([texts]).slice(0, 1)) == arrow.VALUE * (1 + len(texts)) + sum(
+    assert arrow._measure_of(column.type)(column) - arrow.VALUE * len(column) == expected
+    lists = pa.array([texts, []], pa.list_(kind)).slice(0, 1)
+    assert arrow._measure_of(lists.type)(lists) == arrow.VALUE * (1 + len(texts)) + sum(
         len(text.encode()) for text in texts if text is not None
     )
 
