@@ -131,6 +131,7 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE)
         self.effective = True
         try:
@@ -144,12 +145,38 @@ class Lock:
                 os.close(self._descriptor)
                 raise
             self.effective = False
+        if why := self.lost():  # removed between the two calls: another process may make one anew and lock that
+            os.close(self._descriptor)
+            raise FileNotFoundError(errno.ENOENT, why, str(path))
         os.truncate(self._descriptor, 0)
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def lost(self) -> str:
+        """Say why the lock keeps no other process away any more; nothing as long as it does."""
+        return why_lost(self._path, self._descriptor)
 
     def release(self) -> None:
         """Give the lock up."""
         os.close(self._descriptor)
+
+
+def why_lost(path: Path, descriptor: int) -> str:
+    """Say why a path does not lead to an open file any more, whose place in the file system nothing else can take.
+
+    Args:
+        path: Where it was opened.
+        descriptor: Of the open file, or directory.
+
+    Returns:
+        The cause, in words; nothing if the path leads to the file.
+    """
+    try:
+        own, found = os.fstat(descriptor), path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path} is not there any more"
+    except OSError as error:
+        return f"{path} cannot be examined any more: {error}"
+    return "" if os.path.samestat(own, found) else f"{path} is another one now"
 
 
 def lock_owner(path: Path) -> str | None:
