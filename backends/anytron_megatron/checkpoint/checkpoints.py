@@ -76,10 +76,7 @@ class Checkpoints:
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
         """Begin to write (:meth:`anytron.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
-        if self._writing is not None:
-            raise EngineError(
-                "A checkpoint is still being written.", where=str(self._writing[0]), fix="ask for its files first"
-            )
+        self.close()
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
         files = {random_file(rank): save(random_states(self._runtime))}
@@ -141,9 +138,10 @@ class Checkpoints:
         self._restore_random_states(directory, progress)
 
     def close(self) -> None:
-        """Let a save that has begun end."""
+        """Let a save that has begun end, and forget it."""
         if self._writing is not None:
             self._writing[1].wait()
+            self._writing = None
 
     def _tensors(self) -> list[SavedTensor]:
         return [

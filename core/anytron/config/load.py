@@ -15,6 +15,7 @@ from anytron.config.anchor import anchor
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.generation import RolloutSection
+from anytron.config.interpolation import measure
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.running import EngineSection
@@ -132,6 +133,7 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
         for end in (index for index, letter in enumerate(key) if letter == "."):
             by_key.setdefault(key[:end], by_key[key])  # a section that the file does not have
     places = Places(path, by_key)
+    measure(OmegaConf.to_container(tree, resolve=False), places.of)
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

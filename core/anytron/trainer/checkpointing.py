@@ -268,10 +268,7 @@ class Checkpointing:
             lost.fix = f"metrics and samples lie in {path}, and nothing else could be saved: {new_run}"
             if self._trainer.group.ended:
                 return lost
-            if self._pending is not None:
-                with contextlib.suppress(AnytronError, OSError):  # its files are lost, too
-                    self._trainer.written_files(wait=True)
-                self._pending = None
+            self._pending = None  # its files are lost, and to ask for them would end the ranks
             if boundary is not None:
                 self._directory, self._best = CheckpointDirectory(path / CHECKPOINTS), None
                 self._save(asynchronous=False)
@@ -301,6 +298,7 @@ class Checkpointing:
         """Commit the checkpoint that is being written once all of it is on disk."""
         if self._pending is None:
             return
+        self._run.require_place()  # ranks that cannot write where they were told to end
         files = self._trainer.written_files(wait=wait)
         if files is None:
             return

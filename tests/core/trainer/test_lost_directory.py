@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from anytron.config.load import read_config
-from anytron.errors import EngineError, LostDirectoryError, ProcessLost
+from anytron.errors import LostDirectoryError, ProcessLost
 from anytron.files import Lock
 from anytron.tracking.run_directory import RunDirectory
 from tests.core.trainer.conftest import Run
@@ -109,7 +109,7 @@ def test_the_directory_of_checkpoints_may_be_another(new_run, tmp_path):
 
 
 def test_a_save_that_is_under_way_does_not_hold_it_up(new_run):
-    """Its files are gone with the directory, of which the engine complains first."""
+    """Its files are gone with the directory: ranks that are asked for them fail, and nothing can be saved any more."""
     run = new_run(trainer={"total_steps": STEPS, "output_dir": str(output(new_run))}, checkpoint=EVERY_STEP)
     start = run.executor.start
 
@@ -124,8 +124,7 @@ def test_a_save_that_is_under_way_does_not_hold_it_up(new_run):
                     removed(output(new_run))
 
             def written(*, wait):
-                if not (engine.saved / "state.pt").exists():
-                    raise EngineError("The checkpoint could not be written.")
+                group.ended = not (engine.saved / "state.pt").exists()  # an error of a rank ends all of them
                 return type(engine).written_files(engine, wait=wait)
 
             engine.save_checkpoint, engine.written_files = begin, written
@@ -133,7 +132,6 @@ def test_a_save_that_is_under_way_does_not_hold_it_up(new_run):
 
     run.executor.start = started
     error = lost(run)
-    assert isinstance(error.__cause__, EngineError)
     assert steps(Path(rescued_from(error).trainer.output_dir)) == [1]
 
 
