@@ -131,4 +131,4 @@ class LostDirectoryError(AnytronError):
 
 
 class ResourceError(AnytronError):
-    """The machine has run out of something: disk space, file descriptors, device memory."""
+    """The machine has run out of something (disk space, file descriptors, device memory), or a disk fails."""

@@ -26,6 +26,11 @@ _EXHAUSTED = {
     errno.EFBIG: ("A file has reached the largest allowed size.", "raise the limit (ulimit -f)"),
     errno.EMFILE: ("This process has no file descriptors left.", "raise the limit (ulimit -n 4096)"),
     errno.ENFILE: ("The machine has no file descriptors left.", "end what holds them, or raise fs.file-max"),
+    errno.EIO: (
+        "A disk has failed.",
+        "read the kernel's log (dmesg); then continue the run with resume=auto elsewhere",
+    ),
+    errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
 }
 _RUST = re.compile(r"\(os error (\d+)\)")
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from anytron.config.json_files import read_object
 from anytron.errors import CheckpointError
 from anytron.files import write_durably
 
@@ -83,7 +84,7 @@ class Manifest:
         """
         path = directory / MANIFEST
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_object(path)
             version = content["format"]
             if version != FORMAT:
                 raise CheckpointError(

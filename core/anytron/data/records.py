@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.json_files import parse_json
 from anytron.data.prompts import Prompt
 from anytron.errors import DataError, did_you_mean
 
@@ -138,8 +138,8 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     if value is None or value == "":
         return ()
     try:
-        tools = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
+        tools = parse_json(value) if isinstance(value, str) else value
+    except ValueError as error:
         raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error)) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fix = "give a list of objects, or the same as JSON"

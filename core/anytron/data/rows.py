@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import glob
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
+from anytron.config.json_files import parse_json
+from anytron.config.plain import is_writable, strings
 from anytron.errors import DataError
 
 if TYPE_CHECKING:
@@ -81,11 +81,9 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
 
 def _json(line: str, where: str) -> Any:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError("A line of the prompts is not JSON.", where=where, why=str(error)) from error
-    if is_too_deep(record):
-        raise DataError("A line of the prompts is nested too deeply.", where=where, why=f"more than {DEEPEST} levels")
+        record = parse_json(line)
+    except ValueError as error:
+        raise DataError("A line of the prompts cannot be read.", where=where, why=str(error)) from error
     if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
         why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is no letter"
         raise DataError("A line of the prompts has text that is none.", where=where, why=why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -12,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from anytron.config.json_files import read_object
 from anytron.errors import ConfigError, LostDirectoryError
 from anytron.files import lock_owner, why_lost
 from anytron.report.history import History, Series
@@ -228,11 +228,10 @@ class Run:
 
     def workers(self) -> dict[str, list[dict[str, Any]]]:
         """What the workers said of themselves, by role."""
-        text = self._found(WORKERS, lambda path: path.read_text(encoding="utf-8") if path.is_file() else "{}")
+        roles = self._found(WORKERS, lambda path: read_object(path) if path.is_file() else {})
         try:
-            roles = json.loads(text or "{}")
-            return {str(role): [dict(rank) for rank in ranks] for role, ranks in roles.items()}
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            return {str(role): [dict(rank) for rank in ranks] for role, ranks in (roles or {}).items()}
+        except (ValueError, TypeError) as error:
             self.problems.append(f"{WORKERS} cannot be read: {error}")
             return {}
 

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.json_files import parse_object
 from anytron.files import replacing, why_lost
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class JsonlSink:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read what a :class:`JsonlSink` wrote."""
     # Not splitlines(): JSON strings may hold other characters that it takes for ends of lines (U+2028, U+0085).
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [parse_object(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def _cut_back(path: Path, step: int) -> None:
@@ -81,7 +82,7 @@ def _cut_back(path: Path, step: int) -> None:
 def _parsed(line: str) -> Any:
     """A record with a step; None for a line that was cut short."""
     try:
-        record = json.loads(line)
+        record = parse_object(line)
     except ValueError:
         return None
-    return record if line.endswith("\n") and isinstance(record, dict) and "step" in record else None
+    return record if line.endswith("\n") and "step" in record else None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anytron.batch import RaggedBatch
 from anytron.config.dump import to_yaml
+from anytron.config.json_files import read_object
 from anytron.data.images import ImagePatches
 from anytron.errors import DataError
 from anytron.files import PRIVATE, remove, write_durably
@@ -85,7 +86,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
         DataError: The directory holds something else.
     """
     try:
-        record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        record = read_object(directory / RECORD)
         tensors: dict[str, Any] = load_file(directory / TENSORS)
         if record.pop("format") != FORMAT:
             raise _unreadable(directory, f"it is of another format than {FORMAT}, which this version reads")
