@@ -114,11 +114,21 @@ def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _RUST.search(str(error))):  # safetensors and tokenizers have errors of their own
         number = int(found[1])
+    if number is None and isinstance(error, FileNotFoundError):  # safetensors says so of all that it cannot open
+        number = _why_nothing_opens()
     if number not in _EXHAUSTED:
         return None
     what, fix = _EXHAUSTED[number]
     file = getattr(error, "filename", None)
     return ResourceError(what, where=where or str(file or ""), why=str(error), fix=fix)
+
+
+def _why_nothing_opens() -> int | None:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno
+    return None
 
 
 class Lock:

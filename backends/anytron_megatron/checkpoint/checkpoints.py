@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from anytron.errors import EngineError
-from anytron.files import sync
+from anytron.files import exhausted, sync
 from anytron.seeds import derive_seed
 from anytron_megatron.checkpoint.optimizer_state import prepare_state, steps_done
 from anytron_megatron.checkpoint.plan import plan_writing
@@ -168,7 +168,7 @@ class Checkpoints:
         try:
             restore_random_states(load_file(file), self._runtime)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError) as error:
-            raise refusal(file, f"{type(error).__name__}: {error}") from error
+            raise exhausted(error, str(file)) or refusal(file, f"{type(error).__name__}: {error}") from error
 
 
 def _require_written(directory: Path, error: BaseException | None) -> None:

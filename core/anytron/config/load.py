@@ -22,6 +22,7 @@ from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.config.stages import STAGE, STAGES, choose_stage, split_stages
 from anytron.errors import ConfigError, did_you_mean
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -185,7 +186,9 @@ def _read(path: Path) -> str:
             fix=did_you_mean(path.name, files, f"{path.parent}/") or "give the path of a YAML file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The configuration {path} cannot be read.", where=str(path), why=str(error)) from error
+        raise exhausted(error) or ConfigError(
+            f"The configuration {path} cannot be read.", where=str(path), why=str(error)
+        ) from error
 
 
 def _yaml_is_too_deep(text: str) -> bool:

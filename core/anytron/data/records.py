@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.json_files import parse_json
 from anytron.data.prompts import Prompt
 from anytron.errors import DataError, did_you_mean
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +74,9 @@ def inside(folder: Path, path: str, where: str) -> Path:
     try:
         leaves = not file.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
-        raise DataError("The path of an image is none.", where=where, why=f"{path!a}: {error}") from error
+        raise exhausted(error) or DataError(
+            "The path of an image is none.", where=where, why=f"{path!a}: {error}"
+        ) from error
     if leaves:
         raise DataError(
             "The path of an image leaves its folder.",

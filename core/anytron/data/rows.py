@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.json_files import parse_json
 from anytron.config.plain import is_writable, strings
 from anytron.errors import DataError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -156,7 +157,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except (OSError, UnicodeDecodeError) as error:
         where = f"{file}:{number}" if number else str(file)
-        raise DataError("The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8") from error
+        raise exhausted(error, where) or DataError(
+            "The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8"
+        ) from error
 
 
 def parquet_rows(file: Path) -> Iterator[Row]:
@@ -171,7 +174,7 @@ def parquet_rows(file: Path) -> Iterator[Row]:
         with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
             yield from _arrow_rows(table.iter_batches(batch_size=AT_ONCE), file, file.parent)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error
+        raise exhausted(error) or _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error
 
 
 def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
