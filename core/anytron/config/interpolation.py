@@ -33,7 +33,7 @@ class Size:
     Attributes:
         characters: Of its text, and of all that it refers to.
         depth: Keys that its longest chain of references leads through.
-        secret: It has, or refers to, the value of an environment variable.
+        secret: It has, or refers to, the value of an environment variable; or it may: its reference is put together.
     """
 
     characters: int = 0
@@ -98,7 +98,9 @@ class _Sizes:
             size = Size(
                 own + sum(one.characters for one in sizes),
                 (parts is None) + max((one.depth for one in sizes), default=0),
-                key in self._environment or any(one.secret for one in sizes),
+                key in self._environment
+                or (key in self.unknown and bool(self._environment))
+                or any(one.secret for one in sizes),
             )
             if size.depth + len(path) > DEEPEST_CHAIN + 1:
                 raise _refused(key, self._place_of, f"it leads through more than {DEEPEST_CHAIN} keys")

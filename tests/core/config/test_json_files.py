@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 
@@ -123,7 +124,7 @@ def no_descriptors():
     read_warm()
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
     held = []
-    with pytest.raises(OSError, match="Too many open files"):
+    with contextlib.suppress(OSError):
         while len(held) < limits[0]:
             held.append(os.open("/dev/null", os.O_RDONLY))
     yield

@@ -322,6 +322,34 @@ def test_references_of_every_kind_are_resolved(write, monkeypatch):
     assert config.data.options == {"a": "task:prompts", "b": "plain", "c": "seed"}
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rewards[0].name=${oc.env:MYTOKEN}",
+        "rewards[0].name=x-${oc.env:MYTOKEN}-y",
+        "rewards[0].name=${rewards[1].options.key}",
+        "rewards[0].name=${rewards[1].options.${rewards[1].options.which}}",
+        "rewards[0].name=${oc.decode:${oc.env:MYTOKEN}}",
+        "rewards[0].name=${oc.env:NONE,${oc.env:MYTOKEN}}",
+        "rewards[0].name=${oc.select:rewards.1.options.key}",
+        "rewards[0].name=${oc.env:${rewards[1].options.variable}}",
+        "validation={sets: [{name: '${oc.env:MYTOKEN}', data: {source: jsonl}}]}",
+        "data.mix=[{source: jsonl, name: '${oc.env:MYTOKEN}'}]",
+        "data.options.system=${oc.env:MYTOKEN}",
+        "model.config={model_type: qwen3, note: '${oc.env:MYTOKEN}'}",
+        "model.config=${rewards[1].options}",
+    ],
+)
+def test_no_value_of_the_environment_reaches_what_others_can_read(good, monkeypatch, override):
+    monkeypatch.setenv("MYTOKEN", "hunter2secret")
+    options = "rewards[1].options={key: '${oc.env:MYTOKEN}', which: key, variable: MYTOKEN, small: 3}"
+    assert load_config(good, [options]).rewards[1].options["key"] == "hunter2secret"
+    error = refusal(good, options, override)
+    assert "environment variable" in error.why
+    assert "hunter2secret" not in str(error)
+    assert override.partition("=")[0].replace("[0]", ".0") in str(error)
+
+
 def test_a_reference_to_nothing_is_refused_where_it_stands(good):
     error = refusal(good, "trainer.seed=${trainer.sede}")
 
