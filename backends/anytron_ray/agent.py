@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytron.executor.address import StoreFiles, free_port
-from anytron.executor.environment import loopback_interface
+from anytron.executor.address import Stores
+from anytron.executor.environment import interface_of, loopback_interface
 from anytron.executor.process import WorkerProcess, answered, end_all
 from anytron.executor.protocol import Host
 
@@ -37,6 +37,7 @@ class Place:
             training ranks: those of all that are on its machine.
         environment: Variables with which Ray was started there.
         loopback: Name of the machine's loopback interface.
+        interface: Name of the one whose address in the cluster it is, if that can be found.
     """
 
     host: Host
@@ -44,6 +45,7 @@ class Place:
     devices: tuple[str, ...]
     environment: dict[str, str]
     loopback: str | None
+    interface: str | None
 
 
 class Agent:
@@ -54,20 +56,22 @@ class Agent:
 
     def __init__(self) -> None:
         self._process: WorkerProcess | None = None
-        self._stores = StoreFiles()
+        self._stores = Stores()
 
     def place(self, resource: str | None) -> Place:
         """Say where this is, and which devices of ``resource`` are this agent's."""
         import ray
 
         context = ray.get_runtime_context()
+        address = ray.util.get_node_ip_address()
         return Place(
-            host=Host(context.get_node_id(), ray.util.get_node_ip_address()),
+            host=Host(context.get_node_id(), address),
             processors=len(os.sched_getaffinity(0)),
             devices=() if resource is None else tuple(context.get_accelerator_ids().get(resource, ())),
             # Ray's own variables say which of its processes this one is; the worker is none of them.
             environment={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
             loopback=loopback_interface(),
+            interface=interface_of(address),
         )
 
     def new_store(self, address: str | None) -> str:
@@ -77,9 +81,9 @@ class Agent:
             address: This machine's, for ranks on several; None = all of them are on this one.
 
         Raises:
-            WorkerError: No port is free.
+            WorkerError: This machine does not have the address.
         """
-        return self._stores.new() if address is None else f"tcp://{address}:{free_port()}"
+        return self._stores.new(address)
 
     def start(
         self, bootstrap: Bootstrap, environment: Mapping[str, str], log: Path, heartbeat_timeout_s: float

@@ -186,7 +186,10 @@ class RayExecutor(BaseExecutor):
         given = {variable: ",".join(devices)} if variable is not None and devices else {}
         machine = {name: value for name, value in place.environment.items() if name != variable}
         alone = bootstrap.local_world_size == bootstrap.world_size
-        inherited = loopback_variables(platform, place.loopback) if alone else {}
+        if alone:
+            inherited = loopback_variables(platform, place.loopback)
+        else:  # gloo would take the interface of the address to which the machine's name resolves
+            inherited = {} if place.interface is None else {"GLOO_SOCKET_IFNAME": place.interface}
         inherited |= passed_on(os.environ, platform, self._config.executor.pass_variables) | machine | given
         environment = worker_environment(inherited, bootstrap, self._session.hooks)
         for name, ids in given.items():

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import socket
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from anytron.errors import WorkerError
 
-LOWEST = 10_000
-"""Below are the ports of well-known services."""
-EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-ATTEMPTS = 100
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEME = "anytron"
+"""Of the ``init_method`` of ranks on several machines. torch's own ``tcp`` listens on every address of rank 0's."""
+WAITING = 4096
+"""Connections that may wait to be accepted: all ranks connect at once. The kernel lowers it to ``somaxconn``."""
 
 
-class StoreFiles:
-    """Stores of ranks that are on one machine: files in memory, without a name.
+class Stores:
+    """Places where ranks can meet.
 
-    A store that listens on a port lets in whoever reaches it. These are open to processes of this user alone, by way
-    of this process's entry in /proc, and leave nothing behind, however the processes end.
+    Ranks on one machine have files in memory, without a name. A store that listens on a port lets in whoever reaches
+    it. These are open to processes of this user alone, by way of this process's entry in /proc, and leave nothing
+    behind, however the processes end. Ranks on several machines have a port of one address of rank 0's machine.
     """
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
 
-    def new(self) -> str:
+    def new(self, address: str | None = None) -> str:
         """Make an empty store; return the ``init_method`` of ``torch.distributed.init_process_group``.
 
         Earlier ones stay: a process group writes into its store as it ends, through a path that names the descriptor.
+
+        Args:
+            address: This machine's, at which the others reach it; None = all ranks are on this machine.
+
+        Raises:
+            WorkerError: This machine does not have the address.
         """
-        self._descriptors.append(os.memfd_create("anytron-store"))
-        return f"file:///proc/{os.getpid()}/fd/{self._descriptors[-1]}"
+        if address is None:
+            self._descriptors.append(os.memfd_create("anytron-store"))
+            return f"file:///proc/{os.getpid()}/fd/{self._descriptors[-1]}"
+        try:
+            held = _bound(address, 0)
+        except OSError as error:
+            raise WorkerError(
+                f"Ranks on several machines cannot meet at {address}.",
+                where=socket.gethostname(),
+                why=str(error),
+                fix="give the machine that address, or start its Ray with one that it has: ray start --node-ip-address",
+            ) from error
+        port = held.getsockname()[1]
+        self._descriptors.append(held.detach())
+        return f"{SCHEME}://{f'[{address}]' if ':' in address else address}:{port}"
 
     def close(self) -> None:
         """Let the stores go. Their ranks have ended."""
@@ -40,35 +62,46 @@ class StoreFiles:
             os.close(self._descriptors.pop())
 
 
-def free_port() -> int:
-    """Pick a port of this machine that nothing listens on, for the store of ranks on several machines.
+def register() -> None:
+    """Teach ``torch.distributed`` of this process to meet where :meth:`Stores.new` says."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
 
-    Seconds pass until the store listens, on every address of the machine. The kernel gives the ports of its own
-    range to whatever connects meanwhile, and gloo connects hundreds of times; so the port is one below that range,
-    at random.
+    register_rendezvous_handler(SCHEME, _meet)
 
-    Raises:
-        WorkerError: No port is free.
+
+def _meet(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
+    """Handle a rendezvous as ``torch.distributed.rendezvous`` asks for it: yield the store, this rank, all ranks.
+
+    Args:
+        url: With rank and number of ranks in its query.
+        settings: ``timeout``, of the store.
     """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch's C++
+
+    place = urlsplit(url)
+    rank, ranks = (int(parse_qs(place.query)[name][0]) for name in ("rank", "world_size"))
+    assert place.hostname is not None
+    assert place.port is not None
+    where = (place.hostname, place.port)
+    if rank == 0:
+        listener = _bound(*where)
+        listener.listen(WAITING)
+        settings["master_listen_fd"] = listener.detach()  # the store closes it
+    settings["use_libuv"] = os.environ.get("USE_LIBUV", "1") == "1"  # as torch's own handlers do
+    yield TCPStore(*where, ranks, rank == 0, **settings), rank, ranks
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """Take a port of one address; 0: a free one.
+
+    Other processes of this user can take it too, if they ask for it in this way, and nothing else can. So rank 0 finds
+    the port free that was chosen for it.
+    """
+    taken = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
-        highest = int(EPHEMERAL.read_text().split()[0])
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind((address, port))
     except OSError:
-        highest = 32_768  # what Linux has by default
-    if highest - LOWEST < ATTEMPTS:  # somebody gave the kernel nearly all of them
-        return _bound(0)
-    choice = random.SystemRandom()
-    for _ in range(ATTEMPTS):
-        with contextlib.suppress(OSError):
-            return _bound(choice.randrange(LOWEST, highest))
-    raise WorkerError(
-        "There is no port where the ranks could meet.",
-        where=socket.gethostname(),
-        why=f"{ATTEMPTS} ports between {LOWEST} and {highest} are all in use",
-        fix="end what listens on them (ss --listening --tcp --processes)",
-    )
-
-
-def _bound(port: int) -> int:
-    with socket.socket() as probe:
-        probe.bind(("", port))  # as the store will: a port that is taken on one address is not free
-        return int(probe.getsockname()[1])
+        taken.close()
+        raise
+    return taken

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.executor.bootstrap import Bootstrap
     from anytron.hooks.facade import Hooks
@@ -32,18 +33,29 @@ its activations from the system anew, page by page, whose zeroing costs a tenth 
 """
 
 
-_GET_FLAGS, _LOOPBACK = 0x8913, 0x8  # SIOCGIFFLAGS and IFF_LOOPBACK of Linux's net/if.h
+_GET_FLAGS, _GET_ADDRESS, _LOOPBACK = 0x8913, 0x8915, 0x8
+"""``SIOCGIFFLAGS``, ``SIOCGIFADDR`` and ``IFF_LOOPBACK`` of Linux's net/if.h."""
 
 
 def loopback_interface() -> str | None:
     """Name of this machine's loopback interface: ``lo``, unless somebody has named it otherwise."""
+    return next((name for name, (flags,) in _interfaces(_GET_FLAGS, "H") if flags & _LOOPBACK), None)
+
+
+def interface_of(address: str) -> str | None:
+    """Name of this machine's interface whose first IPv4 address this is; None if there is none."""
+    return next(
+        (name for name, found in _interfaces(_GET_ADDRESS, "4x4s") if socket.inet_ntoa(*found) == address), None
+    )
+
+
+def _interfaces(question: int, form: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Ask the kernel about each interface; yield its name and the answer, from those that have one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            request = struct.pack("16sH14x", name.encode(), 0)
-            (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, _GET_FLAGS, request), 16)
-            if flags & _LOOPBACK:
-                return name
-    return None
+            request = struct.pack("16s16x", name.encode())
+            with contextlib.suppress(OSError):  # it has no address
+                yield name, struct.unpack_from(form, fcntl.ioctl(probe, question, request), 16)
 
 
 def loopback_variables(platform: Platform, interface: str | None) -> dict[str, str]:

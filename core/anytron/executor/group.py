@@ -35,7 +35,6 @@ CLOSE_S = 10.0
 """How long an engine may take to close."""
 REMEDIES = {
     "Too many open files": "raise the limit of open files: ulimit -n 65536",
-    "EADDRINUSE": "another program has taken the port where the ranks were to meet: start the run again",
 }
 """By what the C library, and all that is built on it, says of an error."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.components import find_component
-from anytron.executor.address import StoreFiles
+from anytron.executor.address import Stores
 from anytron.executor.base import BaseExecutor
 from anytron.executor.environment import (
     loopback_interface,
@@ -39,7 +39,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
         settings: The time limits.
     """
 
-    def __init__(self, engine: str, ranks: list[WorkerProcess], stores: StoreFiles, settings: ExecutorSection) -> None:
+    def __init__(self, engine: str, ranks: list[WorkerProcess], stores: Stores, settings: ExecutorSection) -> None:
         super().__init__(engine, ranks, settings)
         self._stores = stores
 
@@ -66,7 +66,7 @@ class LocalExecutor(BaseExecutor):
 
     What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
     (``<role>-<replica>-<rank>.log`` from the second replica on; ``reward_model-<rank>.log``). Nothing listens on an
-    address that other machines reach: ranks meet in a :class:`~anytron.executor.address.StoreFiles`, and collectives
+    address that other machines reach: ranks meet in a :class:`~anytron.executor.address.Stores`, and collectives
     use the loopback interface.
     """
 
@@ -80,7 +80,7 @@ class LocalExecutor(BaseExecutor):
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor
         inherited = {**loopback_variables(self._session.platform, loopback_interface()), **os.environ}
-        stores = StoreFiles()
+        stores = Stores()
         processes: list[WorkerProcess] = []
         try:
             init_method = stores.new()

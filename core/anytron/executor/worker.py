@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron import __version__
 from anytron.errors import ConfigError
+from anytron.executor.address import register
 from anytron.executor.bootstrap import Bootstrap
 from anytron.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
 from anytron.executor.heartbeat import BEAT_S, Heartbeat
@@ -125,6 +126,7 @@ def start(bootstrap: Bootstrap) -> Parts:
     from anytron.engines.context import EngineContext
 
     torch.set_num_threads(bootstrap.num_threads)
+    register()
     info = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine")
     if bootstrap.model == "reward_model":
         assert info.reward_model is not None, "an engine without one is refused before"

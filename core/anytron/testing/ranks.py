@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from anytron.executor.address import StoreFiles
+from anytron.executor.address import Stores
 from anytron.executor.environment import loopback_interface, loopback_variables
 from anytron.hooks.types import ProcessInfo
 from anytron.isolation.process import Gone, IsolatedProcess, ProcessSettings
@@ -98,7 +98,7 @@ class Ranks:
     def __init__(self, subject: Subject, count: int) -> None:
         require_devices(subject.session, count)
         platform = subject.platform
-        self._stores = StoreFiles()
+        self._stores = Stores()
         method = self._stores.new()
         inherited = loopback_variables(platform, loopback_interface())
         # What the plugins wanted for this process they may not want for a rank.

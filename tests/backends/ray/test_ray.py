@@ -148,6 +148,8 @@ def test_ranks_of_two_machines_are_counted_on_each(make_executor, monkeypatch):
     assert executor.host in (first, second)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert group.call("meet") == [1, 1]
+    for facts in group.call("describe"):
+        assert listening(facts["pid"]) == {first.address}, "the store and gloo"
     told = [[facts["env"][name] for name in names] for facts in group.call("describe")]
     assert told == [["0", "0", "2", "1"], ["1", "0", "2", "1"]]
     assert {facts["threads"] for facts in group.call("describe")} == {len(os.sched_getaffinity(0))}

@@ -1,6 +1,9 @@
 """What tests ask the kernel about processes."""
 
 import contextlib
+import random
+import socket
+import struct
 import time
 from pathlib import Path
 
@@ -29,20 +32,39 @@ def offspring(pid):
     return [*children, *(grandchild for child in children for grandchild in offspring(child))]
 
 
-def listening(pid):
-    """The addresses on which a process accepts TCP connections, as the kernel writes them: hex, in its byte order."""
+def listeners(pid):
+    """Where a process accepts TCP connections: addresses as people write them, and ports."""
     sockets = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             sockets.add(str(descriptor.readlink()))
-    addresses = set()
-    for table in ("tcp", "tcp6"):
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *rest = line.split()
             if state == LISTENS and f"socket:[{rest[5]}]" in sockets:
-                addresses.add(local.partition(":")[0])
-    return addresses
+                address, _, port = local.partition(":")
+                found.add((_written(family, bytes.fromhex(address)), int(port, 16)))
+    return found
 
 
-LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F"}
-"""127.0.0.1, ::1, and the former as an address of the latter kind."""
+def _written(family, address):
+    words = struct.unpack(f"={len(address) // 4}I", address)  # in the byte order of this machine
+    return socket.inet_ntop(family, struct.pack(f">{len(words)}I", *words))
+
+
+def listening(pid):
+    """The addresses on which a process accepts TCP connections."""
+    return {address for address, _ in listeners(pid)}
+
+
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def free_port():
+    """A port that nothing listens on, and that no connection gets: the kernel gives others to these."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", random.SystemRandom().randrange(10_000, end)))
+            return probe.getsockname()[1]

@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from anytron.errors import DataError, ProcessLost, ResourceError, WorkerError
-from anytron.executor.address import StoreFiles
 from anytron.executor.protocol import GroupSpec
 from tests.core.executor.processes import wait_until_gone
 
@@ -198,15 +196,6 @@ def test_too_few_descriptors_are_an_error_that_says_how_to_get_more(start):
 
     assert caught.value.where == "start of trainer rank 0"
     assert "ulimit -n" in caught.value.fix
-
-
-def test_a_port_that_another_program_has_taken_is_an_error_that_says_so(start, monkeypatch):
-    with socket.create_server(("", 0)) as other:
-        monkeypatch.setattr(StoreFiles, "new", lambda self: f"tcp://127.0.0.1:{other.getsockname()[1]}")
-        with pytest.raises(WorkerError, match="failed in meet") as caught:
-            start().call("meet")
-
-    assert "another program has taken the port" in caught.value.fix
 
 
 def test_no_log_is_written_through_a_link(start, tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from anytron.executor.address import free_port
 from anytron.plugins import hooks_of
+from tests.core.executor.processes import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 
