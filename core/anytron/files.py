@@ -6,12 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import shutil
 import socket
 from typing import TYPE_CHECKING
 
-from anytron.errors import ResourceError
+from anytron.errors import AnytronError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +31,6 @@ _EXHAUSTED = {
     ),
     errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
 }
-_RUST = re.compile(r"\(os error (\d+)\)")
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 
@@ -112,8 +110,9 @@ def sync(path: Path) -> None:
 def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
     """Explain an error that says that the machine has run out of something; None if it says something else."""
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and (found := _RUST.search(str(error))):  # safetensors and tokenizers have errors of their own
-        number = int(found[1])
+    if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
+        text = str(error)
+        number = max((one for one in _EXHAUSTED if os.strerror(one) in text), key=_said_at_length, default=None)
     if number is None and isinstance(error, FileNotFoundError):  # safetensors says so of all that it cannot open
         number = _why_nothing_opens()
     if number not in _EXHAUSTED:
@@ -121,6 +120,11 @@ def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
     what, fix = _EXHAUSTED[number]
     file = getattr(error, "filename", None)
     return ResourceError(what, where=where or str(file or ""), why=str(error), fix=fix)
+
+
+def _said_at_length(number: int) -> int:
+    """One of them begins as another one does: "Too many open files in system"."""
+    return len(os.strerror(number))
 
 
 def _why_nothing_opens() -> int | None:

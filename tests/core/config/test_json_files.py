@@ -7,6 +7,7 @@ import os
 import resource
 
 import pytest
+from safetensors import safe_open
 
 from anytron.checkpoint.best import Best
 from anytron.checkpoint.manifest import Manifest
@@ -21,6 +22,7 @@ from anytron.tracking.record import RunRecord
 from anytron.trainer.bad_batch import read_bad_batch
 from anytron_megatron.checkpoint.progress import Progress
 from anytron_megatron.lora.peft_directory import require_same_tensors
+from anytron_megatron.models import loading
 from anytron_megatron.models.weight_files import read_header
 
 MALFORMED = {
@@ -146,3 +148,15 @@ def test_that_no_file_can_be_opened_is_not_that_one_is_missing(files, no_descrip
         OPENS[kind](files)
     assert raised.value.what == "This process has no file descriptors left."
     assert raised.value.fix == "raise the limit (ulimit -n 4096)"
+
+
+def test_weights_that_cannot_be_opened_do_not_lack_tensors(files, no_descriptors, monkeypatch):
+    class Bridge:
+        @staticmethod
+        def load_weights(chunks, directory, converter):
+            with safe_open(files, "pt"):
+                pytest.fail("it can be opened")
+
+    monkeypatch.setattr(loading, "_everywhere", lambda value: [value])  # one rank
+    with pytest.raises(ResourceError, match="no file descriptors left"):
+        loading.load_weights(Bridge(), [], files.parent, 1)
