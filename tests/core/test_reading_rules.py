@@ -49,8 +49,6 @@ NOT_OF_A_FILE = {
     "core/anytron/engines/weight_memory.py": "a socket of another process, which has not made it yet",
     "core/anytron/engines/weight_network.py": "sockets that are open",
     "core/anytron/engines/weight_stream.py": "sockets that are open",
-    "core/anytron/files.py": "it raises the error again",
-    "core/anytron/tracking/run_directory.py": "it raises the error again",
     "plugins/ascend/anytron_ascend/cann.py": "a library of the vendor's",
     "plugins/ascend/anytron_ascend/runtime.py": "an import",
     "plugins/cuda/anytron_cuda/modules.py": "an import",
@@ -66,7 +64,7 @@ def deaf(text):
             continue
         for handler in node.handlers:
             caught = {one.id for one in ast.walk(handler.type or handler) if isinstance(one, ast.Name)}
-            raises = any(isinstance(one, ast.Raise) for one in ast.walk(handler))
+            raises = any(isinstance(one, ast.Raise) and one.exc is not None for one in ast.walk(handler))
             asked = ast.unparse(handler) + "".join(map(ast.unparse, node.body))
             if "OSError" in caught and raises and not any(name in asked for name in ASKS):
                 yield handler.lineno
