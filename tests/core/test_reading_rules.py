@@ -20,6 +20,7 @@ PARSED_ELSEWHERE = {
     "core/anytron/engines/weight_messages.py": "from an end that has proved that it knows the run's secret",
     "core/anytron/executor/channel.py": "the first message of the process that has started this one",
     "core/anytron/executor/standing.py": "notes in memory that a run's processes share, and of torch's recorder",
+    "core/anytron/isolation/plain.py": "what a confined process has read; depth is an error there, too",
     "core/anytron/isolation/process.py": "answers of processes, which are refused in words, depth included",
     "core/anytron/isolation/worker.py": "the first message of the process that has started this one",
     "core/anytron/report/workers.py": "what the line above has written",

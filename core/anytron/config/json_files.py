@@ -16,8 +16,8 @@ from anytron.files import exhausted
 if TYPE_CHECKING:
     from pathlib import Path
 
-LARGEST_FILE = 256 * 2**20
-"""Bytes of a file; the largest published ones, of tokenizers, have a tenth of it."""
+LARGEST_FILE = 64 * 2**20
+"""Bytes of a file; the largest published ones, indices of weights, have a fifth of it."""
 WITH_CONFIGURATION = DEEPEST + 8
 """Levels of a file of ours that has a run's configuration inside of it."""
 
