@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import socket
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ _EXHAUSTED = {
     ),
     errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
 }
+_RUST = re.compile(r"\(os error (\d+)\)")
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 
@@ -112,7 +114,9 @@ def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
     number = error.errno if isinstance(error, OSError) else None
     if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
         text = str(error)
-        number = max((one for one in _EXHAUSTED if os.strerror(one) in text), key=_said_at_length, default=None)
+        by_number = [int(found) for found in _RUST.findall(text)]
+        in_words = [one for one in _EXHAUSTED if os.strerror(one) in text]
+        number = next(iter(by_number), max(in_words, key=_said_at_length, default=None))
     if number is None and isinstance(error, FileNotFoundError):  # safetensors says so of all that it cannot open
         number = _why_nothing_opens()
     if number not in _EXHAUSTED:

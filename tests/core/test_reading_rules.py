@@ -50,6 +50,7 @@ NOT_OF_A_FILE = {
     "core/anytron/engines/weight_memory.py": "a socket of another process, which has not made it yet",
     "core/anytron/engines/weight_network.py": "sockets that are open",
     "core/anytron/engines/weight_stream.py": "sockets that are open",
+    "core/anytron/isolation/reader.py": "a fork and a channel; what happens to files in the child is asked for there",
     "plugins/ascend/anytron_ascend/cann.py": "a library of the vendor's",
     "plugins/ascend/anytron_ascend/runtime.py": "an import",
     "plugins/cuda/anytron_cuda/modules.py": "an import",
