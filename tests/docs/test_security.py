@@ -1,4 +1,4 @@
-"""SECURITY.md promises nothing without a test: each row names one, and it exists; and its table of listeners is read."""
+"""SECURITY.md promises nothing without a test: each row names one that exists; and its table of listeners is read."""
 
 import ast
 import os
