@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests import listening
+from tests.docs.twins import CORE, TWINS, notices
 from tests.house import ROOT
 
 ROWS = [
@@ -35,6 +36,19 @@ def test_a_promise_has_a_test(row):
     path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(test_\w+)`", named).groups()
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.test.rpartition("::")[2])
+def test_what_a_twin_takes_away_is_there(twin):
+    assert f"`{twin.test}`" in {row[-1] for row in ROWS}
+    assert (CORE / twin.file).read_text(encoding="utf-8").count(twin.whole) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.test.rpartition("::")[2])
+def test_a_row_notices_that_its_border_is_gone(twin):
+    assert notices(twin)
 
 
 def test_every_row_of_listeners_is_compared_with_a_run():
