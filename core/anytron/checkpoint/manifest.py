@@ -100,7 +100,7 @@ class Manifest:
                 why=f"it has no {MANIFEST}, which is written last" if directory.is_dir() else "no such directory",
                 fix="take another one: anytron checkpoint list",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 "The manifest of the checkpoint is damaged.", where=str(path), why=f"{type(error).__name__}: {error}"
             ) from error

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from anytron.data.beginning import Beginning
 from anytron.data.examples import tokenize_examples
 from anytron.data.prompts import tokenize
+from anytron.data.reading import read_prompts
 from anytron.data.sampler import EpochSampler
-from anytron.data.sources import load_prompts
 from anytron.data.table import PromptFilter, PromptTable
 from anytron.errors import ConfigError
 from anytron.seeds import derive_seed
@@ -169,13 +169,12 @@ def load_mixture(
         read: Callable[..., Iterator[TokenizedPrompt]] = tokenize_examples
         if max_new_tokens is not None:
             read = partial(tokenize, continue_final_message=data.continue_final_message)
-        prompts = read(
-            load_prompts(source, place),
-            tokenizer,
-            vision,
+        read = partial(
+            read,
             vocab_size=vocab_size,
             chat_template_kwargs=(beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs),
         )
+        prompts = read_prompts(source, place, read, tokenizer, vision)
         prefix = f"{source.title}/" if len(sources) > 1 else ""
         tables.append(PromptTable(source.title, prompts, wanted, prefix))
     weights = [source.weight for source in sources.values() if source.weight is not None]

@@ -26,8 +26,14 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
 
-LARGEST_FILE = 256 * 2**20
-"""Bytes of a JSON file; the largest published ones, of tokenizers, have a tenth of it."""
+LARGEST_FILE = 64 * 2**20
+"""Bytes of a JSON file; the largest published ones, indices of weights, have a fifth of it."""
+LARGEST_CONFIG = 8 * 2**20
+"""Bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth of it."""
+LARGEST_TOKENIZER = 128 * 2**20
+"""Bytes of a file of a tokenizer; the largest published ones have a quarter of it."""
+TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "added_tokens", "special_tokens", "chat_template", "sentencepiece")
+"""How names of files begin that tokenizers are read from."""
 MOST_EXPERTS = 2**18
 """Experts of all layers together; the largest published models have a tenth of it."""
 
@@ -120,26 +126,30 @@ FILES: Mapping[str, Mapping[str, Kind]] = {
 """Files of a model directory -> their fields, at any depth -> what these must be if they are given and not null."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
     """Read a JSON file that holds one object.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
 
     Raises:
         ConfigError: It cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or holds
             something else.
     """
     try:
-        return parse_object(_bytes(path))
+        return parse_object(_bytes(path, most))
     except (OSError, ValueError) as error:
         raise _malformed(path, str(error)) from error
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, most: int) -> bytes:
     if not path.is_file():  # a pipe is waited for, a device never ends
         raise FileNotFoundError("there is no such file, or it is none")
     with path.open("rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most} bytes")
     return data
 
 
@@ -209,6 +219,9 @@ def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
         if not (entry.is_file() or entry.is_dir()):  # whoever opens a pipe waits for ever
             fix = "copy or download the model directory again"
             yield Diagnostic("error", key, f"{entry} is no file, and no link to one", fix)
+        elif entry.name.startswith(TOKENIZER_FILES) and entry.stat().st_size > LARGEST_TOKENIZER:
+            fix = "copy or download the model directory again"
+            yield Diagnostic("error", key, f"{entry} has more than {LARGEST_TOKENIZER} bytes", fix)
     for name in FILES:
         try:
             if (directory / name).is_file():
@@ -218,7 +231,7 @@ def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
 
 
 def _checked(path: Path) -> dict[str, Any]:
-    values = read_object(path)
+    values = read_object(path, LARGEST_CONFIG)
     if found := [f"{field}: {fault}" for field, fault in faults(values, FILES[path.name])]:
         raise _malformed(path, "; ".join(found))
     return values

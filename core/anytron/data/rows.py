@@ -19,6 +19,8 @@ from anytron.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import pyarrow.parquet
+
 LONGEST_LINE = 64 * 2**20
 """Bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
 AT_ONCE = 64
@@ -171,9 +173,17 @@ def parquet_rows(file: Path) -> Iterator[Row]:
 
     try:
         with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
-            yield from _arrow_rows(table.iter_batches(batch_size=AT_ONCE), file, file.parent)
+            rows = min(AT_ONCE, _rows_of(LONGEST_LINE, table.metadata))
+            yield from _arrow_rows(table.iter_batches(batch_size=rows, use_threads=False), file, file.parent)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error
+
+
+def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:
+    """How many rows have about so many bytes, by what a file says of its row groups; at least one."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, size // max(longest, 1))
 
 
 def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:

@@ -47,7 +47,7 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
     """
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)
-    _end_with_driver(lifeline)
+    end_with_driver(lifeline)
     make_output_visible()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
@@ -84,7 +84,7 @@ def _send(connection: Connection, token: str, record: dict[str, Any]) -> None:
     connection.send_bytes(json.dumps([token, record]).encode())
 
 
-def _end_with_driver(lifeline: int) -> None:
+def end_with_driver(lifeline: int) -> None:
     """Have the kernel kill this process group when the driver's end of the lifeline closes.
 
     A thread that waits for that, as engines' processes have, would not do: a function can hold the interpreter's lock

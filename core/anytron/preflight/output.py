@@ -82,7 +82,7 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
 def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
     if config.model.path is None:
         return
-    weights = sum(part.stat().st_size for part in Path(config.model.path).glob("*.safetensors"))
+    weights = sum(part.stat().st_size for part in Path(config.model.path).glob("*.safetensors") if part.is_file())
     places = {"TMPDIR": Path(tempfile.gettempdir())} if _through_a_file(config) else {}
     if config.trainer.save_hf:
         places["trainer.output_dir"] = path

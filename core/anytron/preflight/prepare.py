@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
 from anytron.checkpoint.resume import first_beginning
 from anytron.data.beginning import Beginning
+from anytron.data.examination import examine
 from anytron.data.mixture import Mixture, Place, load_mixture
 from anytron.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.data.vision import VisionProcessor, load_vision
@@ -93,6 +95,8 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
 
 
 def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
+    sections = {"teacher.path": config.teacher, "reward_model.path": config.reward_model}
+    examine(config.model, {key: Path(asked.path) for key, asked in sections.items() if asked is not None})
     hf_config = load_hf_config(config.model)
     text_config = hf_config.get_text_config()
     tokenizer = load_tokenizer(config.model)

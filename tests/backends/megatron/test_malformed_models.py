@@ -18,7 +18,9 @@ import pytest
 from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
 from anytron.data.model_files import faults
+from anytron.data.pretrained import TOKENIZER
 from anytron.errors import AnytronError
+from anytron.isolation import reader
 from anytron.preflight.open_run import open_run
 from anytron.preflight.prepare import prepare
 from anytron.testing.tiny_models import write_tiny_model
@@ -35,7 +37,7 @@ def sound(tmp_path_factory):
     """A directory that trains, and the run that trains it."""
     folder = tmp_path_factory.mktemp("sound")
     write_tiny_model("qwen3", folder / "model", num_hidden_layers=2)
-    tokenizer = resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
+    tokenizer = resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", TOKENIZER)()
     tokenizer.save_pretrained(folder / "model")
     (folder / "run.yaml").write_text(
         f"model: {{path: model, dtype: float32}}\n"
@@ -140,7 +142,54 @@ def link(name, target):
     return change
 
 
+def tokenizer(**parts):
+    """Parts of ``tokenizer.json``."""
+    return fields("tokenizer.json", **parts)
+
+
+def doubled(times):
+    return {"type": "Sequence", "normalizers": [REPLACE] * times}
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "1"}, "content": "11"}
+DECODER = {"type": "Sequence", "decoders": [REPLACE] * 40}
+MISSING = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {},
+}
+MANY = {
+    **MISSING,
+    "single": [{"SpecialToken": {"id": "<eos>", "type_id": 0}}] * 200_000,
+    "special_tokens": {"<eos>": {"id": "<eos>", "ids": [11] * 1000, "tokens": ["<eos>"] * 1000}},
+}
+CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "//////////8="}
+BAD_MERGES = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+
 CASES = {
+    # bombs, each of a few kilobytes but the last
+    "a normaliser doubles its text 40 times": (tokenizer(normalizer=doubled(40)), "model directory cannot be loaded"),
+    "a decoder doubles its text 40 times": (tokenizer(decoder=DECODER), "model directory cannot be loaded"),
+    "a post-processor names no token": (
+        tokenizer(post_processor=MISSING),
+        "model directory cannot be loaded|tokenizer",
+    ),
+    "a post-processor of 200,000 entries": (
+        tokenizer(post_processor=MANY),
+        "model directory cannot be loaded|tokenizer",
+    ),
+    "a character map of garbage": (tokenizer(normalizer=CHARSMAP), "model directory cannot be loaded|tokenizer"),
+    "a prefix longer than a merge": (
+        tokenizer(model={**BAD_MERGES, "continuing_subword_prefix": "abcdef"}),
+        "model directory cannot be loaded|tokenizer",
+    ),
+    "a tokenizer of 300 MB": (put("tokenizer.json", b" " * (300 << 20)), "has more than 134217728 bytes"),
+    "weights are a link to themselves": (link(WEIGHTS, WEIGHTS), "is no file, and no link to one"),
+    "2,000,000 labels": (
+        put(CONFIG, b'{"id2label": {' + b",".join(b'"%d": "a"' % number for number in range(2_000_000)) + b"}}"),
+        "has more than 8388608 bytes",
+    ),
     # config.json as a file
     "config is a list": (put(CONFIG, []), r"config\.json.*holds list, and must hold an object"),
     "config is null": (put(CONFIG, None), r"config\.json.*holds NoneType"),
@@ -264,6 +313,13 @@ def refusal(folder):
         return error
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Of what computes without end, a second shows as much as six."""
+    monkeypatch.setattr(reader, "COMPUTE_S", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.timeout(60)  # on a busy machine; the hangs that were seen took minutes and gigabytes
 @pytest.mark.parametrize(("change", "says"), CASES.values(), ids=CASES)
 def test_a_malformed_directory_is_refused_in_words_or_trains(folder, change, says):

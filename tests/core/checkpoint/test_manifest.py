@@ -63,6 +63,7 @@ def test_a_link_is_not_a_file_of_the_checkpoint(save, tmp_path):
     [
         ("", "damaged"),
         ("[]", "damaged"),
+        ("[" * 100_000, "damaged"),
         ('{"files": {}}', "damaged"),
         ('{"format": 1, "files": {"a": {"size": 1}}}', "damaged"),
         ('{"format": 99, "files": {}}', "format 99; this version reads 1"),

@@ -1,0 +1,102 @@
+"""Plain data as bytes: what comes back from a process that reads files which others wrote.
+
+JSON, because whatever stands in it, reading it makes nothing but plain values; bytes follow it as they are. Of values
+that JSON does not know those are kept which columns of tables hold: bytes, paths, dates and times, decimal numbers.
+Tuples come back as lists.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_LENGTH = struct.Struct("<Q")
+_MARK = "\0"
+"""Begins the only key of an object that stands for one of the values below."""
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "path": Path,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda parts: timedelta(*parts),
+    "decimal": Decimal,
+}
+
+
+def packed(value: Any) -> bytes:
+    """Write a plain value.
+
+    Raises:
+        TypeError: Something in it is none.
+    """
+    blobs: list[bytes] = []
+
+    def written(one: Any) -> dict[str, Any]:
+        if isinstance(one, (bytes, bytearray, memoryview)):
+            blobs.append(bytes(one))
+            return {_MARK + "bytes": len(blobs) - 1}
+        if isinstance(one, PurePath):
+            return {_MARK + "path": str(one)}
+        if isinstance(one, datetime):  # a pandas.Timestamp is one, and may have nanoseconds
+            one = one.to_pydatetime(warn=False) if hasattr(one, "to_pydatetime") else one
+            return {_MARK + "datetime": one.isoformat()}
+        if isinstance(one, (date, time)):
+            return {_MARK + ("date" if isinstance(one, date) else "time"): one.isoformat()}
+        if isinstance(one, timedelta):
+            return {_MARK + "timedelta": [one.days, one.seconds, one.microseconds]}
+        if isinstance(one, Decimal):
+            return {_MARK + "decimal": str(one)}
+        raise TypeError(f"a value of the type {type(one).__name__} is no plain data")
+
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=written)
+    header = json.dumps([_MARK in text or "\\u0000" in text, *map(len, blobs)]).encode()
+    body = text.encode("utf-8", "surrogatepass")
+    return b"".join((_LENGTH.pack(len(header)), header, _LENGTH.pack(len(body)), body, *blobs))
+
+
+def unpacked(data: bytes) -> Any:
+    """Read what :func:`packed` has written, or anything else.
+
+    Raises:
+        ValueError: It is not that.
+    """
+    try:
+        header, rest = _cut(memoryview(data))
+        marked, *lengths = json.loads(bytes(header))
+        body, rest = _cut(rest)
+        if not marked:
+            return json.loads(str(body, "utf-8", "surrogatepass"))
+        blobs = _blobs(rest, lengths)
+        return json.loads(str(body, "utf-8", "surrogatepass"), object_hook=lambda one: _value(one, blobs))
+    except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
+        raise ValueError(f"no plain data: {type(error).__name__}: {error}") from error
+
+
+def _cut(data: memoryview) -> tuple[memoryview, memoryview]:
+    length = _LENGTH.unpack_from(data)[0]
+    return data[8 : 8 + length], data[8 + length :]
+
+
+def _blobs(data: memoryview, lengths: Sequence[int]) -> list[bytes]:
+    found, place = [], 0
+    for length in lengths:
+        found.append(bytes(data[place : place + length]))
+        place += length
+    return found
+
+
+def _value(one: dict[str, Any], blobs: Sequence[bytes]) -> Any:
+    if len(one) != 1:
+        return one
+    ((key, value),) = one.items()
+    if not key.startswith(_MARK):
+        return one
+    kind = key.removeprefix(_MARK)
+    return blobs[value] if kind == "bytes" else _READERS[kind](value) if kind in _READERS else one
