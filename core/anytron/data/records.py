@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.json_files import parse_json
 from anytron.data.prompts import Prompt
 from anytron.errors import DataError, did_you_mean
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ def inside(folder: Path, path: str, where: str) -> Path:
         leaves = not file.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
         why, fix = f"{path!a}: {error}", "name the file of a picture"
-        raise DataError("The path of an image is none.", where=where, why=why, fix=fix) from error
+        raise exhausted(error) or DataError("The path of an image is none.", where=where, why=why, fix=fix) from error
     if leaves:
         raise DataError(
             "The path of an image leaves its folder.",
@@ -139,8 +140,8 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     if value is None or value == "":
         return ()
     try:
-        tools = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
+        tools = parse_json(value) if isinstance(value, str) else value
+    except ValueError as error:
         fix = "give a list of objects, or the same as JSON"
         raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

@@ -9,16 +9,16 @@ from __future__ import annotations
 import csv
 import glob
 import itertools
-import json
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
+from anytron.config.json_files import parse_json, read_object
+from anytron.config.plain import is_writable, strings
 from anytron.data.arrow import LARGEST_ROW, check_schema, records
-from anytron.data.model_files import LARGEST_FILE, parse_object, read_bytes
-from anytron.errors import DataError
+from anytron.errors import AnytronError, DataError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,14 +103,11 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
 
 def _json(line: str, where: str) -> Any:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError("A line of the prompts is not JSON.", where=where, why=str(error), fix=_LINE) from error
+        record = parse_json(line)
+    except ValueError as error:
+        raise DataError("A line of the prompts cannot be read.", where=where, why=str(error), fix=_LINE) from error
     if isinstance(record, dict):
         _check_columns(len(record), where)
-    if is_too_deep(record):
-        why, fix = f"it has more than {DEEPEST} levels", "leave out what is nested, or write it as a text"
-        raise DataError("A line of the prompts is nested too deeply.", where=where, why=why, fix=fix)
     if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
         why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is no letter"
         fix = "write the whole pair, or remove it"
@@ -205,7 +202,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except (OSError, UnicodeDecodeError) as error:
         where = f"{file}:{number}" if number else str(file)
-        raise DataError("The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8") from error
+        raise exhausted(error, where) or DataError(
+            "The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8"
+        ) from error
 
 
 def parquet_rows(file: Path) -> Iterator[Row]:
@@ -288,8 +287,7 @@ def _files_of_dataset(folder: Path) -> list[Path]:
         if not (file.is_file() or file.is_dir()):  # whoever opens a pipe waits for ever
             raise OSError(f"{file.relative_to(folder)} is no file, and no link to one")
         if file.name == _STATE:
-            data = read_bytes(file, LARGEST_FILE)
-            state = parse_object(data)
+            state = read_object(file)
             for part in [*(state.get("_data_files") or []), *(state.get("_indices_data_files") or [])]:
                 if Path(name := part["filename"]).name != name:
                     raise ValueError(f"{file.relative_to(folder)} names a file outside of its folder: {name!a}")
@@ -319,12 +317,16 @@ def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
         for row in rows:
             behind = f", behind {row.name}"
             yield row
-    except DataError:
+    except AnytronError:
         raise
     except MemoryError as error:
         why = "what is read at a time takes more memory than the process that reads it may have"
         fix = "write smaller values, and fewer of them into a row; of Parquet, fewer rows into a group (row_group_size)"
-        raise DataError("The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix) from error
+        raise exhausted(error) or DataError(
+            "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix
+        ) from error
     except Exception as error:  # the libraries fail in their own ways, and in Arrow's
         why = f"{type(error).__name__}: {error}"
-        raise DataError("The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix) from error
+        raise exhausted(error) or DataError(
+            "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix
+        ) from error
