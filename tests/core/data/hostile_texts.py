@@ -65,14 +65,13 @@ def nested(levels, value="1"):
     return b'{"prompt": "21>", "answer": ' + b'{"a":' * levels + value.encode() + b"}" * levels + b"}"
 
 
-REFUSED = "prompts cannot be read|line of the prompts"
 JSONL = {
     "empty": (file(b""), "no prompts"),
     "blank lines": (file(b"\n\r\n \n" * 1000), "no prompts"),
     "cut short": (file(ROW[:-4]), "is not JSON"),
-    "100,000 brackets": (file(b"[" * 100_000), "not JSON"),
-    "100,000 levels": (file(nested(100_000)), "not JSON"),
-    "50 levels": (file(nested(50)), "nested too deeply"),
+    "100,000 brackets": (file(b"[" * 100_000), "nested too deeply"),
+    "100,000 levels": (file(nested(100_000)), "nested too deeply"),
+    "50 levels": (file(nested(50)), "more than 32 levels"),
     "a number of 5,000 digits": (file(ROW[:-2] + b', "x": ' + b"9" * 5000 + b"}"), "not JSON"),
     "a number of 4,000 digits": (file(ROW[:-2] + b', "x": ' + b"9" * 4000 + b"}"), None),
     "an exponent of 10 digits": (file(ROW[:-2] + b', "x": 1e9999999999}'), None),
@@ -122,7 +121,7 @@ JSONL = {
     "a link to itself": (special(lambda path: path.symlink_to(path.name)), "or it is none"),
     "a link to nowhere": (special(lambda path: path.symlink_to("nowhere")), "or it is none"),
     "a link to a file of the system": (special(lambda path: path.symlink_to("/etc/passwd")), "not JSON"),
-    "a link to the process's memory": (special(lambda path: path.symlink_to("/proc/self/mem")), REFUSED),
+    "a link to the process's memory": (special(lambda path: path.symlink_to("/proc/self/mem")), ""),
     "a folder": (special(lambda path: path.mkdir()), "it is a folder"),
     "a name of 5,000 letters": (lambda folder: {"path": f"{folder}/{'x' * 5000}"}, "or it is none|too long"),
     "a name with a NUL": (lambda folder: {"path": f"{folder}/a\0b"}, ""),
@@ -138,7 +137,7 @@ JSONL = {
     "20,000 messages": (row(prompt=[{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}] * 10_000
                             + [{"role": "user", "content": "1"}]), ""),
     "messages with escape sequences": (row(prompt=[{"role": EVIL, "content": EVIL}]), ""),
-    "tools that are no JSON": (row(prompt=[{"role": "user", "content": "1"}], tools="[" * 100_000), "tools.*not JSON"),
+    "tools that are no JSON": (row(prompt=[{"role": "user", "content": "1"}], tools="[" * 100_000), "tools.*nested too deeply"),
     "images for a model that takes none": (row(images="../../etc/passwd"), "leaves its folder"),
 }  # fmt: skip
 CSV = {
