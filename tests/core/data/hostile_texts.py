@@ -137,7 +137,8 @@ JSONL = {
     "20,000 messages": (row(prompt=[{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}] * 10_000
                             + [{"role": "user", "content": "1"}]), ""),
     "messages with escape sequences": (row(prompt=[{"role": EVIL, "content": EVIL}]), ""),
-    "tools that are no JSON": (row(prompt=[{"role": "user", "content": "1"}], tools="[" * 100_000), "tools.*nested too deeply"),
+    "tools that are no JSON": (
+        row(prompt=[{"role": "user", "content": "1"}], tools="[" * 100_000), "tools.*nested too deeply"),
     "images for a model that takes none": (row(images="../../etc/passwd"), "leaves its folder"),
 }  # fmt: skip
 CSV = {
