@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 import anytron.preflight.prepare as prepare_module
 from anytron.cli.main import print_error
 from anytron.config.diagnostics import refuse
-from anytron.data import arrow
+from anytron.data import arrow, reading
 from anytron.errors import AnytronError
 from anytron.isolation import reader
 from anytron.preflight.open_run import open_run
@@ -168,6 +169,7 @@ def test_without_its_limits_a_bomb_takes_the_memory(runs, tmp_path, monkeypatch)
     monkeypatch.setattr(arrow, "LARGEST_ROW", 1 << 40)
     monkeypatch.setattr(arrow, "FREE", 1 << 40)
     monkeypatch.setattr(reader, "_limit", lambda memory: None)
+    monkeypatch.setattr(reading, "ConfinedReader", partial(reader.ConfinedReader, compute_s=300.0))
     with used(monkeypatch) as found:
         error = start(runs, "parquet", options)
     assert "neither a string nor a list" in str(error)
