@@ -118,6 +118,23 @@ TWINS = [
         "tests/core/executor/test_local.py::test_collectives_work_and_listen_on_the_loopback_interface_alone",
         "executor/environment.py", "return {} if interface is None else dict.fromkeys(names, interface)", "return {}",
     ),
+    Twin(
+        "tests/core/config/test_json_files.py::test_every_reader_says_it_with_the_name_of_the_file",
+        "config/json_files.py", "    except RecursionError:\n", "    except FloatingPointError:\n",
+    ),
+    Twin(
+        "tests/core/config/test_json_files.py::test_that_no_file_can_be_opened_is_not_that_one_is_missing", "files.py",
+        "    errno.EMFILE: (", "    errno.EXFULL: (",
+    ),
+    Twin(
+        "tests/core/checkpoint/test_manifest.py::test_a_good_checkpoint_that_cannot_be_read_now_is_not_set_aside",
+        "checkpoint/manifest.py", "        raise _unreadable(directory / name, error) from error\n",
+        '        sizes = [f"{name} cannot be read: {error}"]\n',
+    ),
+    Twin(
+        "tests/core/config/test_load.py::test_no_value_of_the_environment_reaches_what_others_can_read",
+        "config/load.py", "        if PUBLIC.search(key):\n", "        if PUBLIC.fullmatch(key) and False:\n",
+    ),
 ]  # fmt: skip
 
 
