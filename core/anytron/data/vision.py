@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 from anytron.data.images import ImagePatches
 from anytron.data.pretrained import load_image_processor
 from anytron.errors import ConfigError, DataError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 2**26
 """Pixels of a picture, 8192 x 8192: decoding and resizing take 20 bytes for each of them, however small the file is."""
+
+LARGEST_FILE = 2**28
+"""Bytes of a picture's file: those of so many pixels without compression."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
@@ -185,7 +189,7 @@ def read_picture(picture: Picture, where: str) -> Image:
 
     Raises:
         DataError: It is no picture of a kind in :data:`FORMATS`, has more than :data:`MOST_PIXELS` pixels, or the
-            file is missing or damaged.
+            file is missing, damaged, or has more than :data:`LARGEST_FILE` bytes.
     """
     from PIL import Image
 
@@ -194,13 +198,16 @@ def read_picture(picture: Picture, where: str) -> Image:
             return _upright(picture)
         if not isinstance(picture, bytes) and not Path(picture).is_file():  # a pipe would be waited for
             raise FileNotFoundError("No such file, or it is none")
+        size = len(picture) if isinstance(picture, bytes) else Path(picture).stat().st_size
+        if size > LARGEST_FILE:
+            raise ValueError(f"it has {size} bytes, the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
             opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
         with opened:
             return _upright(opened)
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
-        raise DataError(
+        raise exhausted(error, where) or DataError(
             "An image cannot be read.",
             where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
             why=f"{type(error).__name__}: {error}",
