@@ -138,9 +138,21 @@ def test_the_sample_s_own_tests_pass_beside_ours(installed):
     assert "test_the_kernel_refuses_sequences_that_start_within_a_tile" in done.stdout
 
 
-def test_the_sample_passes_the_whole_kit_and_trains_five_steps(installed, tmp_path):
-    done = run(installed, "anytron", "conformance", "basalt", "--json", **USABLE)
+@pytest.mark.parametrize(
+    "levels",
+    [("device", "sequences", "kernels", "training"), pytest.param(("model",), marks=pytest.mark.slow)],
+    ids="-".join,
+)
+def test_the_sample_passes_the_kit(installed, levels):
+    """All of it. Level ``model`` takes two minutes; ``training`` compares updates on one rank, TP2 and DP2 as well."""
+    done = run(
+        installed, "anytron", "conformance", "basalt", "--json", *(f"--level={level}" for level in levels), **USABLE
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [level["level"] for level in json.loads(done.stdout)["levels"]] == [*levels]
+
+
+def test_the_sample_trains_five_steps(installed, tmp_path):
     assert_trained(train(installed, tmp_path, 5, **USABLE), 5)
     (rank,) = json.loads((tmp_path / "run" / "patches.json").read_text())["trainer"]
     assert "basalt.tile" in {patch["id"] for patch in rank["patches"] if patch["outcome"] == "applied"}
