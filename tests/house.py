@@ -34,7 +34,9 @@ PACKAGES = {
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron": (
         ("errors", "limits", "metric", "runtime", "seeds", "terminal", "traits"),
-        ("components", "entries", "files"),
+        ("entries", "files"),
+        ("functions",),
+        ("components",),
         ("config", "isolation", "patches", "sequences", "kernels", "temporary"),
         ("data", "environments", "masks", "platform"),
         ("batch", "hooks", "reference", "rewards"),

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import verifiers as vf
 from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
+from anytron.errors import DataError
+from anytron_verifiers.tool_calls import found_in
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,6 +37,9 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
 
     Args:
         tool_calls: Finds them in a turn.
+
+    Attributes:
+        failure: What is wrong with that; None so far.
     """
 
     def __init__(self, tool_calls: ToolCallFormat) -> None:
@@ -42,6 +48,7 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         self._requests: asyncio.Queue[Request] = asyncio.Queue()
         self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
         self._answered = 0
+        self.failure: DataError | None = None
 
     async def request(self) -> Request:
         """Wait for what the environment asks next."""
@@ -71,7 +78,7 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
     async def from_native_response(self, response: tuple[Turn, bool]) -> Response:
         """Make of a turn what a server would answer. How many tokens the prompt had is not known here."""
         turn, may_call = response
-        content, found = self._tool_calls(turn.text) if may_call else (turn.text, ())
+        content, found = self._found_in(turn.text) if may_call else (turn.text, ())
         self._answered += 1
         calls = [
             ToolCall(id=f"call-{self._answered}-{place}", name=name, arguments=arguments)
@@ -91,6 +98,13 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
                 is_truncated=not turn.finished,
             ),
         )
+
+    def _found_in(self, text: str) -> tuple[str, Sequence[tuple[str, str]]]:
+        try:
+            return found_in(text, self._tool_calls)
+        except DataError as error:
+            self.failure = error  # the environment may make another error of it
+            raise
 
     async def to_native_prompt(self, messages: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Leave messages as they are."""

@@ -13,7 +13,7 @@ from anytron.config.imports import resolve
 from anytron.environments import Observation
 from anytron_verifiers.loading import load
 from anytron_verifiers.messages import as_function, plain, said, tools_of
-from anytron_verifiers.tool_calls import FORMATS
+from anytron_verifiers.tool_calls import FORMATS, TOOL_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -50,7 +50,7 @@ class VerifiersEnvironment:
 
     def __init__(self, name: str, args: Mapping[str, Any] | None = None, tool_calls: str = "hermes") -> None:
         self._loaded = _loaded(name, json.dumps(args or {}, sort_keys=True))
-        self._tool_calls = resolve(tool_calls, key="environment.options.tool_calls", registered=FORMATS)
+        self._tool_calls = resolve(tool_calls, TOOL_CALLS, registered=FORMATS)
 
     def reset(self, task: Task) -> None:
         """Begin the rollout about a row of the dataset.
@@ -124,6 +124,8 @@ class VerifiersEnvironment:
         return self._loaded.loop.run_until_complete(_either(self._rollout, self._client.request()))
 
     def _outcome(self) -> Observation:
+        if self._client.failure is not None:
+            raise self._client.failure
         output = self._rollout.result()
         if output.get("error"):
             raise RuntimeError(f"the environment ended with an error: {output['error']['error_chain_repr']}")

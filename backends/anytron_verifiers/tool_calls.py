@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from anytron.functions import Called, Kind
+
 ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
 """What the model wrote -> what of it is no tool call, and for each call the tool's name and its arguments as JSON."""
 
@@ -28,5 +30,35 @@ def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
     return text.partition("<tool_call>")[0], found
 
 
+TOOL_CALLS = Kind(
+    "environment.options.tool_calls",
+    Called(
+        "A format of tool calls",
+        ("text",),
+        "text is what the model wrote in a turn",
+        "two things: what of the text is no tool call, and a list with (the tool's name, its arguments as JSON) for "
+        "each call",
+    ),
+)
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
 """By their name in the option ``tool_calls``."""
+
+
+def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple[str, str]]]:
+    """Find the tool calls in what the model wrote, with a function that may be a user's.
+
+    Raises:
+        DataError: It raises, or returns something unusable.
+    """
+    found = TOOL_CALLS.call.call(tool_calls, TOOL_CALLS.key, text)
+    match found:
+        case (str(), [*calls]) if all(_is_call(one) for one in calls):
+            return found[0], calls
+    raise TOOL_CALLS.call.unusable(tool_calls, repr(found)[:200]).error(TOOL_CALLS.key)
+
+
+def _is_call(found: object) -> bool:
+    match found:
+        case (str(), str()):
+            return True
+    return False

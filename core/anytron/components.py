@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytron.errors import ConfigError, did_you_mean
+from anytron.functions import traced
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -175,15 +176,33 @@ def find_component(group: str, name: str, key: str) -> EntryPoint:
     )
 
 
+def load_component(group: str, name: str, key: str) -> Any:
+    """Import what exactly one installed distribution offers by a name. Arguments as for :func:`find_component`.
+
+    Raises:
+        ConfigError: None offers it, several do, or it fails to import.
+    """
+    point = find_component(group, name, key)
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{point.value} fails to import.",
+            where=f"{key} = {name} (entry-point group {group})",
+            why=f"{type(error).__name__}: {error}\n{traced(error)}",
+            fix=f"correct or reinstall the distribution that offers it: {point.dist.name if point.dist else 'unknown'}",
+        ) from error
+
+
 def engine_info(group: str, name: str, key: str) -> EngineInfo:
     """Load the description of an engine; the engine itself is not imported. Arguments as for :func:`find_component`.
 
     Raises:
         ConfigError: No distribution offers it, several do, or the entry point names something else.
     """
-    point = find_component(group, name, key)
-    info = point.load()
+    info = load_component(group, name, key)
     if not isinstance(info, EngineInfo):
+        point = find_component(group, name, key)
         raise ConfigError(
             f"The engine {name!r} has no description.",
             where=f"{key} (entry-point group {group})",

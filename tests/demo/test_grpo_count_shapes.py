@@ -10,6 +10,8 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from anytron.config.imports import resolve
+from anytron.data.pretrained import PROCESSOR
+from anytron.data.sources import DATA_SOURCE
 from tests.demo.test_grpo_sort import ROOT, anytron
 
 EXAMPLE = ROOT / "examples" / "grpo_count_shapes.yaml"
@@ -31,7 +33,7 @@ def train(output, *overrides):
 
 def questions(count, seed):
     """Pictures that were drawn for this call, with their answers."""
-    drawn = resolve(f"{ROOT}/examples/count_shapes.py:prompts", key="data.source")(count=count, seed=seed)
+    drawn = resolve(f"{ROOT}/examples/count_shapes.py:prompts", DATA_SOURCE)(count=count, seed=seed)
     return [(prompt.images[0], prompt.data["answer"]) for prompt in drawn]
 
 
@@ -87,7 +89,7 @@ def test_the_run_leaves_its_pictures_and_a_model_that_sees(short_run):
     for sample in samples:
         with Image.open(output / sample["images"][0]) as picture:
             assert set(picture.size) <= {32, 48}
-    given = resolve(f"{ROOT}/examples/count_shapes.py:image_processor", key="model.processor")().to_dict()
+    given = resolve(f"{ROOT}/examples/count_shapes.py:image_processor", PROCESSOR)().to_dict()
     for directory in ("initial_model", "hf"):
         assert AutoImageProcessor.from_pretrained(output / directory).to_dict() == given
     names = {name for name, _ in AutoModelForImageTextToText.from_pretrained(output / "hf").named_parameters()}

@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from anytron.config.imports import resolve
+from anytron.data.pretrained import TOKENIZER
 from tests.demo.test_grpo_sort import users_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,7 +40,7 @@ def random_base(tmp_path_factory):
     AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(
         directory
     )
-    resolve(f"{EXAMPLES / 'sort_digits.py'}:tokenizer", key="tokenizer")().save_pretrained(directory)
+    resolve(f"{EXAMPLES / 'sort_digits.py'}:tokenizer", TOKENIZER)().save_pretrained(directory)
     return directory
 
 

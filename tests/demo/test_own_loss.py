@@ -54,13 +54,14 @@ def test_one_that_raises_is_named_with_its_line(train, tmp_path):
     assert done.returncode == 1
     file = tmp_path / "mine" / "my.py"
     for line in (
-        "error: A function of yours raised.",
+        "error: A policy's loss raised.",
         f"  where: algorithm.loss: {file}:careless",
         f"  why: KeyError: 'factor' (line 9 of {file})",
-        "  fix: correct the function",
+        f'  File "{file}", line 9, in careless',
     ):
         assert line in done.stderr.splitlines(), done.stderr
-    assert "Traceback" not in done.stderr
+    assert f"  fix: correct line 9 of {file}; tokens is a PolicyTokens, and a PolicyTokens has log_probs" in done.stderr
+    assert "/anytron/" not in done.stderr, "frames are the user's"
     assert "trainer-0.log" in done.stderr
 
 

@@ -33,6 +33,12 @@ bug, and keeps its traceback. Below, an ellipsis stands for what an error fills 
 All classes are in `anytron.errors` and inherit from `AnytronError`, whose instances have the attributes `what`,
 `where`, `why` and `fix`.
 """
+FAULTS = """## What is wrong with a function of yours
+
+Whatever the configuration names by `file.py:name` or `module:name` (`anytron.functions`): a reward, an environment, an
+advantage, a loss, a source of prompts, a tokenizer's or processor's function, a sink of metrics. Found before the start
+it is a `ConfigError`; later a `DataError`, a sample's failure, or of a sink a warning. Fix says what the arguments are.
+"""
 MISTAKES = """## Mistakes of a configuration
 
 Found before anything is started, and all at once. One alone is printed as "The configuration has a mistake.", with the
@@ -65,7 +71,7 @@ def classes() -> dict[str, type[AnytronError]]:
 @functools.cache
 def raised() -> tuple[Raised, ...]:
     """Every error and diagnostic that the sources make with a text of their own, sorted."""
-    known = {*classes(), "Diagnostic"}
+    known = {*classes(), "Diagnostic", "Fault"}
     found = set()
     for package in PACKAGES:
         for path in modules(package).values():
@@ -77,6 +83,8 @@ def raised() -> tuple[Raised, ...]:
 
 def _raised(call: ast.Call, name: str) -> Iterator[Raised]:
     given = {one.arg: one.value for one in call.keywords}
+    if name == "Fault":
+        given |= dict(zip(("what", "why", "fix"), call.args, strict=False))
     if name == "Diagnostic":
         names = ("severity", "key", "message", "fix")
         given |= dict(zip(names, call.args, strict=False))
@@ -132,7 +140,9 @@ def render() -> str:
             lines += ["| what | why | fix |", "|---|---|---|"]
             lines += [f"| {_cell(row.what)} | {_cell(row.why)} | {_cell(row.fix)} |" for row in rows]
             lines.append("")
-    lines += [MISTAKES, "| key | why | fix |", "|---|---|---|"]
+    lines += [FAULTS, "| what | why | fix |", "|---|---|---|"]
+    lines += [f"| {_cell(row.what)} | {_cell(row.why)} | {_cell(row.fix)} |" for row in found if row.name == "Fault"]
+    lines += ["", MISTAKES, "| key | why | fix |", "|---|---|---|"]
     lines += [
         f"| {f'`{row.what}`' if _says_something(row.what) else ''} | {_cell(row.why)} | {_cell(row.fix)} |"
         for row in found

@@ -12,6 +12,7 @@ from anytron.config.load import load_config
 from anytron.config.schema import DataSection
 from anytron.data.sources import load_prompts
 from anytron.environments import Task, Turn
+from anytron.environments.called import ENVIRONMENT_PATH
 from anytron.environments.loading import check_environment
 from anytron.rewards import Sample
 from anytron.sinks import SinkRun
@@ -89,7 +90,7 @@ def test_the_examples_of_sinks_write(tmp_path):
 
 def test_the_example_of_an_environment_plays(tmp_path):
     (tmp_path / "my_environments.py").write_text(blocks("docs/how-to/use-tools-and-environments.md", "python")[0])
-    made = resolve(f"{tmp_path}/my_environments.py:HigherOrLower", key="environment.path")
+    made = resolve(f"{tmp_path}/my_environments.py:HigherOrLower", ENVIRONMENT_PATH)
     game = made(tries=3)
     game.reset(Task("p", "?", {"number": 42}, seed=0, max_turns=8))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from anytron.algorithms.called import LOSS
 from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, required
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
-from anytron.algorithms.registered import LOSS_KEY, LOSSES, call, policy_loss_function, unusable
+from anytron.algorithms.registered import LOSSES, call, policy_loss_function, unusable
 from anytron.metric import is_maximum
 
 if TYPE_CHECKING:
@@ -92,19 +95,24 @@ class PolicyLoss:
 
     def _per_token(self, tokens: PolicyTokens) -> TokenLosses:
         name = self.algorithm.loss
-        found = call(LOSS_KEY, name, policy_loss_function(self.algorithm), tokens, self.algorithm)
+        function = policy_loss_function(self.algorithm)
+        found: TokenLosses = call(LOSS, name, function, tokens, self.algorithm)
         if name in LOSSES:
             return found
         # Whether its numbers are finite is seen after the update: to look here would wait for the device.
+        refused = partial(unusable, LOSS, name, function)
         if not isinstance(found, TokenLosses):
-            raise unusable(LOSS_KEY, name, f"a {type(found).__name__}, not a TokenLosses")
+            raise refused(f"a {type(found).__name__}, not a TokenLosses")
+        if not isinstance(found.metrics, Mapping):
+            raise refused(f"metrics that are a {type(found.metrics).__name__}, not a mapping")
         shape = tokens.log_probs.shape
         for what, values in {"per_token": found.per_token, **found.metrics}.items():
             if not isinstance(values, Tensor) or values.shape != shape:
-                got = f"of shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-                raise unusable(LOSS_KEY, name, f"{what} {got} for {shape[0]} tokens")
+                is_tensor = isinstance(values, Tensor)
+                got = f"of shape {list(values.shape)}" if is_tensor else f"that is a {type(values).__name__},"
+                raise refused(f"{what} {got} for {shape[0]} tokens")
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
-            raise unusable(LOSS_KEY, name, "losses without a gradient, not made of tokens.log_probs")
+            raise refused("losses without a gradient, not made of tokens.log_probs")
         # Whatever they are called, they are none of ours: one named `reward/mean` would take its place.
         return replace(found, metrics={f"{USER_METRICS}{metric}": values for metric, values in found.metrics.items()})
 

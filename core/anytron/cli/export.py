@@ -11,7 +11,7 @@ from anytron.checkpoint.directory import locate
 from anytron.cli.alone import alone, override
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
-from anytron.components import EXECUTORS, find_component
+from anytron.components import EXECUTORS, load_component
 from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
 from anytron.config.schema import RunConfig
@@ -56,7 +56,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         for line in run.lines:
             notes.print(line)
         refuse(run.diagnostics)
-        executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
+        executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
         from anytron.trainer.export import export_checkpoint
 

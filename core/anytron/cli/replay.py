@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.cli.alone import alone, override
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
-from anytron.components import EXECUTORS, find_component
+from anytron.components import EXECUTORS, load_component
 from anytron.config.diagnostics import refuse
 from anytron.config.load import load_config
 from anytron.errors import DataError
@@ -56,7 +56,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
         for line in run.lines:
             notes.print(line)
         refuse([*run.diagnostics, *replay_diagnostics(run.config)])
-        executor_class = find_component(EXECUTORS, run.config.executor.kind, "executor.kind").load()
+        executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
         from anytron.trainer.replay import replay  # torch: only when nothing has been found wrong so far
 

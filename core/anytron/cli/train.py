@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
-from anytron.components import EXECUTORS, find_component
+from anytron.components import EXECUTORS, load_component
 from anytron.config.diagnostics import refuse
 from anytron.preflight.open_run import open_stages
 
@@ -58,7 +58,7 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
 
 
 def _train_run(config: RunConfig, session: Session, console: Console) -> RunSummary:
-    executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
+    executor_class = load_component(EXECUTORS, config.executor.kind, "executor.kind")
 
     from anytron.trainer.loop import train
 

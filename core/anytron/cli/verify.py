@@ -13,7 +13,7 @@ from rich.text import Text
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import colored, kernels_line, print_table
-from anytron.components import EXECUTORS, VERIFICATIONS, component_names, find_component
+from anytron.components import EXECUTORS, VERIFICATIONS, component_names, load_component
 from anytron.config.diagnostics import refuse
 from anytron.errors import ConfigError
 from anytron.preflight.capabilities import verification_diagnostics
@@ -47,7 +47,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         notes.print(line)
     refuse([*run.diagnostics, *verification_diagnostics(run.config)])
     config, session = run.config, run.session
-    executor_class = find_component(EXECUTORS, config.executor.kind, "executor.kind").load()
+    executor_class = load_component(EXECUTORS, config.executor.kind, "executor.kind")
 
     from anytron.verification.checks import verify  # torch: only when nothing has been found wrong so far
 
@@ -82,7 +82,7 @@ def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *,
             fix=f"pip install anytron-{framework}",
         )
     notes = error_console()
-    verify = find_component(VERIFICATIONS, framework, f"--{framework}").load()
+    verify = load_component(VERIFICATIONS, framework, f"--{framework}")
     with ScratchDirectory("verify", notes) as scratch:
         with notes.status("") as status:
             report = verify(path, overrides, scratch.path, _Watcher(notes, status))

@@ -12,34 +12,43 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.errors import ConfigError, did_you_mean
+from anytron.functions import traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from anytron.functions import Kind
 
 NOTHING_REGISTERED: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
 def resolve(
     reference: str,
+    kind: Kind,
     *,
-    key: str,
+    key: str = "",
     registered: Mapping[str, Callable[..., Any]] = NOTHING_REGISTERED,
+    options: Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """Return the function behind a reference.
+    """Return the function behind a reference, which can be called as its kind is.
 
     Args:
         reference: A registered name, ``module:function``, or ``path/to/file.py:function``. A file is
             run once per process, however many references name it.
-        key: The configuration key that holds the reference, for error messages.
+        kind: What it must be.
+        key: The configuration key that holds the reference, for error messages; default: the kind's.
         registered: Functions by registered name.
+        options: Names of the keyword arguments that it will be given.
 
     Raises:
-        ConfigError: There is no such name, file, module or function, it is not callable, or the
+        ConfigError: There is no such name, file, module or function, it is not callable or not as its kind is, or the
             module fails to import (the original error is chained).
     """
+    key = key or kind.key
     location, colon, attribute = reference.rpartition(":")
     if not colon:
         if reference in registered:
+            kind.check(registered[reference], key, options, methods=False)
             return registered[reference]
         raise ConfigError(
             f"{reference!r} is not registered.",
@@ -59,7 +68,13 @@ def resolve(
             fix=did_you_mean(attribute, vars(module)) or "name a function of that module",
         ) from error
     if not callable(function):
-        raise ConfigError(f"{reference} is not a function.", where=key, why=f"it is a {type(function).__name__}")
+        raise ConfigError(
+            f"{reference} is not a function.",
+            where=key,
+            why=f"it is a {type(function).__name__}, in {module.__file__}",
+            fix=f"name something that takes {kind.call.signature}",
+        )
+    kind.check(function, key, options)
     return function  # type: ignore[no-any-return]
 
 
@@ -95,7 +110,10 @@ def _from_module(name: str, key: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"Module {name} fails to import.", where=key, why=f"{type(error).__name__}: {error}"
+            f"Module {name} fails to import.",
+            where=key,
+            why=f"{type(error).__name__}: {error}\n{traced(error)}",
+            fix="correct it, or install what it imports",
         ) from error
 
 
@@ -115,5 +133,10 @@ def _from_file(location: str, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"{location} fails to run.", where=key, why=f"{type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{location} fails to run.",
+            where=key,
+            why=f"{type(error).__name__}: {error}\n{traced(error)}",
+            fix="correct it, or install what it imports",
+        ) from error
     return module

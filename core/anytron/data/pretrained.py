@@ -17,6 +17,7 @@ from anytron.data.model_files import (
     read_object,
 )
 from anytron.errors import ConfigError
+from anytron.functions import Called, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ _LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 """For whatever transformers loads: from the directory, and never a class in a file of it. There is no prompt then."""
 
+TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
+PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
@@ -135,7 +138,7 @@ def load_tokenizer(model: ModelSection) -> Any:
     """
     from transformers import PreTrainedTokenizerBase
 
-    directory = _directory_or_made(model, "tokenizer", "tokenizer", PreTrainedTokenizerBase)
+    directory = _directory_or_made(model, TOKENIZER, PreTrainedTokenizerBase)
     if not isinstance(directory, Path):
         return directory
     return read_tokenizer(directory, "model.tokenizer")
@@ -171,7 +174,7 @@ def load_image_processor(model: ModelSection) -> Any:
 
     if model.processor is None and not (model.path and processor_files(Path(model.path))):
         return None
-    directory = _directory_or_made(model, "processor", "image processor", BaseImageProcessor)
+    directory = _directory_or_made(model, PROCESSOR, BaseImageProcessor)
     if not isinstance(directory, Path):
         return directory
     return _loaded(AutoImageProcessor, directory, "image processor", "model.processor")
@@ -224,27 +227,14 @@ def save_generation_config(model: ModelSection, directory: Path) -> None:
         shutil.copyfile(file, directory / GENERATION_FILE)
 
 
-def _directory_or_made(model: ModelSection, key: str, what: str, kind: type) -> Any:
+def _directory_or_made(model: ModelSection, kind: Kind, wanted: type) -> Any:
     """Return what the function under a key makes, or the directory to load from (``model.path`` by default)."""
-    reference = getattr(model, key)
+    reference = getattr(model, kind.key.removeprefix("model."))
     if reference is not None and ":" in reference:
-        function = resolve(reference, key=f"model.{key}")
-        try:
-            made = function()
-        except SystemExit as error:
-            raise ConfigError(
-                f"The function of the {what} wanted to end the run.",
-                where=f"model.{key} = {reference}",
-                why=f"it called exit({error.code!r})",
-                fix=f"return a transformers {what}",
-            ) from error
-        if not isinstance(made, kind):
-            raise ConfigError(
-                f"The function returns no {what}.",
-                where=f"model.{key} = {reference}",
-                why=f"it returned {type(made).__name__}",
-                fix=f"return a transformers {what}",
-            )
+        function, where = resolve(reference, kind), f"{kind.key} = {reference}"
+        made = kind.call.call(function, where, kind=ConfigError)
+        if not isinstance(made, wanted):
+            raise kind.call.unusable(function, type(made).__name__).error(where, ConfigError)
         return made
     directory = reference or model.path
     assert directory is not None  # the schema wants a tokenizer where there is no path

@@ -14,11 +14,18 @@ from anytron.data.prompts import Prompt
 from anytron.data.reasoning_gym import reasoning_gym
 from anytron.data.records import inside, prompt_of, user_message
 from anytron.data.rows import Row, csv_rows, dataset_rows, files_of, jsonl_rows, parquet_rows
-from anytron.errors import ConfigError, DataError
+from anytron.errors import DataError
+from anytron.functions import Called, Kind, has, is_async
 
 if TYPE_CHECKING:
     from anytron.config.data import DataSection, MixedSource
 
+SOURCE = Called(
+    "A source of prompts",
+    given="the entries of data.options are its keyword arguments",
+    gives=f"anytron.data.Prompt objects, in a list or one after another with yield ({has(Prompt)})",
+)
+DATA_SOURCE = Kind("data.source", SOURCE, options=True)
 PromptSource = Callable[..., Iterable[Prompt]]
 """(**options) -> prompts."""
 
@@ -109,28 +116,14 @@ def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Itera
         DataError: It fails, or gives something else than prompts.
     """
     assert section.source is not None, "a mix is loaded source by source"
-    source: Callable[..., Any] = resolve(section.source, key=f"{key}.source", registered=SOURCES)
-    where = f"{key}.source = {section.source}"
-    try:
-        for position, prompt in enumerate(source(**section.options)):
-            _check(prompt, position, where)
+    where, options = f"{key}.source", section.options
+    source = partial(resolve(section.source, DATA_SOURCE, key=where, registered=SOURCES, options=options), **options)
+    found = SOURCE.call(source, where := f"{where} = {section.source}")
+    if not isinstance(found, Iterable):
+        raise SOURCE.unusable(source, type(found).__name__).error(where)
+    with SOURCE.guard(source, where):
+        for position, prompt in enumerate(found):
+            if not isinstance(prompt, Prompt):
+                shown = "something async" if is_async(prompt) else type(prompt).__name__
+                raise SOURCE.unusable(source, f"{shown} as entry {position}, not a Prompt").error(where)
             yield prompt
-    except (ConfigError, DataError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise DataError(
-            "The source of prompts failed.",
-            where=where,
-            why=f"{type(error).__name__}: {error}",
-            fix="correct the function or data.options",
-        ) from error
-
-
-def _check(prompt: Any, position: int, where: str) -> None:
-    if not isinstance(prompt, Prompt):
-        raise DataError(
-            "The source gives something else than prompts.",
-            where=where,
-            why=f"entry {position} is {type(prompt).__name__}",
-            fix="return anytron.data.Prompt objects",
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anytron.components import EXECUTORS, find_component
+from anytron.components import EXECUTORS, load_component
 from anytron.doctor.attention import probe_attention
 from anytron.doctor.log_probs import probe_log_probs
 from anytron.executor.protocol import ExaminedExecutor
@@ -75,7 +75,7 @@ def log_probs(bench: Bench) -> dict[str, Any]:
 
 def executor(bench: Bench, name: str) -> dict[str, Any]:
     """Let an executor examine what it starts processes with, if it has something to examine."""
-    found = find_component(EXECUTORS, name, "executor.kind").load()
+    found = load_component(EXECUTORS, name, "executor.kind")
     if not issubclass(found, ExaminedExecutor):
         return {"entries": []}
     return {"entries": [one.as_json() for one in found.examine(bench.run, bench.session.platform)]}

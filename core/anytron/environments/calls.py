@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from anytron.environments.called import CLOSE, MADE, RESET, STEP
 from anytron.environments.protocol import Observation, Task, Turn
-from anytron.isolation.failure import Failure, read, traced
+from anytron.isolation.failure import Failure, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from anytron.environments.protocol import Environment
+    from anytron.functions import Called
 
 
 @dataclass(frozen=True)
@@ -69,39 +72,67 @@ def answer(call: Call, environments: dict[int, Environment], make: Callable[[], 
     Returns:
         ``observation`` (None except from ``step``), or the ``failure`` that ends the conversation.
     """
-    observation = None
     try:
         if call.method == "reset":
-            environments[call.number] = make()
-            environments[call.number].reset(call.argument)  # type: ignore[arg-type]
-        elif call.method == "step":
-            observation = _checked(environments[call.number].step(call.argument))  # type: ignore[arg-type]
-        else:
-            getattr(environments.pop(call.number, None), "close", _nothing)()
-    except BaseException as error:  # noqa: BLE001 - the environment is the user's
+            environments[call.number] = _made(make)
+        return {"observation": _called(environments, call)}
+    except _Failed as failed:
         environments.pop(call.number, None)
         if call.method == "close":
-            print(traced(error), flush=True)  # in this process's log: it costs nothing, and nobody else hears of it
-        return {"failure": asdict(_failure(error))}
-    return {"observation": observation}
+            print(failed.failure.why, flush=True)  # in this process's log: it costs nothing, and no conversation
+        return {"failure": asdict(failed.failure)}
 
 
-def _checked(found: object) -> dict[str, Any]:
+class _Failed(Exception):  # noqa: N818 - it carries what went wrong, and is none itself
+    """An environment gave no usable answer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+def _made(make: Callable[[], Environment]) -> Environment:
+    made: Environment = _ran(MADE, make)
+    for method in (RESET, STEP):
+        if not callable(getattr(made, method.method, None)):
+            raise _Failed(Failure(*MADE.unusable(make, f"a {type(made).__name__}, without {method.signature}")))
+    return made
+
+
+def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] | None:
+    made = environments.pop(call.number, None) if call.method == "close" else environments.get(call.number)
+    if made is None and call.method == "step":  # its reset, of the same message, has failed
+        raise _Failed(Failure("An environment is gone.", "a call before has failed"))
+    called = {"reset": RESET, "step": STEP, "close": CLOSE}[call.method]
+    method = getattr(made, call.method, None)
+    if method is None:  # close, which an environment may lack
+        return None
+    found = _ran(called, method, *([] if called is CLOSE else [call.argument]))
+    if called is STEP:
+        return _plain(found, method)
+    if called is RESET and found is not None:
+        why = f"{type(found).__name__}, which the model does not read: the prompt is what it reads first"
+        raise _Failed(Failure(*RESET.unusable(method, why)))
+    return None
+
+
+def _plain(found: object, method: object) -> dict[str, Any]:
     if not isinstance(found, Observation):
-        raise TypeError(f"step() returned {type(found).__name__}, not an Observation")
-    return found.as_json()
+        raise _Failed(Failure(*STEP.unusable(method, f"{type(found).__name__}, not an Observation")))
+    try:
+        record = found.as_json()
+        json.dumps(record["messages"])
+    except Exception as error:  # what stands in messages is the user's
+        why = f"an Observation that cannot be written as JSON: {type(error).__name__}: {error}"
+        raise _Failed(Failure(*STEP.unusable(method, why))) from error
+    return record
 
 
-def _nothing() -> None:
-    """Stand for the method ``close`` that an environment does not have."""
-
-
-def _failure(error: BaseException) -> Failure:
-    if isinstance(error, MemoryError):
-        fix = "raise environment.memory_gib, or let the environment keep less"
-        return Failure("An environment ran out of memory.", traced(error), fix, ends=True)
-    if isinstance(error, Exception):
-        fix = "let the environment answer what the model may write with an observation"
-        return Failure("An environment raised.", traced(error), fix)
-    fix = "return an Observation; a program that the environment runs belongs into a process of its own"
-    return Failure("An environment wanted to end its process.", traced(error), fix, ends=True)
+def _ran(called: Called, function: Callable[..., Any], *given: object) -> Any:
+    try:
+        found = function(*given)
+    except BaseException as error:  # `exit()` too
+        raise _Failed(Failure.raised(error, called, function, "environment")) from error
+    if fault := called.returned_async(function, found):
+        raise _Failed(Failure(*fault))
+    return found

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from anytron.config.imports import resolve
+from anytron.environments.called import ENVIRONMENT_PATH
 from anytron.environments.pool import EnvironmentPool
-from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.generation import EnvironmentSection
     from anytron.config.schema import RunConfig
-
-KEY = "environment.path"
 
 
 def check_environment(section: EnvironmentSection) -> None:
@@ -25,30 +22,7 @@ def check_environment(section: EnvironmentSection) -> None:
     Raises:
         ConfigError: It does not exist, lacks a method, or does not take its options.
     """
-    made = resolve(section.path, key=KEY)
-    wanted = {"reset": "task", "step": "turn"}
-    for method, argument in wanted.items() if inspect.isclass(made) else ():
-        function = getattr(made, method, None)
-        if not callable(function) or not _takes(function, "self", argument):
-            raise ConfigError(
-                f"{section.path} is no environment.",
-                where=KEY,
-                why=f"it has no method {method}(self, {argument})",
-                fix="docs/how-to/use-tools-and-environments.md shows what an environment has",
-            )
-    try:
-        signature = inspect.signature(made)
-    except ValueError:
-        return  # classes written in C may have no signature; the first call tells
-    try:
-        signature.bind(**section.options)
-    except TypeError as error:
-        raise ConfigError(
-            "An environment cannot be made with its options.",
-            where="environment.options",
-            why=f"{error}; {section.path} takes {signature}",
-            fix="the options are its keyword arguments",
-        ) from error
+    resolve(section.path, ENVIRONMENT_PATH, options=section.options)
 
 
 def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:
@@ -56,11 +30,3 @@ def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[
     if config.environment is None:
         return nullcontext()
     return EnvironmentPool(config.environment, logs, config.executor.start_timeout_s)
-
-
-def _takes(function: object, *arguments: str) -> bool:
-    try:
-        inspect.signature(function).bind(*arguments)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from anytron.environments.called import ENVIRONMENT_PATH
 from anytron.environments.calls import answer
 from anytron.isolation.worker import calls, enter
 
@@ -24,7 +25,8 @@ def main(channel: int, lifeline: int) -> None:
 
     from anytron.config.imports import resolve
 
-    make = partial(resolve(start["path"], key="environment.path"), **start["options"])
+    options = start["options"]
+    make = partial(resolve(start["path"], ENVIRONMENT_PATH, options=options), **options)
     environments: dict[int, Environment] = {}
     for call, give in calls(connection, start):
         found = answer(call, environments, make)

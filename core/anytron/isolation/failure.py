@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+    from anytron.functions import Called
 
 Read = TypeVar("Read")
 
@@ -29,10 +30,21 @@ class Failure:
     fix: str = ""
     ends: bool = False
 
+    @classmethod
+    def raised(cls, error: BaseException, called: Called, function: object, section: str) -> Failure:
+        """Say what a function has raised.
 
-def traced(error: BaseException) -> str:
-    """Give the traceback of what a user's code raised, as text that can be written anywhere."""
-    return "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "backslashreplace").decode()
+        Args:
+            error: What it raised.
+            called: How it was called.
+            function: It.
+            section: Of the configuration, which has ``memory_gib``.
+        """
+        what, why, fix = called.raised(error, function)
+        if isinstance(error, MemoryError):
+            what, fix = f"{called.name} ran out of memory.", f"raise {section}.memory_gib, or let it keep less"
+            return Failure(what, why, fix, ends=True)
+        return Failure(what, why, fix, ends=not isinstance(error, Exception))
 
 
 def read(kind: type[Read], record: object) -> Read:

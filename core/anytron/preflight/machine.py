@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component
+from anytron.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component, load_component
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import missing
 from anytron.data.model_files import faults
@@ -268,7 +268,7 @@ def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> It
 def runs_here(config: RunConfig) -> bool:
     """Whether ranks are on this machine alone: its devices and processors are theirs."""
     try:
-        return bool(find_component(EXECUTORS, config.executor.kind, "executor.kind").load().on_this_machine)
+        return bool(load_component(EXECUTORS, config.executor.kind, "executor.kind").on_this_machine)
     except ConfigError:
         return True  # there is no such executor, which is reported by itself
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.data.thoughts import opened
 from anytron.errors import DataError
+from anytron.rewards.called import RIGHT_ANSWER
 from anytron.rewards.registered import REWARDS, made
 from anytron.rewards.sample import Sample
 
@@ -289,7 +290,8 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
     key = reference_key(section)
 
     def answer(prompt: TokenizedPrompt) -> str | None:
-        said = prompt.data.get(key) if told is None else told(prompt.data)
+        where = f"{section.function}, prompt {prompt.id}"
+        said = prompt.data.get(key) if told is None else RIGHT_ANSWER.call(told, where, prompt.data)
         return None if said is None else str(said).strip()
 
     return answer

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from anytron.functions import is_async
 from anytron.isolation.failure import Failure as IsolationFailure
-from anytron.isolation.failure import read, traced
+from anytron.isolation.failure import read
+from anytron.rewards.called import REWARD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,57 +93,46 @@ def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
         if isinstance(scores, Iterator):
             scores = list(scores)  # a generator raises only when it is read
     except BaseException as error:  # noqa: BLE001 - the function is the user's
-        return Answer.failed(_raised(error, samples))
+        failure = Failure.raised(error, REWARD, function, "rewards[]")
+        return Answer.failed(Failure(**vars(failure) | {"sample": culprit(error, samples)}))
+    if fault := REWARD.returned_async(function, scores):
+        return Answer.failed(Failure(*fault))
     try:
         # Users return tensors and arrays as well as lists.
         values: list[Any] = scores.tolist() if hasattr(scores, "tolist") else list(scores)
     except TypeError:
-        why, fix = f"it returned {type(scores).__name__}", "return one number for each sample"
-        return Answer.failed(Failure("A reward function returned no list.", why, fix))
+        fault = REWARD.unusable(function, f"{type(scores).__name__}", "A reward function returned no list.")
+        return Answer.failed(Failure(*fault))
     if len(values) != len(samples):
         what = "A reward function returned the wrong number of rewards."
-        why = f"{len(values)} rewards for {len(samples)} samples"
-        return Answer.failed(Failure(what, why, "return one number for each sample, in order"))
-    found = [_unusable(value, position) for position, value in enumerate(values)]
+        fault = REWARD.unusable(function, f"{len(values)} rewards for {len(samples)} samples", what)
+        return Answer.failed(Failure(*fault))
+    found = [_unusable(value, position, function) for position, value in enumerate(values)]
     return Answer(
         [float(value) if failure is None else None for value, failure in zip(values, found, strict=True)],
         [failure for failure in found if failure is not None],
     )
 
 
-def _unusable(value: object, position: int) -> Failure | None:
+def _unusable(value: object, position: int, function: RewardFunction) -> Failure | None:
     if isinstance(value, Exception):
         why = f"{type(value).__name__}: {value}"
         return Failure("A reward function has no reward for a sample.", why, "cure what it names", sample=position)
     if not isinstance(value, Real):
-        return Failure(
-            "A reward is not a number.", f"it is {value!r}", "return one number for each sample", sample=position
-        )
+        shown = "something async, which nothing awaits," if is_async(value) else repr(value)
+        fault = REWARD.unusable(function, f"{shown} for a sample", "A reward is not a number.")
+        return Failure(*fault, sample=position)
     try:
         number = float(value)
     except OverflowError:  # an integer beyond all floats
         number = -math.inf if value < 0 else math.inf
     if abs(number) <= LARGEST:
         return None
-    return Failure(
-        f"A reward is {number:g}.",
-        f"rewards must be finite, and within {LARGEST:g} either way, so that float32 has room for sums of their "
-        "squares: one that is not would reach every weight of the model",
-        "return such a number for every sample",
-        sample=position,
+    returned = (
+        f"{number:g} for a sample, and rewards must be finite, and within {LARGEST:g} either way, so that float32 has "
+        "room for sums of their squares: one that is not would reach every weight of the model"
     )
-
-
-def _raised(error: BaseException, samples: Sequence[Sample]) -> Failure:
-    text = traced(error)
-    sample = culprit(error, samples)
-    if isinstance(error, MemoryError):
-        fix = "raise rewards[].memory_gib, or let the function keep less"
-        return Failure("A reward function ran out of memory.", text, fix, sample=sample, ends=True)
-    if isinstance(error, Exception):
-        return Failure("A reward function raised.", text, "correct the function", sample=sample)
-    fix = "return a number; a program that the function tries out belongs into a process of its own"
-    return Failure("A reward function wanted to end its process.", text, fix, sample=sample, ends=True)
+    return Failure(*REWARD.unusable(function, returned, f"A reward is {number:g}."), sample=position)
 
 
 def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:

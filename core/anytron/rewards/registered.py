@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from anytron.config.imports import resolve
 from anytron.config.scoring import REWARD_MODEL
 from anytron.config.section import Section
-from anytron.errors import DataError
+from anytron.errors import ConfigError, DataError
+from anytron.rewards.called import MADE, REWARDS_FUNCTION
 from anytron.rewards.code import Code
 from anytron.rewards.judge import Judge
 from anytron.rewards.math import Math
@@ -73,7 +74,8 @@ def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
         key: Where it stands in the configuration.
 
     Raises:
-        ConfigError: It does not exist.
+        ConfigError: It does not exist, does not take its options, or raises.
     """
-    function = resolve(reference, key=key, registered=REWARDS)
-    return function(**options) if isinstance(function, type) else partial(function, **options)
+    function = resolve(reference, REWARDS_FUNCTION, key=key, registered=REWARDS, options=options)
+    make = partial(function, **options)
+    return MADE.call(make, key, kind=ConfigError) if isinstance(function, type) else make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,9 +17,10 @@ from anytron.config.imports import resolve
 from anytron.config.scoring import REWARD_MODEL
 from anytron.errors import ConfigError, DataError
 from anytron.rewards.answer import LARGEST
+from anytron.rewards.called import CHECK_MACHINE, CHECK_PROMPT, REWARDS_FUNCTION
 from anytron.rewards.judged import judged
 from anytron.rewards.pool import RewardPool, Scored
-from anytron.rewards.registered import REWARDS, RewardFunction, made
+from anytron.rewards.registered import REWARDS, made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,13 +68,13 @@ class RewardSum:
         """
         named: dict[str, RewardSection] = {}
         for index, section in enumerate(sections):
-            function = resolve(section.function, key=f"rewards[{index}].function", registered=REWARDS)
-            _check_options(function, section.options, index)
+            key = f"rewards[{index}].function"
+            resolve(section.function, REWARDS_FUNCTION, key=key, registered=REWARDS, options=section.options)
             name = section.name or section.function.rpartition(":")[2]
             if name in named:
                 raise ConfigError(
                     f"Two rewards are called {name}.",
-                    where=f"rewards[{index}].function",
+                    where=key,
                     why="metrics and logs are named for them",
                     fix=f"set rewards[{index}].name",
                 )
@@ -93,15 +93,15 @@ class RewardSum:
         """
         for index, (name, section) in enumerate(self.sections.items()):
             key = f"rewards[{index}] ({name})"
-            reward = _made(section, key)
+            reward = made(section.function, section.options, key)
             try:
                 if hasattr(reward, "check_machine"):
-                    reward.check_machine()
+                    CHECK_MACHINE.call(reward.check_machine, key, kind=ConfigError)
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
             bad: dict[str, DataError] = {}
             for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
-                if (refused := _refused(reward, prompt.data)) is not None:
+                if (refused := _refused(reward, prompt.data, f"{key}, prompt {prompt.id}")) is not None:
                     bad[prompt.id] = refused
             if bad:
                 first, more = next(iter(bad.values())), f"; so are {len(bad) - 1} others: {', '.join(list(bad)[1:6])}"
@@ -115,9 +115,10 @@ class RewardSum:
         Raises:
             ConfigError: A reward cannot be made with its options.
         """
-        made_rewards = [_made(one, f"rewards[{index}]") for index, one in enumerate(self.sections.values())]
-        checking = [reward for reward in made_rewards if hasattr(reward, "check_prompt")]
-        return lambda data: any(_refused(reward, data) is not None for reward in checking)
+        keys = [f"rewards[{index}] ({name})" for index, name in enumerate(self.sections)]
+        rewards = [made(one.function, one.options, key) for key, one in zip(keys, self.sections.values(), strict=True)]
+        checking = [(reward, key) for reward, key in zip(rewards, keys, strict=True) if hasattr(reward, "check_prompt")]
+        return lambda data: any(_refused(reward, data, key) is not None for reward, key in checking)
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
         """Start the processes that call the functions; does not wait for them.
@@ -268,23 +269,15 @@ def _together(pools: Sequence[RewardPool], samples: Sequence[Sample], *, more: b
     return [found[index] for index in range(len(pools))]
 
 
-def _refused(reward: Any, data: Mapping[str, Any]) -> DataError | None:
+def _refused(reward: Any, data: Mapping[str, Any], where: str) -> DataError | None:
+    """What a reward says against a prompt; None if nothing. What it raises besides is an error of the reward."""
     try:
-        reward.check_prompt(data)
+        found = CHECK_PROMPT.call(reward.check_prompt, where, data, kind=ConfigError)
     except DataError as error:
         return error
+    if found is not None:
+        raise CHECK_PROMPT.unusable(reward.check_prompt, f"{found!r}, which says nothing").error(where, ConfigError)
     return None
-
-
-def _made(section: RewardSection, key: str) -> Any:
-    try:
-        return made(section.function, section.options, key)
-    except (ConfigError, DataError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            "A reward cannot be made with its options.", where=key, why=f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def _plain(sample: Sample) -> Sample:
@@ -292,19 +285,3 @@ def _plain(sample: Sample) -> Sample:
     if sample.patches is None and sample.routing is None:
         return sample
     return replace(sample, patches=None, routing=None)
-
-
-def _check_options(function: RewardFunction, options: Mapping[str, Any], index: int) -> None:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return  # functions written in C may have no signature; calling tells
-    try:
-        signature.bind(*() if isinstance(function, type) else ([],), **options)
-    except TypeError as error:
-        raise ConfigError(
-            "A reward function cannot be called with its options.",
-            where=f"rewards[{index}].options",
-            why=f"{error}; it takes {signature}",
-            fix="the options are keyword arguments, of a function beside the samples, which come first",
-        ) from error

@@ -6,11 +6,22 @@ import abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from anytron.functions import Called, Kind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from pydantic import BaseModel
+
+_METRICS = "metrics is a mapping of names to floats"
+MADE = Called("A sink's class", ("run", "options"), "run is a SinkRun; options is an object of options_model, or None")
+WRITE = Called("A sink's method write", ("step", "metrics"), f"step is an int; {_METRICS}", method="write")
+WRITE_VALIDATION = Called(
+    "A sink's method write_validation", WRITE.takes, WRITE.given, method="write_validation", optional=True
+)
+CLOSE = Called("A sink's method close", method="close", optional=True)
+SINK = Kind("tracking.sinks[].sink", MADE, (WRITE, WRITE_VALIDATION, CLOSE))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from anytron.config.running import SinkSection
     from anytron.config.schema import RunConfig
+    from anytron.functions import Fault
     from anytron.sinks.contract import MetricSink
     from anytron.tracking.progress import Progress
     from anytron.tracking.run_directory import RunDirectory
@@ -94,6 +95,7 @@ class MetricSinks:
         run = SinkRun(self._run.path.name, directory, config, after)
         options = None if sink.options_model is None else sink.options_model.model_validate(section.options)
 
+        @wraps(sink, updated=())
         def made() -> MetricSink:
             directory.mkdir(parents=True, exist_ok=True)
             return sink(run, options)
@@ -105,8 +107,7 @@ class MetricSinks:
             if thread.place:
                 self._once(thread, "place", partial(self._progress.note, f"{thread.name}: {thread.place}"))
             if thread.failure is not None:
-                text = f"the sink {thread.name} failed: {thread.failure}; {KEPT}"
-                self._once(thread, "failure", partial(self._warn, text))
+                self._once(thread, "failure", partial(self._warn_of, thread.name, thread.failure))
             if thread.dropped:
                 text = f"the sink {thread.name} is slower than the run: steps are dropped; {KEPT}"
                 self._once(thread, "dropped", partial(self._warn, text))
@@ -115,6 +116,11 @@ class MetricSinks:
         if (thread.name, kind) not in self._told:
             self._told.add((thread.name, kind))
             tell()
+
+    def _warn_of(self, name: str, fault: Fault) -> None:
+        headline, _, frames = fault.why.partition("\n")
+        self._warn(f"the sink {name} failed: {headline}; {KEPT}")
+        self._run.log(f"{fault.what} {fault.fix}\n{frames}".rstrip())
 
     def _warn(self, text: str) -> None:
         self._progress.warn(text)

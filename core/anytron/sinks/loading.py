@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from anytron.components import METRIC_SINKS, component_names, find_component
+from anytron.components import METRIC_SINKS, component_names, load_component
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.imports import resolve
 from anytron.config.options import model_diagnostics
 from anytron.errors import ConfigError, did_you_mean
-from anytron.sinks.contract import MetricSink
+from anytron.sinks.contract import SINK, MetricSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +36,10 @@ def load_sink(section: SinkSection, key: str) -> type[MetricSink]:
     """
     where = f"{key}.sink"
     if ":" in section.sink:
-        found: object = resolve(section.sink, key=where)
+        found: object = resolve(section.sink, SINK, key=where)
     elif section.sink in (known := component_names(METRIC_SINKS)):
-        found = find_component(METRIC_SINKS, section.sink, where).load()
+        found = load_component(METRIC_SINKS, section.sink, where)
+        SINK.check(found, where)
     else:
         raise ConfigError(
             f"There is no sink {section.sink!r}.",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from anytron.sinks.contract import CLOSE, MADE, WRITE, WRITE_VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from anytron.functions import Called, Fault
     from anytron.sinks.contract import MetricSink
 
 QUEUED = 1000
@@ -28,7 +31,7 @@ class SinkThread:
     Attributes:
         name: As given.
         place: Where its metrics are seen, once it says so.
-        failure: What it raised first, in words; None = nothing so far.
+        failure: What went wrong first; None = nothing so far.
         failed: Steps for which it raised, and all that come to one that could not be made.
         dropped: Steps that found the queue full.
     """
@@ -36,7 +39,7 @@ class SinkThread:
     def __init__(self, name: str, open_sink: Callable[[], MetricSink], queued: int = QUEUED) -> None:
         self.name = name
         self.place = ""
-        self.failure: str | None = None
+        self.failure: Fault | None = None
         self.failed = self.dropped = 0
         self._open_sink, self._queued = open_sink, queued
         self._waiting: deque[tuple[bool, int, Mapping[str, float]]] = deque()
@@ -73,33 +76,33 @@ class SinkThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        try:
-            sink = self._open_sink()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - third-party code; told by who reads `failure`
-            self._note(error)
+        opened: list[MetricSink] = []
+        if not self._did(MADE, self._open_sink, opened):
             with self._changed:
                 self.failed += len(self._waiting)
                 self._waiting.clear()
             return
+        (sink,) = opened
         self.place = sink.place
         while (taken := self._next()) is not None:
             validation, step, metrics = taken
-            try:
-                (sink.write_validation if validation else sink.write)(step, metrics)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - likewise; the next step may pass
-                self.failed += 1
-                self._note(error)
-        try:
-            sink.close()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - likewise
-            self._note(error)
+            called, method = (WRITE_VALIDATION, sink.write_validation) if validation else (WRITE, sink.write)
+            if not self._did(called, method, [], step, metrics):
+                self.failed += 1  # the next step may pass
+        self._did(CLOSE, sink.close, [])
 
     def _next(self) -> tuple[bool, int, Mapping[str, float]] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None
 
-    def _note(self, error: BaseException) -> None:
-        if self.failure is None:
-            said = str(error).strip().splitlines()
-            self.failure = ": ".join([type(error).__name__, *said[:1]])
+    def _did(self, called: Called, function: Callable[..., Any], gave: list[Any], *given: object) -> bool:
+        """Call the sink, whatever it does; say whether it did it. What went wrong is told by who reads `failure`."""
+        fault: Fault | None
+        try:
+            gave.append(found := function(*given))
+            fault = called.returned_async(function, found)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - third-party code
+            fault = called.raised(error, function)
+        self.failure = self.failure or fault
+        return fault is None

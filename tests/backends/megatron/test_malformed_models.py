@@ -18,6 +18,7 @@ import pytest
 from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
 from anytron.data.model_files import faults
+from anytron.data.pretrained import TOKENIZER
 from anytron.errors import AnytronError
 from anytron.isolation import reader
 from anytron.preflight.open_run import open_run
@@ -36,7 +37,7 @@ def sound(tmp_path_factory):
     """A directory that trains, and the run that trains it."""
     folder = tmp_path_factory.mktemp("sound")
     write_tiny_model("qwen3", folder / "model", num_hidden_layers=2)
-    tokenizer = resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
+    tokenizer = resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", TOKENIZER)()
     tokenizer.save_pretrained(folder / "model")
     (folder / "run.yaml").write_text(
         f"model: {{path: model, dtype: float32}}\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from anytron.config.imports import resolve
+from anytron.data.pretrained import TOKENIZER
 from anytron.testing.tiny_models import CONFIGS, write_tiny_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -72,7 +73,7 @@ def directory(tmp_path, witness):
 
     def make(model_type):
         folder = write_tiny_model("qwen3", tmp_path / model_type)
-        resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")().save_pretrained(folder)
+        resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", TOKENIZER)().save_pretrained(folder)
         classes = {f"Auto{kind}": "code.A" for kind in ("Config", "ModelForCausalLM", "ImageProcessor", "Processor")}
         classes["AutoTokenizer"] = ["code.A", "code.A"]
         config = {**CONFIGS["qwen3"], "model_type": model_type, "auto_map": classes}

@@ -102,15 +102,17 @@ def test_what_an_estimator_returns_is_checked(named, name, says):
 )
 def test_what_a_function_raises_is_said_with_the_key_and_the_line_of_its_file(named, name, key, kind, says, line):
     section = AlgorithmSection(**{"advantage": named("plain"), key.removeprefix("algorithm."): named(name)})
-    with pytest.raises(DataError, match=r"^A function of yours raised\.") as caught:
+    with pytest.raises(DataError, match=r"^(A policy's loss|An estimator of advantages) raised\.") as caught:
         PolicyLoss(section)(OUTPUTS, with_advantages(TRAINED, REWARDS, section))
     error = caught.value
     file = named(name).partition(":")[0]
     number = next(at for at, text in enumerate(FUNCTIONS.splitlines(), start=1) if text.strip().startswith(line))
     assert error.where == f"{key}: {named(name)}"
-    assert error.why.startswith(says)
-    assert error.why.endswith(f"(line {number} of {file})")
-    assert error.fix == "correct the function"
+    first, _, frames = error.why.partition("\n")
+    assert first.startswith(says)
+    assert first.endswith(f"(line {number} of {file})")
+    assert frames.splitlines()[1].startswith(f'  File "{file}", line ')
+    assert error.fix.startswith(f"correct line {number} of {file}; ")
     assert isinstance(error.__cause__, kind)
 
 
@@ -196,7 +198,7 @@ def test_what_a_loss_gives_outside_of_responses_is_not_looked_at(named):
     [
         ("short_loss", r"per_token of shape \[\] for 5 tokens"),
         ("bare_loss", "a Tensor, not a TokenLosses"),
-        ("number", "per_token a float for 5 tokens"),
+        ("number", "per_token that is a float, for 5 tokens"),
         ("detached", "losses without a gradient"),
         ("metric", r"mine of shape \[\] for 5 tokens"),
     ],

@@ -13,6 +13,7 @@ from anytron.config.schema import DataSection
 from anytron.data import Prompt
 from anytron.data.examples import tokenize_examples
 from anytron.data.mixture import load_mixture
+from anytron.data.pretrained import TOKENIZER
 from anytron.data.prompts import tokenize
 from anytron.errors import ConfigError, DataError
 
@@ -53,7 +54,7 @@ def assistant(text):
 
 @pytest.fixture
 def sort():
-    return resolve(SORT, key="model.tokenizer")()
+    return resolve(SORT, TOKENIZER)()
 
 
 @pytest.fixture

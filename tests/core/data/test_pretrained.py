@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from anytron.config.imports import resolve
 from anytron.config.schema import ModelSection
 from anytron.data.pretrained import (
+    TOKENIZER,
     directory_diagnostics,
     end_token_ids,
     load_hf_config,
@@ -29,7 +30,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.fixture
 def tokenizer():
-    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", TOKENIZER)()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_tokenizer_that_is_none(tmp_path):
     (tmp_path / "t.py").write_text("def none():\n    return 5\n")
     (tmp_path / "empty").mkdir()
     for reference, message in (
-        ("t.py:none", "(?s)returns no tokenizer.*int"),
+        ("t.py:none", "(?s)tokenizer's function returned something unusable.*int"),
         ("nowhere", "cannot be loaded"),
         ("empty", "cannot be loaded"),
     ):

@@ -10,6 +10,7 @@ import pytest
 from anytron.config.imports import resolve
 from anytron.config.schema import DataSection
 from anytron.data import Prompt
+from anytron.data.pretrained import TOKENIZER
 from anytron.data.prompts import AT_ONCE, tokenize
 from anytron.data.sources import load_prompts
 from anytron.errors import ConfigError, DataError
@@ -20,7 +21,7 @@ VOCABULARY = 16
 
 @pytest.fixture
 def tokenizer():
-    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", TOKENIZER)()
 
 
 def write(path: Path, *records) -> DataSection:
@@ -70,9 +71,9 @@ def test_a_function_in_a_file():
 
 def test_a_source_that_fails_or_gives_something_else(tmp_path):
     (tmp_path / "s.py").write_text("def strings():\n    return ['a']\n\ndef fails():\n    raise OSError('disk')\n")
-    with pytest.raises(DataError, match=r"(?s)something else than prompts.*entry 0 is str"):
+    with pytest.raises(DataError, match=r"(?s)strings.*returned str as entry 0, not a Prompt"):
         list(load_prompts(DataSection(source=f"{tmp_path}/s.py:strings")))
-    with pytest.raises(DataError, match=r"(?s)source of prompts failed.*s\.py:fails.*OSError: disk"):
+    with pytest.raises(DataError, match=r"(?s)source of prompts raised.*s\.py:fails.*OSError: disk \(line 5"):
         list(load_prompts(DataSection(source=f"{tmp_path}/s.py:fails")))
     with pytest.raises(ConfigError, match="did you mean jsonl"):
         list(load_prompts(DataSection(source="json")))

@@ -15,7 +15,7 @@ from anytron.data.mixture import load_mixture
 from anytron.data.prompts import TokenizedPrompt
 from anytron.data.table import PromptFilter, PromptTable
 from anytron.errors import ConfigError, DataError
-from tests.core.data.test_prompts import EXAMPLES, resolve
+from tests.core.data.test_prompts import EXAMPLES, TOKENIZER, resolve
 
 LIMITS = {"seed": 0, "vocab_size": 16, "context_length": 16, "max_new_tokens": 4}
 
@@ -26,7 +26,7 @@ def prompts(*tokens, images=()):
 
 @pytest.fixture
 def tokenizer():
-    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", TOKENIZER)()
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=20), st.integers(1, 4))
@@ -136,5 +136,5 @@ def test_sources_of_a_mix_are_named_in_their_prompts_and_their_errors(tokenizer,
     loaded = load_mixture(DataSection(mix=mix, deduplicate=True), tokenizer, **LIMITS)
     assert sorted({one.id for one in loaded.draw(20)}) == ["s.py:given/5", "short/3", "short/4"]
     mix[1]["options"] = {"lengths": 7}
-    with pytest.raises(DataError, match=r"(?s)source of prompts failed.*data\.mix\.1\.source"):
+    with pytest.raises(DataError, match=r"(?s)source of prompts raised.*data\.mix\.1\.source"):
         load_mixture(DataSection(mix=mix), tokenizer, **LIMITS)

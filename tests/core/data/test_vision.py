@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from anytron.config.imports import resolve
 from anytron.config.schema import DataSection, ModelSection
 from anytron.data import Prompt
-from anytron.data.pretrained import load_image_processor, save_processor
+from anytron.data.pretrained import TOKENIZER, load_image_processor, save_processor
 from anytron.data.prompts import tokenize
 from anytron.data.sources import load_prompts
 from anytron.data.vision import load_vision
@@ -43,7 +43,7 @@ def vision_config(**changes):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return resolve(f"{EXAMPLES}/count_shapes.py:tokenizer", key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/count_shapes.py:tokenizer", TOKENIZER)()
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_processor_that_is_none(model, tmp_path):
     (tmp_path / "p.py").write_text("def number():\n    return 5\n")
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "NoSuchProcessor"}')
     for reference, message in (
-        (f"{tmp_path}/p.py:number", r"(?s)returns no image processor.*model\.processor.*int"),
+        (f"{tmp_path}/p.py:number", r"(?s)processor's function returned something unusable.*model\.processor.*int"),
         (str(tmp_path / "nowhere"), "image processor cannot be loaded"),
         (str(tmp_path), "image processor cannot be loaded"),
     ):

@@ -77,14 +77,17 @@ def test_each_conversation_has_an_environment_of_its_own(start, processes):
 
 
 FAULTS = {
-    "raises": ("An environment raised.", "LookupError: no opinion"),
-    "exits": ("An environment wanted to end its process.", "SystemExit: 3"),
+    "raises": ("An environment's method step raised.", "LookupError: no opinion"),
+    "exits": ("An environment's method step wanted to end its process.", "SystemExit: 3"),
     "dies": ("An environment process died.", "status 7"),
     "hangs": ("An environment took too long.", "in hangs"),
-    "eats": ("An environment ran out of memory.", "MemoryError"),
-    "returns_a_text": ("An environment raised.", "step() returned str, not an Observation"),
-    "says_nothing": ("An environment raised.", "this one has none"),
-    "gives_nan": ("An environment raised.", "reward is nan, not a finite number"),
+    "eats": ("An environment's method step ran out of memory.", "MemoryError"),
+    "returns_a_text": (
+        "An environment's method step returned something unusable.",
+        "it returned str, not an Observation",
+    ),
+    "says_nothing": ("An environment's method step raised.", "this one has none"),
+    "gives_nan": ("An environment's method step raised.", "reward is nan, not a finite number"),
 }
 
 
@@ -130,7 +133,7 @@ def test_the_calls_that_wait_for_a_process_are_one_message(start, sent):
     assert sent == [MOST_CALLS, 6] * 2
     answers = say(pool, dict.fromkeys(numbers, "b") | {numbers[3]: "dies", numbers[-1]: "raises"})
     assert answers.pop(numbers[3]).what == "An environment process died."
-    assert answers.pop(numbers[-1]).what == "An environment raised."
+    assert answers.pop(numbers[-1]).what == "An environment's method step raised."
     assert {heard(answer).partition("#")[2] for answer in answers.values()} == {"2:b"}
     assert len(answers) == count - 2
 
@@ -162,7 +165,9 @@ def test_a_conversation_fails_once_though_its_next_call_was_in_the_same_message(
     while pool.busy:
         found += pool.poll(1.0)
     assert sent[0] == 4
-    assert [(number, answer.what) for number, answer in found] == [(number, FAULTS[fault][0]) for number in numbers]
+    assert [(number, answer.what) for number, answer in found] == [
+        (number, FAULTS[fault][0].replace("step", "reset")) for number in numbers
+    ]
 
 
 def test_environments_that_are_made_again_must_repeat_themselves(start):
@@ -224,8 +229,8 @@ def test_a_class_that_cannot_be_made_again_in_its_process_ends_the_run_with_the_
     ("name", "options", "message"),
     [
         ("Nobody", {}, r"has no 'Nobody'.*environment\.path"),
-        ("NoStep", {}, r"is no environment.*no method step\(self, turn\)"),
-        ("Counter", {"sing": "!"}, r"cannot be made with its options.*environment\.options.*'sing'"),
+        ("NoStep", {}, r"method step is missing.*NoStep, line \d+ of .*faulty\.py, has no method step\(self, turn\)"),
+        ("Counter", {"sing": "!"}, r"environment\.options.*'sing'.*Counter, line \d+ of .*faulty\.py"),
     ],
 )
 def test_what_is_no_environment_is_refused_before_anything_starts(name, options, message):

@@ -14,7 +14,8 @@ from anytron.config.scoring import RewardSection
 from anytron.environments import Observation, Task, Turn
 from anytron.environments.calls import Call, Reply
 from anytron.environments.pool import EnvironmentPool
-from anytron.isolation.failure import Failure, traced
+from anytron.functions import traced
+from anytron.isolation.failure import Failure
 from anytron.rewards.answer import LARGEST, Answer
 from anytron.rewards.answer import Failure as RewardFailure
 from anytron.rewards.scoring import RewardSum

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from anytron.cli.main import app
 from anytron.config.imports import resolve
 from anytron.config.load import load_config
+from anytron.data import pretrained
 from anytron.data.prompts import TokenizedPrompt
 from anytron.data.thoughts import decode_responses, opened
 from anytron.errors import AnytronError, DataError
@@ -260,7 +261,7 @@ def test_a_pattern_sees_the_thought_that_the_prompt_opens():
 
 @pytest.fixture
 def tokenizer():
-    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/sort_digits.py:tokenizer", pretrained.TOKENIZER)()
 
 
 def test_marks_of_thought_reach_rewards_also_as_special_tokens(tokenizer):

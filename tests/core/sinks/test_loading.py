@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from anytron.components import METRIC_SINKS, component_names, find_component
+from anytron.components import METRIC_SINKS, component_names, load_component
 from anytron.sinks.contract import MetricSink
 from anytron.sinks.loading import sink_diagnostics
 from tests.core.sinks.conftest import configuration
@@ -40,7 +40,7 @@ def test_ours_are_installed_and_named_in_the_extras():
     assert component_names(METRIC_SINKS, "anytron") == NAMES
     text = (ROOT / "pyproject.toml").read_text()
     for name in NAMES:
-        sink = find_component(METRIC_SINKS, name, "key").load()
+        sink = load_component(METRIC_SINKS, name, "key")
         assert issubclass(sink, MetricSink)
         assert sink.packages == (name,)
         assert sink.install == f"pip install 'anytron[{name}]'"
@@ -86,7 +86,7 @@ def test_a_missing_package_is_an_error_with_its_command(tmp_path, name, monkeypa
 def test_finding_a_sink_imports_no_library_of_it(tmp_path):
     program = (
         "import sys; from anytron.components import *\n"
-        f"for name in {NAMES}: find_component(METRIC_SINKS, name, 'key').load()\n"
+        f"for name in {NAMES}: load_component(METRIC_SINKS, name, 'key')\n"
         f"print(sorted(set(sys.modules) & {{*{NAMES}, 'torch', 'megatron'}}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,7 +12,8 @@ import testchip
 import torch
 import torch.distributed as dist
 
-from anytron.algorithms.registered import LOSS_KEY, call
+from anytron.algorithms.called import LOSS
+from anytron.algorithms.registered import call
 from anytron.errors import DataError
 
 
@@ -112,7 +113,7 @@ class Engine:
         torch.empty(size)
 
     def allocate_in_a_loss(self, size):
-        call(LOSS_KEY, "mine.py:loss", torch.empty, size)
+        call(LOSS, "mine.py:loss", torch.empty, size)
 
     def unpicklable(self):
         return lambda: None

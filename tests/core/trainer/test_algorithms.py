@@ -54,7 +54,9 @@ from anytron.algorithms.contract import TokenLosses
 def summed(tokens, algorithm):
     return TokenLosses((tokens.advantages * tokens.log_probs).sum())
 """
-    with pytest.raises(DataError, match=r"(?s)algorithm\.loss returns something unusable.*per_token of shape \[\]"):
+    with pytest.raises(
+        DataError, match=r"(?s)loss returned something unusable.*algorithm\.loss.*per_token of shape \[\]"
+    ):
         new_run(code, algorithm={"loss": "task.py:summed"}).train()
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from anytron.config.imports import resolve
-from anytron.data.pretrained import model_class
+from anytron.data.pretrained import TOKENIZER, model_class
 from anytron.errors import ConfigError
 from anytron.testing.tiny_models import CONFIGS
 from anytron.trainer.initial_model import model_directory, write_random_model
@@ -22,7 +22,7 @@ def test_a_random_model_of_a_family_loads_as_what_it_is(new_run, tmp_path, famil
     for seed in (3, 3, 4):
         output = tmp_path / str(len(files))
         run = new_run(model={"config": CONFIGS[family]}, trainer={"seed": seed, "output_dir": str(output)})
-        tokenizer = resolve(run.config.model.tokenizer, key="model.tokenizer")()
+        tokenizer = resolve(run.config.model.tokenizer, TOKENIZER)()
         write_random_model(run.config, tokenizer)
         files.append(load_file(model_directory(run.config) / "model.safetensors"))
     first, again, other = files
@@ -36,7 +36,7 @@ def test_a_random_model_of_a_family_loads_as_what_it_is(new_run, tmp_path, famil
 
 def test_the_padding_token_has_an_embedding_like_all_others(new_run, tmp_path):
     run = new_run(model={"config": CONFIGS["qwen3"]}, trainer={"output_dir": str(tmp_path)})
-    write_random_model(run.config, resolve(run.config.model.tokenizer, key="model.tokenizer")())
+    write_random_model(run.config, resolve(run.config.model.tokenizer, TOKENIZER)())
     weights = load_file(model_directory(run.config) / "model.safetensors")
     torch.manual_seed(run.config.trainer.seed)
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIGS["qwen3"])).state_dict()
@@ -58,4 +58,4 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused(new_run, family):
         fields["text_config"] = {**fields["text_config"], "vocab_size": 15}
     run = new_run(model={"config": fields})
     with pytest.raises(ConfigError, match=r"(?s)more entries than the model.*16 tokens, vocab_size 15"):
-        write_random_model(run.config, resolve(run.config.model.tokenizer, key="model.tokenizer")())
+        write_random_model(run.config, resolve(run.config.model.tokenizer, TOKENIZER)())

@@ -249,9 +249,13 @@ SMALL = {"samples_per_prompt": 4}
         (
             "def exits():\n    exit()\n",
             {"data": {"source": "task.py:exits", "options": {}}},
-            "source of prompts failed",
+            "source of prompts wanted to end its process",
         ),
-        ("def exits():\n    exit()\n", {"model": {"tokenizer": "task.py:exits"}}, "tokenizer wanted to end the run"),
+        (
+            "def exits():\n    exit()\n",
+            {"model": {"tokenizer": "task.py:exits"}},
+            "function wanted to end its process",
+        ),
     ],
     ids=["reward", "source", "tokenizer"],
 )

@@ -11,6 +11,7 @@ from anytron.algorithms.registered import with_advantages
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.imports import resolve
 from anytron.data.images import ImagePatches
+from anytron.data.pretrained import TOKENIZER
 from anytron.data.prompts import TokenizedPrompt
 from anytron.executor.channel import Result, decode, encode
 from anytron.rollout.trajectory import Trajectory
@@ -19,7 +20,7 @@ from anytron.trainer.trajectories import assemble, make_samples
 
 @pytest.fixture
 def tokenizer(new_run):
-    return resolve(new_run().config.model.tokenizer, key="model.tokenizer")()
+    return resolve(new_run().config.model.tokenizer, TOKENIZER)()
 
 
 PROMPTS = [

@@ -283,7 +283,7 @@ def call_next(functions, *arguments):
 
 
 def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_anything_starts(new_run):
-    for source, error in (("nothing", "There are no prompts"), ("broken", "The source of prompts failed")):
+    for source, error in (("nothing", "There are no prompts"), ("broken", "A source of prompts raised")):
         code = "def nothing():\n    return []\n\ndef broken():\n    raise RuntimeError('why')\n"
         run = new_run(code, validation=section(data={"source": f"task.py:{source}"}))
         with pytest.raises(DataError, match=f"(?s){error}.*validation set digits: "):
