@@ -126,5 +126,9 @@ class CheckpointError(AnytronError):
     """A checkpoint is missing, damaged, or does not belong to the run."""
 
 
+class LostDirectoryError(AnytronError):
+    """A directory that a run writes into was removed, moved or replaced while the run went on."""
+
+
 class ResourceError(AnytronError):
-    """The machine has run out of something: disk space, file descriptors, device memory."""
+    """The machine has run out of something (disk space, file descriptors, device memory), or a disk fails."""

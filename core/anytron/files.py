@@ -11,7 +11,7 @@ import shutil
 import socket
 from typing import TYPE_CHECKING
 
-from anytron.errors import ResourceError
+from anytron.errors import AnytronError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,11 @@ _EXHAUSTED = {
     errno.EFBIG: ("A file has reached the largest allowed size.", "raise the limit (ulimit -f)"),
     errno.EMFILE: ("This process has no file descriptors left.", "raise the limit (ulimit -n 4096)"),
     errno.ENFILE: ("The machine has no file descriptors left.", "end what holds them, or raise fs.file-max"),
+    errno.EIO: (
+        "A disk has failed.",
+        "read the kernel's log (dmesg); then continue the run with resume=auto elsewhere",
+    ),
+    errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
 }
 _RUST = re.compile(r"\(os error (\d+)\)")
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
@@ -107,13 +112,31 @@ def sync(path: Path) -> None:
 def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
     """Explain an error that says that the machine has run out of something; None if it says something else."""
     number = error.errno if isinstance(error, OSError) else None
-    if number is None and (found := _RUST.search(str(error))):  # safetensors and tokenizers have errors of their own
-        number = int(found[1])
+    if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
+        text = str(error)
+        by_number = [int(found) for found in _RUST.findall(text)]
+        in_words = [one for one in _EXHAUSTED if os.strerror(one) in text]
+        number = next(iter(by_number), max(in_words, key=_said_at_length, default=None))
+    if number is None and isinstance(error, FileNotFoundError):  # safetensors says so of all that it cannot open
+        number = _why_nothing_opens()
     if number not in _EXHAUSTED:
         return None
     what, fix = _EXHAUSTED[number]
     file = getattr(error, "filename", None)
     return ResourceError(what, where=where or str(file or ""), why=str(error), fix=fix)
+
+
+def _said_at_length(number: int) -> int:
+    """One of them begins as another one does: "Too many open files in system"."""
+    return len(os.strerror(number))
+
+
+def _why_nothing_opens() -> int | None:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno
+    return None
 
 
 class Lock:
@@ -131,6 +154,7 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE)
         self.effective = True
         try:
@@ -144,12 +168,38 @@ class Lock:
                 os.close(self._descriptor)
                 raise
             self.effective = False
+        if why := self.lost():  # removed between the two calls: another process may make one anew and lock that
+            os.close(self._descriptor)
+            raise FileNotFoundError(errno.ENOENT, why, str(path))
         os.truncate(self._descriptor, 0)
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def lost(self) -> str:
+        """Say why the lock keeps no other process away any more; nothing as long as it does."""
+        return why_lost(self._path, self._descriptor)
 
     def release(self) -> None:
         """Give the lock up."""
         os.close(self._descriptor)
+
+
+def why_lost(path: Path, descriptor: int) -> str:
+    """Say why a path does not lead to an open file any more, whose place in the file system nothing else can take.
+
+    Args:
+        path: Where it was opened.
+        descriptor: Of the open file, or directory.
+
+    Returns:
+        The cause, in words; nothing if the path leads to the file.
+    """
+    try:
+        own, found = os.fstat(descriptor), path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path} is not there any more"
+    except OSError as error:
+        return f"{path} cannot be examined any more: {error}"
+    return "" if os.path.samestat(own, found) else f"{path} is another one now"
 
 
 def lock_owner(path: Path) -> str | None:

@@ -92,16 +92,25 @@ def test_a_file_system_without_locks_is_no_error_and_known(tmp_path, monkeypatch
     assert not Lock(tmp_path / "lock").effective
 
 
+FEW = "This process has no file descriptors left."
+
+
 @pytest.mark.parametrize(
     ("error", "what"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/data/a"), "The disk is full."),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "The disk quota is used up."),
-        (OSError(errno.EMFILE, "Too many open files"), "This process has no file descriptors left."),
+        (OSError(errno.EMFILE, "Too many open files"), FEW),
         (
             RuntimeError("I/O error: No space left on device (os error 28)"),
             "The disk is full.",
         ),
+        (RuntimeError("unable to open file <a> in read-only mode: Too many open files (24)"), FEW),
+        (RuntimeError("[enforce fail at loop.cc:48] rv != -1. -1 vs -1. pipe: Too many open files"), FEW),
+        (OSError("a: Too many open files in system"), "The machine has no file descriptors left."),
+        (OSError(errno.ENFILE, "Too many open files in system"), "The machine has no file descriptors left."),
+        (OSError(errno.EIO, "Input/output error", "/data/a"), "A disk has failed."),
+        (OSError(errno.ESTALE, "Stale file handle"), "A file system has lost a file."),
     ],
 )
 def test_what_has_run_out_is_explained(error, what):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import listening
 from tests.demo.expected import assert_rewarded
 
 ROOT = Path(__file__).parents[2]
@@ -51,9 +52,16 @@ STEEPEST = ("trainer.total_steps=150", "optimizer.schedule=constant")
 
 
 def train(output, *overrides, **environment):
-    finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides, **environment)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout, records(output / "metrics.jsonl")
+    command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        subprocess.Popen(command, text=True, env={**users_environment(), **environment}, **pipes) as run,
+        listening.watched(run.pid, output) as seen,
+    ):
+        stdout, stderr = run.communicate()
+    assert run.returncode == 0, stdout + stderr
+    listening.check("one machine", seen)
+    return stdout, records(output / "metrics.jsonl")
 
 
 def records(path):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from anytron.errors import EngineError
-from anytron.files import sync
+from anytron.files import exhausted, sync
 from anytron.seeds import derive_seed
 from anytron_megatron.checkpoint.optimizer_state import prepare_state, steps_done
 from anytron_megatron.checkpoint.plan import plan_writing
@@ -76,10 +76,7 @@ class Checkpoints:
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
         """Begin to write (:meth:`anytron.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
-        if self._writing is not None:
-            raise EngineError(
-                "A checkpoint is still being written.", where=str(self._writing[0]), fix="ask for its files first"
-            )
+        self.close()
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
         files = {random_file(rank): save(random_states(self._runtime))}
@@ -141,9 +138,10 @@ class Checkpoints:
         self._restore_random_states(directory, progress)
 
     def close(self) -> None:
-        """Let a save that has begun end."""
+        """Let a save that has begun end, and forget it."""
         if self._writing is not None:
             self._writing[1].wait()
+            self._writing = None
 
     def _tensors(self) -> list[SavedTensor]:
         return [
@@ -170,7 +168,7 @@ class Checkpoints:
         try:
             restore_random_states(load_file(file), self._runtime)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError) as error:
-            raise refusal(file, f"{type(error).__name__}: {error}") from error
+            raise exhausted(error, str(file)) or refusal(file, f"{type(error).__name__}: {error}") from error
 
 
 def _require_written(directory: Path, error: BaseException | None) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.json_files import read_object
 from anytron_megatron.checkpoint.unpickling import refusal
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Progress:
         """
         file = directory / PROGRESS
         try:
-            content = json.loads(file.read_bytes())
+            content = read_object(file)
             if content["version"] != VERSION:
                 raise refusal(file, f"it has version {content['version']}, this Anytron reads {VERSION}")
             models = {role: ModelProgress(**model) for role, model in content["models"].items()}

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from anytron.errors import EngineError
+from anytron.files import exhausted
 from anytron_megatron.checkpoint.rectangles import overlap
 from anytron_megatron.checkpoint.unpickling import read_table_of_contents, read_tensor, refusal
 
@@ -54,7 +55,7 @@ def load_tensors(tensors: Sequence[SavedTensor], directory: Path) -> None:
                     for part, source in targets:
                         part.copy_(found[source])
         except (OSError, IndexError, RuntimeError) as error:
-            raise refusal(path, f"{type(error).__name__}: {error}") from error
+            raise exhausted(error, str(path)) or refusal(path, f"{type(error).__name__}: {error}") from error
     for one in tensors:
         one.complete()
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from anytron.errors import EngineError
+from anytron.files import exhausted
 from anytron_megatron.lora.names import WEIGHTS_FILE
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]
         with safe_open(path, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise EngineError("The adapter cannot be read.", where=str(path), why=str(error)) from error
+        raise exhausted(error, str(path)) or EngineError(
+            "The adapter cannot be read.", where=str(path), why=str(error)
+        ) from error
     if missing := sorted(expected.keys() - found.keys()):
         _refuse(path, f"{missing[0]} is missing, with {len(missing) - 1} others", "name fewer model.lora.targets")
     if unknown := sorted(found.keys() - expected.keys()):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from anytron.errors import EngineError
+from anytron.files import exhausted
 from anytron_megatron.models.weight_files import listed
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
+
+    from anytron.errors import ResourceError
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
 """What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""
@@ -38,19 +41,23 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
     Raises:
         EngineError: On all ranks, if a tensor is missing, unknown or of another shape anywhere, or a file
             is damaged.
+        ResourceError: On all ranks, if one can open no file any more, or its disk fails.
     """
     with torch.no_grad():
         for parameter in _parameters(chunks):
             parameter.fill_(torch.nan)
     read = _Reading()
-    failure = ""
+    failure: tuple[str, ResourceError | None] = "", None
     try:
         bridge.load_weights(chunks, str(directory), converter=read.note)
     except _LOADING_FAILS as error:
-        failure = f"{type(error).__name__}: {error}"
-    failures: list[str] = _everywhere(failure)
-    if any(failures):
-        _refuse(directory, next(filter(None, failures)), *_differences(bridge, chunks, read))
+        failure = f"{type(error).__name__}: {error}", exhausted(error, str(directory))
+    failures: list[tuple[str, ResourceError | None]] = _everywhere(failure)
+    for _, known in failures:
+        if known is not None:  # that a file cannot be opened says nothing about what is in it
+            raise known
+    if any(why for why, _ in failures):
+        _refuse(directory, next(why for why, _ in failures if why), *_differences(bridge, chunks, read))
     if unfilled := {name for names in _everywhere(_unfilled(chunks)) for name in names}:
         why = f"{len(unfilled)} of Megatron's parameters got no finite values: {listed(sorted(unfilled))}"
         _refuse(directory, why, *_differences(bridge, chunks, read))

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.data.model_files import parse_object, read_object
+from anytron.config.json_files import parse_object
+from anytron.data.model_files import read_object
 from anytron.errors import ConfigError
+from anytron.files import exhausted
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import (
     LM_HEAD,
@@ -116,6 +118,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
 
     Raises:
         DamagedFileError: The file is no safetensors file, or has another size than its header says.
+        ResourceError: No file can be opened any more, or the disk fails.
     """
     try:
         size = path.stat().st_size
@@ -130,6 +133,8 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
         end = max((_sizes(entry["data_offsets"])[1] for entry in header.values()), default=0)
         shapes = {name: _sizes(entry["shape"]) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        if (known := exhausted(error, str(path))) is not None:
+            raise known from error
         raise DamagedFileError(f"its header cannot be read: {type(error).__name__}: {error}") from error
     if (whole := _LENGTH_BYTES + length + end) != size:
         raise DamagedFileError(f"{size} bytes, and its header speaks of {whole}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from anytron.config.json_files import read_object
 from anytron.errors import CheckpointError
 from anytron.files import write_durably
 
@@ -42,10 +43,10 @@ class Best(BaseModel):
         """
         path = directory / BEST
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            return cls.model_validate(read_object(path))
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 "The file that names the best checkpoint cannot be read.",
                 where=str(path),

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from anytron.errors import CheckpointError
-from anytron.files import write_durably
+from anytron.config.json_files import read_object
+from anytron.errors import CheckpointError, ResourceError
+from anytron.files import exhausted, write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,10 +81,11 @@ class Manifest:
 
         Raises:
             CheckpointError: There is none, it is damaged, or another version of Anytron wrote it.
+            ResourceError: It cannot be opened, which says nothing about what is in it.
         """
         path = directory / MANIFEST
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_object(path)
             version = content["format"]
             if version != FORMAT:
                 raise CheckpointError(
@@ -100,7 +102,9 @@ class Manifest:
                 why=f"it has no {MANIFEST}, which is written last" if directory.is_dir() else "no such directory",
                 fix="take another one: anytron checkpoint list",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 "The manifest of the checkpoint is damaged.", where=str(path), why=f"{type(error).__name__}: {error}"
             ) from error
@@ -110,7 +114,11 @@ class Manifest:
         return cls(files)
 
     def problems(self, directory: Path) -> list[str]:
-        """Compare all files of a checkpoint with their records, and look for files that have none."""
+        """Compare all files of a checkpoint with their records, and look for files that have none.
+
+        Raises:
+            ResourceError: A file is there and cannot be opened: nothing is known of it.
+        """
         with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
             found = pool.map(lambda item: list(_problems(directory, *item)), self.files.items())
             wrong = [problem for problems in found for problem in problems]
@@ -119,15 +127,25 @@ class Manifest:
 
 
 def _problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
-    sizes = list(_size_problems(directory, name, record))
-    if sizes:
-        yield from sizes
-        return
     try:
-        if FileRecord.of(directory / name) != record:
-            yield f"{name} has another checksum: its content has changed"
+        sizes = list(_size_problems(directory, name, record))
+        if not sizes and FileRecord.of(directory / name) != record:
+            sizes = [f"{name} has another checksum: its content has changed"]
+    except FileNotFoundError:  # deleted meanwhile
+        sizes = [f"{name} is missing"]
     except OSError as error:
-        yield f"{name} cannot be read: {error}"
+        raise _unreadable(directory / name, error) from error
+    yield from sizes
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    """Say that a file cannot be opened. A checkpoint that is set aside for that would be lost for nothing."""
+    return exhausted(error, str(path)) or ResourceError(
+        "A file of the checkpoint cannot be read.",
+        where=str(path),
+        why=str(error),
+        fix="let the user of this process read it, with the folders above it",
+    )
 
 
 def _size_problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from anytron.config.json_files import WITH_CONFIGURATION, read_object
 from anytron.data.beginning import Beginning  # noqa: TC001 - pydantic reads the annotation
 from anytron.errors import CheckpointError
 from anytron.files import PRIVATE, write_durably
@@ -68,8 +69,8 @@ class DriverState(BaseModel):
         """
         path = directory / DRIVER
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, ValidationError) as error:
+            return cls.model_validate(read_object(path, deepest=WITH_CONFIGURATION))
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 "The driver's state in the checkpoint cannot be read.", where=str(path), why=str(error)
             ) from error

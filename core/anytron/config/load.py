@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,26 @@ from anytron.config.anchor import anchor
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.generation import RolloutSection
+from anytron.config.interpolation import measure
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
 from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.config.stages import STAGE, STAGES, choose_stage, split_stages
 from anytron.errors import ConfigError, did_you_mean
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anytron.components import EngineInfo
+
+PUBLIC = re.compile(
+    r"(?:^|\.)(?:(?:rewards|sets|mix|stages)\.\d+\.name|model\.config(?:\..+)?|data(?:\..+)?\.options\.system)$"
+)
+"""Keys of free text that a run writes into metrics.jsonl, samples.jsonl and the model's config.json, which are not as
+private as config.yaml is."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,7 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
         for end in (index for index, letter in enumerate(key) if letter == "."):
             by_key.setdefault(key[:end], by_key[key])  # a section that the file does not have
     places = Places(path, by_key)
+    refuse(places.locate(_told(measure(OmegaConf.to_container(tree, resolve=False), places.of))))
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -146,6 +156,15 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
         raise _too_deep(str(path))
     assert isinstance(values, dict), "a file that is no mapping has been refused"
     return values, places
+
+
+def _told(secret: Iterable[str]) -> Iterator[Diagnostic]:
+    """Keys whose values go into files that others can read, and that come from the environment, where secrets are."""
+    for key in sorted(secret):
+        if PUBLIC.search(key):
+            message = "it has the value of an environment variable, and stands in files of the run that others can read"
+            fix = "write the text itself; a secret belongs into options, or is read where it is used"
+            yield Diagnostic("error", key, message, fix)
 
 
 def _validated(values: dict[str, Any], places: Places) -> tuple[RunConfig | None, list[Diagnostic]]:
@@ -183,7 +202,9 @@ def _read(path: Path) -> str:
             fix=did_you_mean(path.name, files, f"{path.parent}/") or "give the path of a YAML file",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The configuration {path} cannot be read.", where=str(path), why=str(error)) from error
+        raise exhausted(error) or ConfigError(
+            f"The configuration {path} cannot be read.", where=str(path), why=str(error)
+        ) from error
 
 
 def _yaml_is_too_deep(text: str) -> bool:

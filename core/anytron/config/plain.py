@@ -11,10 +11,10 @@ DEEPEST = 32
 """Levels of nesting of a configuration or a model's JSON files; published ones have ten."""
 
 
-def is_too_deep(value: Any) -> bool:
-    """Whether mappings and lists lie in each other more than :data:`DEEPEST` levels deep. Does not recurse."""
+def is_too_deep(value: Any, deepest: int = DEEPEST) -> bool:
+    """Whether mappings and lists lie in each other more than so many levels deep. Does not recurse."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(deepest + 1):
         level = [part for whole in level for part in _parts(whole)]
         if not level:
             return False

@@ -6,13 +6,13 @@ is checked once, here, for its type and its size, so that nobody behind has to: 
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from anytron.config import json_files
 from anytron.config.diagnostics import Diagnostic
-from anytron.config.plain import DEEPEST, is_too_deep
+from anytron.config.json_files import LARGEST_FILE
 from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
 
-LARGEST_FILE = 64 * 2**20
-"""Bytes of a JSON file; the largest published ones, indices of weights, have a fifth of it."""
 LARGEST_CONFIG = 8 * 2**20
 """Bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth of it."""
 LARGEST_TOKENIZER = 128 * 2**20
@@ -136,41 +134,12 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or holds
             something else.
+        ResourceError: No file can be opened any more, or the disk fails.
     """
     try:
-        return parse_object(_bytes(path, most))
+        return json_files.read_object(path, most)
     except (OSError, ValueError) as error:
         raise _malformed(path, str(error)) from error
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    if not path.is_file():  # a pipe is waited for, a device never ends
-        raise FileNotFoundError("there is no such file, or it is none")
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"it has more than {most} bytes")
-    return data
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Read the object that UTF-8 encoded JSON holds.
-
-    Raises:
-        ValueError: It is not UTF-8, not JSON, nested too deeply, or something else than an
-            object.
-    """
-    try:
-        value = json.loads(data.decode("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from error
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__}, and must hold an object")  # noqa: TRY004 - of the file
-    if is_too_deep(value):
-        raise ValueError(f"it is nested more than {DEEPEST} levels")
-    return value
 
 
 def faults(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.config.json_files import parse_json
 from anytron.data.prompts import Prompt
 from anytron.errors import DataError, did_you_mean
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +74,9 @@ def inside(folder: Path, path: str, where: str) -> Path:
     try:
         leaves = not file.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
-        raise DataError("The path of an image is none.", where=where, why=f"{path!a}: {error}") from error
+        raise exhausted(error) or DataError(
+            "The path of an image is none.", where=where, why=f"{path!a}: {error}"
+        ) from error
     if leaves:
         raise DataError(
             "The path of an image leaves its folder.",
@@ -138,8 +141,8 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     if value is None or value == "":
         return ()
     try:
-        tools = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
+        tools = parse_json(value) if isinstance(value, str) else value
+    except ValueError as error:
         raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error)) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fix = "give a list of objects, or the same as JSON"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import csv
 import glob
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
+from anytron.config.json_files import parse_json
+from anytron.config.plain import is_writable, strings
 from anytron.errors import DataError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,11 +84,9 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
 
 def _json(line: str, where: str) -> Any:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError("A line of the prompts is not JSON.", where=where, why=str(error)) from error
-    if is_too_deep(record):
-        raise DataError("A line of the prompts is nested too deeply.", where=where, why=f"more than {DEEPEST} levels")
+        record = parse_json(line)
+    except ValueError as error:
+        raise DataError("A line of the prompts cannot be read.", where=where, why=str(error)) from error
     if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
         why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is no letter"
         raise DataError("A line of the prompts has text that is none.", where=where, why=why)
@@ -160,7 +159,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except (OSError, UnicodeDecodeError) as error:
         where = f"{file}:{number}" if number else str(file)
-        raise DataError("The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8") from error
+        raise exhausted(error, where) or DataError(
+            "The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8"
+        ) from error
 
 
 def parquet_rows(file: Path) -> Iterator[Row]:
@@ -176,7 +177,7 @@ def parquet_rows(file: Path) -> Iterator[Row]:
             rows = min(AT_ONCE, _rows_of(LONGEST_LINE, table.metadata))
             yield from _arrow_rows(table.iter_batches(batch_size=rows, use_threads=False), file, file.parent)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error
+        raise exhausted(error) or _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error
 
 
 def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:

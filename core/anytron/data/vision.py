@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 from anytron.data.images import ImagePatches
 from anytron.data.pretrained import load_image_processor
 from anytron.errors import ConfigError, DataError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,7 +201,7 @@ def read_picture(picture: Picture, where: str) -> Image:
         with opened:
             return _upright(opened)
     except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
-        raise DataError(
+        raise exhausted(error, where) or DataError(
             "An image cannot be read.",
             where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
             why=f"{type(error).__name__}: {error}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from packaging.utils import canonicalize_name
+
+from anytron.config.json_files import parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +61,7 @@ def everything() -> dict[str, list[Distribution]]:
 
 def _read(found: Distribution) -> Installed:
     origin = found.read_text("direct_url.json")
-    about = json.loads(origin) if origin else {}
+    about = parse_object(origin) if origin else {}
     editable = bool(about.get("dir_info", {}).get("editable"))
     folder = unquote(urlparse(about.get("url", "")).path) if editable else _linked(found)
     place = Path(folder) if folder else Path(str(found.locate_file("")))

@@ -28,6 +28,7 @@ from anytron.engines.weight_carriers import BUCKETS
 from anytron.engines.weight_messages import receive, receive_into, send
 from anytron.engines.weight_secret import CALLER_BYTES, Challenge, new_secret, prove_to_called
 from anytron.errors import TransferError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -357,7 +358,7 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
     try:
         connection = socket.create_connection(called, timeout_s)
     except OSError as error:
-        raise TransferError(
+        raise exhausted(error, where) or TransferError(
             "The way of weights over the network does not reach its end.",
             where=where,
             why=str(error),

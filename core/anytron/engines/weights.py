@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import torch
 
 from anytron.errors import TransferError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,7 +125,9 @@ class WeightManifest:
         try:
             file = safe_open(self.path, "pt")
         except (OSError, SafetensorError) as error:
-            raise TransferError("The weights cannot be read.", where=self._where, why=str(error)) from error
+            raise exhausted(error, self._where) or TransferError(
+                "The weights cannot be read.", where=self._where, why=str(error)
+            ) from error
         with file:
             names = set(file.keys())  # type: ignore[no-untyped-call]
             differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from anytron.errors import WorkerError
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ class Stores:
         try:
             held = _bound(address, 0)
         except OSError as error:
-            raise WorkerError(
+            raise exhausted(error, address) or WorkerError(
                 f"Ranks on several machines cannot meet at {address}.",
                 where=socket.gethostname(),
                 why=str(error),

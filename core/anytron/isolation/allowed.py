@@ -106,13 +106,16 @@ def verifier() -> Rules:
     }
 
 
-def program(*, own_files: bool) -> Rules:
+def program(*, own_files: bool, report: int) -> Rules:
     """What a program may do that is yet to be executed.
 
     Args:
         own_files: It sees no files that it could change but its own.
+        report: Descriptor by which one message may be sent. It is closed as the program is executed, and its number is
+            beyond the limit of open files then.
     """
     rules = {**verifier(), "execve": (), "mmap": ()}  # RLIMIT_AS counts all memory
+    rules["sendmsg"] = (Where(0, _ALL, (report,)),)
     if own_files:
         rules |= dict.fromkeys(_FILES.split(), ())
         rules["fcntl"] = (Where(1, _ALL, _FCNTL + _FCNTL_LOCKS),)

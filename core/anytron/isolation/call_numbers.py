@@ -1,10 +1,11 @@
-"""Numbers of the system calls that are allowed (:mod:`anytron.isolation.allowed`), for each kind of processor.
+"""Numbers of the system calls that are allowed (:mod:`anytron.isolation.allowed`) or named, for each kind of processor.
 
 Those of ``asm/unistd_64.h`` for x86_64, and of ``asm-generic/unistd.h`` for aarch64, which never had some of them.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -15,10 +16,12 @@ class Machine:
     Attributes:
         audit: How the kernel names it (``AUDIT_ARCH_*`` of ``linux/audit.h``).
         calls: Numbers of calls by their names.
+        others: Those of some that are never allowed, so that they can be named.
     """
 
     audit: int
     calls: dict[str, int]
+    others: dict[str, int]
 
 
 _X86_64 = (
@@ -39,12 +42,12 @@ _X86_64 = (
     "recvmsg 47 rename 82 renameat 264 renameat2 316 restart_syscall 219 rmdir 84 rseq 334 rt_sigaction 13 "
     "rt_sigpending 127 rt_sigprocmask 14 rt_sigreturn 15 rt_sigsuspend 130 rt_sigtimedwait 128 sched_get_priority_max "
     "146 sched_get_priority_min 147 sched_getaffinity 204 sched_getparam 143 sched_getscheduler 145 "
-    "sched_rr_get_interval 148 sched_setaffinity 203 sched_yield 24 seccomp 317 select 23 sendfile 40 sendto 44 "
-    "set_robust_list 273 set_tid_address 218 setitimer 38 setrlimit 160 shutdown 48 sigaltstack 131 signalfd 282 "
-    "signalfd4 289 socketpair 53 stat 4 statfs 137 statx 332 symlink 88 symlinkat 266 sysinfo 99 tgkill 234 time 201 "
-    "timer_create 222 timer_delete 226 timer_getoverrun 225 timer_gettime 224 timer_settime 223 timerfd_create 283 "
-    "timerfd_gettime 287 timerfd_settime 286 times 100 truncate 76 umask 95 uname 63 unlink 87 unlinkat 263 utime 132 "
-    "utimensat 280 utimes 235 wait4 61 waitid 247 write 1 writev 20"
+    "sched_rr_get_interval 148 sched_setaffinity 203 sched_yield 24 seccomp 317 select 23 sendfile 40 sendmsg 46 "
+    "sendto 44 set_robust_list 273 set_tid_address 218 setitimer 38 setrlimit 160 shutdown 48 sigaltstack 131 "
+    "signalfd 282 signalfd4 289 socketpair 53 stat 4 statfs 137 statx 332 symlink 88 symlinkat 266 sysinfo 99 tgkill "
+    "234 time 201 timer_create 222 timer_delete 226 timer_getoverrun 225 timer_gettime 224 timer_settime 223 "
+    "timerfd_create 283 timerfd_gettime 287 timerfd_settime 286 times 100 truncate 76 umask 95 uname 63 unlink 87 "
+    "unlinkat 263 utime 132 utimensat 280 utimes 235 wait4 61 waitid 247 write 1 writev 20"
 )
 _AARCH64 = (
     "brk 214 capget 90 chdir 49 clock_getres 114 clock_gettime 113 clock_nanosleep 115 clone 220 close 57 close_range "
@@ -62,17 +65,55 @@ _AARCH64 = (
     "renameat 38 renameat2 276 restart_syscall 128 rseq 293 rt_sigaction 134 rt_sigpending 136 rt_sigprocmask 135 "
     "rt_sigreturn 139 rt_sigsuspend 133 rt_sigtimedwait 137 sched_get_priority_max 125 sched_get_priority_min 126 "
     "sched_getaffinity 123 sched_getparam 121 sched_getscheduler 120 sched_rr_get_interval 127 sched_setaffinity 122 "
-    "sched_yield 124 seccomp 277 sendfile 71 sendto 206 set_robust_list 99 set_tid_address 96 setitimer 103 setrlimit "
-    "164 shutdown 210 sigaltstack 132 signalfd4 74 socketpair 199 statfs 43 statx 291 symlinkat 36 sysinfo 179 tgkill "
-    "131 timer_create 107 timer_delete 111 timer_getoverrun 109 timer_gettime 108 timer_settime 110 timerfd_create 85 "
-    "timerfd_gettime 87 timerfd_settime 86 times 153 truncate 45 umask 166 uname 160 unlinkat 35 utimensat 88 wait4 "
-    "260 waitid 95 write 64 writev 66"
+    "sched_yield 124 seccomp 277 sendfile 71 sendmsg 211 sendto 206 set_robust_list 99 set_tid_address 96 setitimer "
+    "103 setrlimit 164 shutdown 210 sigaltstack 132 signalfd4 74 socketpair 199 statfs 43 statx 291 symlinkat 36 "
+    "sysinfo 179 tgkill 131 timer_create 107 timer_delete 111 timer_getoverrun 109 timer_gettime 108 timer_settime "
+    "110 timerfd_create 85 timerfd_gettime 87 timerfd_settime 86 times 153 truncate 45 umask 166 uname 160 unlinkat "
+    "35 utimensat 88 wait4 260 waitid 95 write 64 writev 66"
 )
 
 
-def _machine(audit: int, table: str) -> Machine:
+_X86_64_OTHERS = (
+    "accept 43 accept4 288 add_key 248 bind 49 bpf 321 capset 126 chown 92 chroot 161 connect 42 execveat 322 "
+    "fallocate 285 fanotify_init 300 fchown 93 fchownat 260 finit_module 313 flock 73 fork 57 fsetxattr 190 "
+    "init_module 175 inotify_add_watch 254 inotify_init 253 inotify_init1 294 io_setup 206 io_submit 209 ioperm 173 "
+    "iopl 172 ioprio_set 251 kcmp 312 kexec_load 246 keyctl 250 lchown 94 listen 50 lsetxattr 189 mbind 237 "
+    "memfd_create 319 migrate_pages 256 mknod 133 mknodat 259 mlockall 151 modify_ldt 154 mount 165 move_pages 279 "
+    "mq_open 240 msgget 68 msgsnd 69 name_to_handle_at 303 open_by_handle_at 304 perf_event_open 298 personality 135 "
+    "pivot_root 155 process_vm_readv 310 process_vm_writev 311 ptrace 101 reboot 169 recvmmsg 299 removexattr 197 "
+    "request_key 249 rt_sigqueueinfo 129 rt_tgsigqueueinfo 297 sched_setparam 142 sched_setscheduler 144 semget 64 "
+    "semop 65 sendmmsg 307 set_mempolicy 238 setgid 106 setgroups 116 sethostname 170 setns 308 setpgid "
+    "109 setpriority 141 setregid 114 setresgid 119 setresuid 117 setreuid 113 setsid 112 setsockopt 54 setuid 105 "
+    "setxattr 188 shmat 30 shmctl 31 shmget 29 socket 41 splice 275 sync 162 syncfs 306 syslog 103 tee 276 tkill 200 "
+    "umount2 166 unshare 272 uselib 134 userfaultfd 323 vfork 58 vmsplice 278"
+)
+_AARCH64_OTHERS = (
+    "accept 202 accept4 242 add_key 217 bind 200 bpf 280 capset 91 chroot 51 connect 203 execveat 281 fallocate 47 "
+    "fanotify_init 262 fchown 55 fchownat 54 finit_module 273 flock 32 fsetxattr 7 init_module 105 inotify_add_watch "
+    "27 inotify_init1 26 io_setup 0 io_submit 2 ioprio_set 30 kcmp 272 kexec_load 104 keyctl 219 listen 201 lsetxattr "
+    "6 mbind 235 memfd_create 279 migrate_pages 238 mknodat 33 mlockall 230 mount 40 move_pages 239 mq_open 180 "
+    "msgget 186 msgsnd 189 name_to_handle_at 264 open_by_handle_at 265 perf_event_open 241 personality 92 pivot_root "
+    "41 process_vm_readv 270 process_vm_writev 271 ptrace 117 reboot 142 recvmmsg 243 removexattr 14 request_key 218 "
+    "rt_sigqueueinfo 138 rt_tgsigqueueinfo 240 sched_setparam 118 sched_setscheduler 119 semget 190 semop 193 "
+    "sendmmsg 269 set_mempolicy 237 setgid 144 setgroups 159 sethostname 161 setns 268 setpgid 154 "
+    "setpriority 140 setregid 143 setresgid 149 setresuid 147 setreuid 145 setsid 157 setsockopt 208 setuid 146 "
+    "setxattr 5 shmat 196 shmctl 195 shmget 194 socket 198 splice 76 sync 81 syncfs 267 syslog 116 tee 77 tkill 130 "
+    "umount2 39 unshare 97 userfaultfd 282 vmsplice 75"
+)
+
+
+def _numbers(table: str) -> dict[str, int]:
     words = table.split()
-    return Machine(audit, dict(zip(words[::2], map(int, words[1::2]), strict=True)))
+    return dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
 
-MACHINES = {"x86_64": _machine(0xC000003E, _X86_64), "aarch64": _machine(0xC00000B7, _AARCH64)}
+MACHINES = {
+    "x86_64": Machine(0xC000003E, _numbers(_X86_64), _numbers(_X86_64_OTHERS)),
+    "aarch64": Machine(0xC00000B7, _numbers(_AARCH64), _numbers(_AARCH64_OTHERS)),
+}
+
+
+def name_of(number: int) -> str:
+    """Name a call of this machine; one that no list here has is said by its number."""
+    machine = MACHINES[os.uname().machine]
+    return next((name for name, one in [*machine.calls.items(), *machine.others.items()] if one == number), f"{number}")

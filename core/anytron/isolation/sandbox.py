@@ -12,14 +12,17 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal, NoReturn
 
 from anytron.isolation import allowed, namespaces
-from anytron.isolation.seccomp import allow_calls
+from anytron.isolation.refusals import answer, in_words
+from anytron.isolation.seccomp import allow_calls_and_ask
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -33,6 +36,10 @@ THREADS = 256
 """Tasks of the program's user, on the level ``full``; counted for each sandbox alone."""
 FILES = 64
 """Open files of the program."""
+_REPORT = FILES
+"""Descriptor of the socket to the caller, until the program is executed: one that the program cannot have."""
+_LISTENER = b"\0"
+"""What is sent with the descriptor by which the kernel asks."""
 _PROGRAM = "exec(compile(open(3, 'rb').read(), 'program.py', 'exec'))"
 _DIED = 1
 _ENDED_WITH_US = 1
@@ -51,11 +58,13 @@ class Ending:
         status: Its exit status; minus the signal that ended it.
         output: What it wrote to its standard output, at most as much as it may.
         late: It took too long, and was killed.
+        refused: System calls that it was refused, by name, as far as they were counted.
     """
 
     status: int
     output: bytes
     late: bool = False
+    refused: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class Sandbox:
         Raises:
             Unavailable: The sandbox could not be built; nothing was run.
         """
-        said, report = os.pipe()
+        said, report = (end.detach() for end in socket.socketpair())
         source, stdin, stdout = (_memory(text) for text in (program, given, ""))
         try:
             caller = os.getpid()
@@ -95,7 +104,7 @@ class Sandbox:
                 self._enter(source, stdin, stdout, report, caller)
             os.close(report)
             report = -1
-            late = not _ended_within(child, self.timeout_s)
+            late, refused = _wait(child, said, self.timeout_s)
             if late:
                 os.kill(child, signal.SIGKILL)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -103,7 +112,7 @@ class Sandbox:
             if obstacle:
                 raise Unavailable(obstacle.decode(errors="replace"))
             status = status - 256 if status > 128 else status
-            return Ending(status, os.pread(stdout, self._output, 0), late)
+            return Ending(status, os.pread(stdout, self._output, 0), late, refused)
         finally:
             for descriptor in (said, report, source, stdin, stdout):
                 if descriptor >= 0:
@@ -134,13 +143,17 @@ class Sandbox:
             step = "limits"
             descriptors = {source: 3, stdin: 0, stdout: 1}
             _arrange(descriptors, report)
-            report = 4
+            report = _REPORT
             self._limit()
             namespaces.drop_root(*stranger)
             if self.level == "reduced":
                 _end_with(caller)  # the kernel forgets it when root becomes somebody else
             step = "a filter of system calls"
-            allow_calls(allowed.program(own_files=self.level == "full"))
+            listener = allow_calls_and_ask(allowed.program(own_files=self.level == "full", report=report))
+            if listener is not None:  # the caller answers from here on
+                caller_end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=report)
+                socket.send_fds(caller_end, [_LISTENER], [listener])
+                caller_end.detach()
             step = "the interpreter"
             _execute(python, self.site_packages)
         except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not return
@@ -179,13 +192,48 @@ def _memory(text: str) -> int:
     return descriptor
 
 
-def _ended_within(child: int, seconds: float) -> bool:
-    process = os.pidfd_open(child)
+def _wait(child: int, said: int, seconds: float) -> tuple[bool, Counter[str]]:
+    """Wait for the end of a child, and answer meanwhile for the calls that its program is refused.
+
+    Args:
+        child: The process that waits for the sandbox.
+        said: A socket, by which the program's process sends where the kernel asks. What else it says is left there.
+        seconds: How long.
+
+    Returns:
+        Whether it took longer; refused calls by name.
+    """
+    process, listener, counted = os.pidfd_open(child), -1, Counter[str]()
+    waited, end = select.poll(), monotonic() + seconds
+    waited.register(process, select.POLLIN)
+    waited.register(said, select.POLLIN)
     try:
-        end = monotonic() + seconds
-        return bool(select.select([process], [], [], max(0.0, end - monotonic()))[0])
+        while (rest := end - monotonic()) > 0:
+            ready = dict(waited.poll(1000 * rest))
+            if process in ready:
+                break
+            if said in ready:
+                waited.unregister(said)
+                listener = _listener(said)
+                if listener >= 0:
+                    waited.register(listener, select.POLLIN)
+            elif listener in ready and (ready[listener] != select.POLLIN or not answer(listener, counted)):
+                waited.unregister(listener)
+                os.close(listener)
+                listener = -1
+        return rest <= 0, counted
     finally:
         os.close(process)
+        if listener >= 0:
+            os.close(listener)
+
+
+def _listener(said: int) -> int:
+    """Take where the kernel asks; -1 if something else was said, or nothing will be."""
+    with socket.socket(fileno=os.dup(said)) as from_child:
+        if from_child.recv(1, socket.MSG_PEEK) != _LISTENER:
+            return -1
+        return socket.recv_fds(from_child, 1, 1)[1][0]
 
 
 def _end_with(parent: int) -> None:
@@ -217,12 +265,13 @@ def _as_child(report: int) -> None:
 
 def _arrange(descriptors: dict[int, int], report: int) -> None:
     """Leave no open file but these: 0 and 1, nothing at 2, the program at 3, the report, which ends with ``exec``."""
-    places = {**descriptors, os.open("/dev/null", os.O_WRONLY): 2, report: 4}
+    places = {**descriptors, os.open("/dev/null", os.O_WRONLY): 2, report: _REPORT}
     # Numbers that nobody has: those who called may have any number of files open.
-    away = {fcntl.fcntl(descriptor, fcntl.F_DUPFD, 5): place for descriptor, place in places.items()}
+    away = {fcntl.fcntl(descriptor, fcntl.F_DUPFD, _REPORT + 1): place for descriptor, place in places.items()}
     for descriptor, place in away.items():
-        os.dup2(descriptor, place, inheritable=place != 4)
-    os.closerange(5, 1 << 20)
+        os.dup2(descriptor, place, inheritable=place != _REPORT)
+    os.closerange(4, _REPORT)
+    os.closerange(_REPORT + 1, 1 << 20)
 
 
 def _visible(site_packages: bool) -> list[str]:
@@ -253,4 +302,5 @@ def try_out() -> None:
     except Unavailable as error:
         sys.exit(str(error))
     if ending.late or ending.status:
-        sys.exit(f"an interpreter ended with status {ending.status}: it may want more memory_gib")
+        refused = f"; refused: {in_words(ending.refused)}" if ending.refused else ""
+        sys.exit(f"an interpreter ended with status {ending.status}: it may want more memory_gib{refused}")

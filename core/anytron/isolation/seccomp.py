@@ -17,17 +17,20 @@ from anytron.isolation.call_numbers import MACHINES
 
 if TYPE_CHECKING:
     from anytron.isolation.allowed import Rules, Where
+    from anytron.isolation.call_numbers import Machine
 
 _NUMBER, _AUDIT, _ARGUMENTS = 0, 4, 16
 """Where in ``struct seccomp_data`` they stand; an argument is 8 bytes, the low half first."""
 _LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
-_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _REFUSE, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _X32 = 0x40000000
 """Numbers from here on are those of another interface to the same calls, which a list of numbers would miss."""
 _SINCE_2019 = 424
 """From here on calls have one number on all processors. Each is refused with ``ENOSYS``, as by a kernel that is too old
 for it, since C libraries then do without; the arguments of ``clone3``, say, are in memory, where no filter looks. All
 before are refused with ``EPERM``."""
+_ALL_THREADS, _NEW_LISTENER = 1, 8
+"""``SECCOMP_FILTER_FLAG_TSYNC`` and ``SECCOMP_FILTER_FLAG_NEW_LISTENER``."""
 _NO_NEW_PRIVILEGES = 38
 """``PR_SET_NO_NEW_PRIVS``: without it a filter needs privileges, as programs with set-user-ID could be misled."""
 
@@ -43,27 +46,55 @@ def allow_calls(rules: Rules) -> None:
     Raises:
         OSError: This kernel or processor has no such filter.
     """
+    machine = _machine()
+    _install(instructions(rules, machine.calls, machine.audit), machine, _ALL_THREADS)
+
+
+def allow_calls_and_ask(rules: Rules) -> int | None:
+    """Do so for this process, which has one thread; have the kernel ask about each call that would get ``EPERM``.
+
+    Returns:
+        Where it asks (:func:`anytron.isolation.refusals.answer`); once that is closed everywhere, it refuses with
+        ``ENOSYS``. None where it can ask nobody, since a process around this one is asked already: then as
+        :func:`allow_calls`.
+
+    Raises:
+        OSError: This kernel or processor has no such filter.
+    """
+    machine = _machine()
+    try:
+        return _install(instructions(rules, machine.calls, machine.audit, refusal=_ASK), machine, _NEW_LISTENER)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    allow_calls(rules)
+    return None
+
+
+def _machine() -> Machine:
     machine = MACHINES.get(os.uname().machine)
     if machine is None:
         raise OSError(errno.ENOSYS, f"system calls of {os.uname().machine} are not known here")
-    program = instructions(rules, machine.calls, machine.audit)
-    _install(b"".join(struct.pack("=HBBI", *instruction) for instruction in program), machine.calls["seccomp"])
+    return machine
 
 
-def instructions(rules: Rules, calls: dict[str, int], audit: int) -> list[Instruction]:
+def instructions(
+    rules: Rules, calls: dict[str, int], audit: int, refusal: int = _REFUSE | errno.EPERM
+) -> list[Instruction]:
     """Translate rules for a processor; calls that it never had are left out.
 
     Args:
         rules: What is allowed.
         calls: The processor's numbers.
         audit: How the kernel names the processor.
+        refusal: What becomes of calls that processors have by numbers of their own, and are not allowed.
     """
     refused = [
         *((_AT_LEAST, 0, 1, _SINCE_2019), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)),
-        (_RETURN, 0, 0, _REFUSE | errno.EPERM),
+        (_RETURN, 0, 0, refusal),
     ]
     bodies = {
-        calls[name]: [step for condition in conditions for step in _unless(condition)]
+        calls[name]: [step for condition in conditions for step in _unless(condition, refusal)]
         for name, conditions in rules.items()
         if name in calls
     }
@@ -100,14 +131,14 @@ def _allowed(numbers: range, body: list[Instruction]) -> list[Instruction]:
     return [first, last, *body, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _unless(where: Where) -> list[Instruction]:
+def _unless(where: Where, refusal: int) -> list[Instruction]:
     """Refuse the call unless its argument is as it must be; go on behind this if it is."""
     count = len(where.values)
     return [
         (_LOAD, 0, 0, _ARGUMENTS + 8 * where.argument + 4 * where.high),
         (_AND, 0, 0, where.mask),
         *((_EQUAL, count - place, 0, value) for place, value in enumerate(where.values)),
-        (_RETURN, 0, 0, _REFUSE | errno.EPERM),
+        (_RETURN, 0, 0, refusal),
     ]
 
 
@@ -115,11 +146,14 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def _install(filter_: bytes, seccomp: int) -> None:
+def _install(instructions_: list[Instruction], machine: Machine, flags: int) -> int:
+    filter_ = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions_)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS is refused")
-    set_filter, all_threads = 1, 1
+    set_filter = 1
     program = _Program(len(filter_) // 8, filter_)
-    if libc.syscall(seccomp, set_filter, all_threads, ctypes.byref(program)):
+    done = libc.syscall(machine.calls["seccomp"], set_filter, flags, ctypes.byref(program))
+    if done < 0 or (done > 0 and flags == _ALL_THREADS):  # the number of a thread that has another filter
         raise OSError(ctypes.get_errno() or errno.EBUSY, "the kernel takes no filter of system calls (seccomp)")
+    return int(done)

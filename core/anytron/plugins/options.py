@@ -6,11 +6,11 @@ configuration and the variable must agree: neither wins silently, because both w
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import refuse
+from anytron.config.json_files import parse_object
 from anytron.config.options import model_diagnostics
 from anytron.errors import ConfigError
 
@@ -55,12 +55,9 @@ def validated_options(platform: Platform, options: Mapping[str, Any]) -> BaseMod
 def _of_variable() -> dict[str, Any]:
     text = os.environ.get(VARIABLE, "")
     try:
-        found = json.loads(text) if text else {}
-    except (ValueError, RecursionError) as error:
-        raise _malformed(f"{type(error).__name__}: {error}") from error
-    if not isinstance(found, dict):
-        raise _malformed(f"it holds a {type(found).__name__}")
-    return found
+        return parse_object(text) if text else {}
+    except ValueError as error:
+        raise _malformed(str(error)) from error
 
 
 def _malformed(why: str) -> ConfigError:

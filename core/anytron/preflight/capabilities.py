@@ -125,8 +125,13 @@ def shows_gradients(config: RunConfig) -> bool:
 
 def saves_checkpoints(config: RunConfig) -> bool:
     """Whether a run writes checkpoints: it is not asked to keep none, and its training engine can."""
+    return config.checkpoint.keep > 0 and can_save_checkpoints(config)
+
+
+def can_save_checkpoints(config: RunConfig) -> bool:
+    """Whether the training engine of a run can write checkpoints, also where the run is asked to keep none."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
-    return config.checkpoint.keep > 0 and info is not None and "checkpoints" in info.capabilities
+    return info is not None and "checkpoints" in info.capabilities
 
 
 def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron import __version__
 from anytron.config.diagnostics import Diagnostic
+from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,8 @@ def interpreter_diagnostics(key: str, python: str) -> Iterator[Diagnostic]:
     try:
         done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
+        if (known := exhausted(error, python)) is not None:
+            raise known from error
         fix = "give the path of a Python interpreter, for example venv/bin/python"
         yield Diagnostic("error", key, f"{python} cannot be run: {error}", fix)
         return

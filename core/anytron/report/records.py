@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from anytron.config.json_files import parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,10 +73,9 @@ class Tail:
 def parsed(line: bytes) -> dict[str, Any] | None:
     """Read a line as a JSON object; None if it is none."""
     try:
-        value = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
+        return parse_object(line.decode(errors="replace"))
+    except ValueError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def step_of(record: dict[str, Any]) -> int | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
 import socket
+import weakref
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from anytron.errors import ConfigError
-from anytron.files import lock_owner
+from anytron.config.json_files import read_object
+from anytron.errors import ConfigError, LostDirectoryError
+from anytron.files import lock_owner, why_lost
 from anytron.report.history import History, Series
 from anytron.report.records import Record, Tail, step_of
 from anytron.tracking.claim import LOCK, LOSSES, PROFILE
@@ -81,6 +83,9 @@ class Run:
                 why=f"it has neither {RECORD} nor {METRICS}" if path.is_dir() else "there is no such directory",
                 fix="name the trainer.output_dir of a run",
             )
+        # Held open, so that no other directory can have its identity.
+        self._directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._directory)
         self.history, self.validation = History(), History()
         self.record: RunRecord | None = None
         self.owner: str | None = None
@@ -92,7 +97,18 @@ class Run:
         self.update()
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read what is new.
+
+        Raises:
+            LostDirectoryError: The directory was removed, moved or replaced.
+        """
+        if why := why_lost(self.path, self._directory):
+            raise LostDirectoryError(
+                "The directory of the run was removed or replaced.",
+                where=str(self.path),
+                why=why,
+                fix=f"if the run went on there, its state is beside it: look for {self.path.name}.rescued-*",
+            )
         self.problems = []
         try:
             self.owner, self._hidden = lock_owner(self.path / LOCK), False
@@ -212,11 +228,10 @@ class Run:
 
     def workers(self) -> dict[str, list[dict[str, Any]]]:
         """What the workers said of themselves, by role."""
-        text = self._found(WORKERS, lambda path: path.read_text(encoding="utf-8") if path.is_file() else "{}")
+        roles = self._found(WORKERS, lambda path: read_object(path) if path.is_file() else {})
         try:
-            roles = json.loads(text or "{}")
-            return {str(role): [dict(rank) for rank in ranks] for role, ranks in roles.items()}
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            return {str(role): [dict(rank) for rank in ranks] for role, ranks in (roles or {}).items()}
+        except (ValueError, TypeError) as error:
             self.problems.append(f"{WORKERS} cannot be read: {error}")
             return {}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import subprocess
 import sys
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,15 @@ from pydantic import Field
 
 from anytron.config.section import Section
 from anytron.errors import ConfigError, DataError
+from anytron.isolation.refusals import in_words
 from anytron.isolation.sandbox import Level, Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.rewards.sample import Sample
+
+logger = logging.getLogger(__name__)
 
 TRIAL_S = 60.0
 """Seconds for a program that does nothing, with its interpreter."""
@@ -90,17 +95,19 @@ class Code(Section):
 
     def _score(self, sample: Sample) -> float:
         program, tests = _program(sample.turns[-1]), _tests(sample.data.get(self.key), self.key)
-        passed = 0
+        passed, refused = 0, Counter[str]()
         for given, wanted in tests:
-            outcome = self._passes(program, given, wanted)
+            outcome = self._passes(program, given, wanted, refused)
             if outcome is True:
                 passed += 1
             elif outcome is None or not self.partial:
                 break
+        if refused and passed < len(tests):
+            logger.warning("prompt %s: a program failed that was refused: %s", sample.prompt_id, in_words(refused))
         return passed / len(tests) if self.partial else float(passed == len(tests))
 
-    def _passes(self, program: str, given: str, wanted: str | None) -> bool | None:
-        """Run one test; None if it took too long."""
+    def _passes(self, program: str, given: str, wanted: str | None, refused: Counter[str]) -> bool | None:
+        """Run one test, and count the system calls that the program was refused; None if it took too long."""
         if wanted is None:
             # The program ends before its tests if it calls exit(); that must not count as passing them.
             passed = secrets.token_hex(8)
@@ -109,6 +116,7 @@ class Code(Section):
         else:
             ending = self._sandbox.run(program, given)
             right = _lines(ending.output.decode(errors="replace")) == _lines(wanted)
+        refused.update(ending.refused)
         return None if ending.late else right and ending.status == 0
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
-from anytron.errors import ConfigError
-from anytron.files import Lock, LockedError, exhausted, remove
+from anytron.errors import ConfigError, LostDirectoryError
+from anytron.files import Lock, LockedError, exhausted, lock_owner, remove
 from anytron.tracking.record import RECORD, RunRecord
 
 if TYPE_CHECKING:
@@ -64,11 +64,14 @@ class ClaimedDirectory:
 
     def __init__(self, config: RunConfig, tell: Callable[[str], None]) -> None:
         self.path = Path(config.trainer.output_dir).absolute()
+        places = [("output directory", "trainer.output_dir", self.path)]
+        if config.checkpoint.path is not None:
+            places.append(("directory of checkpoints", "checkpoint.path", Path(config.checkpoint.path).absolute()))
         with contextlib.ExitStack() as locks:
-            locks.enter_context(_locked(self.path, "output directory", "trainer.output_dir", tell))
-            if config.checkpoint.path is not None:
-                path = Path(config.checkpoint.path).absolute()
-                locks.enter_context(_locked(path, "directory of checkpoints", "checkpoint.path", tell))
+            self._held = [
+                (what, f"{key} = {path}", path, locks.enter_context(_locked(path, what, key, tell)))
+                for what, key, path in places
+            ]
             self.record = RunRecord.read(self.path)
             self._refuse_foreign_files()
             self._locks = locks.pop_all()
@@ -81,6 +84,16 @@ class ClaimedDirectory:
         if any(log.is_file() and log.stat().st_size > 0 for log in logs) or any(result.exists() for result in results):
             return [name for name in CONTENTS if os.path.lexists(self.path / name)]
         return []
+
+    def lost(self) -> LostDirectoryError | None:
+        """Say which directory is not the one any more that was locked, and why; None as long as all are."""
+        for what, where, path, lock in self._held:
+            if why := lock.lost():
+                with contextlib.suppress(OSError):  # what cannot be examined has been said
+                    owner = lock_owner(path / LOCK)
+                    why += f", and {owner} writes there" if owner else ""
+                return LostDirectoryError(f"The {what} was removed or replaced.", where=where, why=why)
+        return None
 
     def clear(self, *, logs: bool) -> None:
         """Delete what the earlier run has written, with or without its logs, which the next one continues."""
@@ -102,12 +115,16 @@ class ClaimedDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        lost = self.lost() if isinstance(error, Exception) and not isinstance(error, LostDirectoryError) else None
         self._locks.close()
+        if lost is not None:  # whatever the error says, it follows from this; nor may the run start again there
+            lost.fix = "start the run again, with another trainer.output_dir if that one is in use"
+            raise lost from error
 
 
 @contextlib.contextmanager
-def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Iterator[None]:
+def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Iterator[Lock]:
     where = f"{key} = {path}"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -126,7 +143,7 @@ def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Ite
     if not lock.effective:
         tell(f"{path} is on a file system without locks: take care that no second run writes into it")
     try:
-        yield
+        yield lock
     finally:
         lock.release()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from anytron.config.json_files import WITH_CONFIGURATION, read_object
 from anytron.data.beginning import Beginning  # noqa: TC001 - pydantic reads the annotation
 from anytron.errors import ConfigError
 from anytron.files import PRIVATE, write_durably
@@ -78,8 +79,8 @@ class RunRecord(BaseModel):
         if not path.is_file() or path.is_symlink():
             return None
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, ValidationError) as error:
+            return cls.model_validate(read_object(path, deepest=WITH_CONFIGURATION))
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 "The record of the run in the output directory cannot be read.",
                 where=str(path),

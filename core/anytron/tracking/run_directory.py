@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from anytron.config.dump import to_yaml
-from anytron.errors import AnytronError
+from anytron.errors import AnytronError, LostDirectoryError
 from anytron.files import PRIVATE, open_to_append, write_durably
 from anytron.tracking.album import Album, remove_pictures
 from anytron.tracking.record import Resume, RunRecord
@@ -43,18 +43,22 @@ ERROR_LENGTH = 2000
 class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
-    ====================  =============================================================
     Args:
         claimed: The directory.
         config: The run.
         record: Its history.
         after: Continue the files of an earlier run after this step; None = there are none.
+
+    Attributes:
+        path: The directory; after :meth:`rescue` another one.
     """
 
     def __init__(
         self, claimed: ClaimedDirectory, config: RunConfig, record: RunRecord, *, after: int | None = None
     ) -> None:
         self.path = claimed.path
+        self._claimed: ClaimedDirectory | None = claimed  # None = what was claimed is lost
+        self._config = config
         self._log_samples, self._supervised = config.trainer.log_samples, config.supervised
         self._record = record.model_copy(
             update={"failure": None, "early_stop": None, "versions": installed_versions(config)}
@@ -178,9 +182,13 @@ class RunDirectory:
     def log(self, text: str) -> None:
         """Append a line to the driver's log, with the time."""
         path = self.path / "logs" / "driver.log"
-        path.parent.mkdir(exist_ok=True)
-        with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} {text}\n")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} {text}\n")
+        except OSError:
+            if self.lost() is None:  # otherwise the run ends after the step, and can be continued from there
+                raise
 
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the last step that was recorded; empty if none was."""
@@ -198,6 +206,7 @@ class RunDirectory:
             step: Steps behind it.
             early_stop: Why no more steps follow, if more were asked for.
         """
+        self.require_place()
         self._record = self._record.model_copy(update={"finished_step": step, "early_stop": early_stop})
         self._record.write(self.path)
 
@@ -207,6 +216,50 @@ class RunDirectory:
 
         draw, name = (plot_loss, "loss") if self._supervised else (plot_reward, "reward")
         draw(self.path / "metrics.jsonl", self.path / "plots" / f"{name}.png")
+
+    def lost(self) -> LostDirectoryError | None:
+        """Say that a directory or a file of the run was removed or replaced; None as long as all are in their places.
+
+        It costs a few calls of ``stat``.
+        """
+        if self._claimed is None:
+            return None
+        if (found := self._claimed.lost()) is not None:
+            return found
+        for sink in self._sinks():
+            if why := sink.lost():
+                return LostDirectoryError("A file of the run was removed or replaced.", where=str(sink.path), why=why)
+        return None
+
+    def require_place(self) -> None:
+        """Refuse to go on without the directory.
+
+        Raises:
+            LostDirectoryError: It, or a file in it, was removed or replaced.
+        """
+        if (found := self.lost()) is not None:
+            raise found
+
+    def rescue(self) -> None:
+        """Go on in a fresh directory beside the lost one, with the metrics and samples so far.
+
+        Its configuration and its record are those of a run in that directory, with its checkpoints inside.
+
+        Raises:
+            OSError: It cannot be written, or the files cannot be read any more.
+        """
+        beside = next(folder for folder in self.path.parents if folder.is_dir())
+        path = beside / f"{self.path.name}.rescued-{time.strftime('%Y%m%d-%H%M%S')}"
+        path.mkdir()
+        trainer = self._config.trainer.model_copy(update={"output_dir": str(path)})
+        checkpoint = self._config.checkpoint.model_copy(update={"path": None})
+        self._config = self._config.model_copy(update={"trainer": trainer, "checkpoint": checkpoint})
+        self._record = self._record.model_copy(update={"config": self._config.model_dump(mode="json")})
+        self._record.write(path)
+        write_durably(path / "config.yaml", to_yaml(self._config), PRIVATE)
+        self._metrics, self._samples = _taken(self._metrics, path), _taken(self._samples, path)
+        self._validation = None if self._validation is None else _taken(self._validation, path)
+        self.path, self._claimed = path, None
 
     def sync(self) -> None:
         """Wait until metrics and samples are on disk, so that they are not behind a checkpoint after a power cut."""
@@ -222,8 +275,9 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        lost = error is not None and self.lost() is not None
         self.close()
-        if error is not None:
+        if error is not None and not lost:  # at its path may be the directory of another run
             with contextlib.suppress(OSError):  # the disk may be what failed
                 self._failed(error)
 
@@ -239,6 +293,14 @@ class RunDirectory:
             update={"failure": said[:ERROR_LENGTH].encode(errors="backslashreplace").decode()}
         )
         self._record.write(self.path)
+
+
+def _taken(sink: JsonlSink, directory: Path) -> JsonlSink:
+    """Go on with a file of the same name in another directory."""
+    taken = JsonlSink(directory / sink.path.name)
+    taken.take(sink)
+    sink.close()
+    return taken
 
 
 def _of_turns(sample: Sample, outcome: Outcome) -> dict[str, Any]:

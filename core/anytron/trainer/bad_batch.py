@@ -20,9 +20,10 @@ from torch import Tensor
 
 from anytron.batch import RaggedBatch
 from anytron.config.dump import to_yaml
+from anytron.config.json_files import read_object
 from anytron.data.images import ImagePatches
 from anytron.errors import DataError
-from anytron.files import PRIVATE, remove, write_durably
+from anytron.files import PRIVATE, exhausted, remove, write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
         DataError: The directory holds something else.
     """
     try:
-        record: dict[str, Any] = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        record = read_object(directory / RECORD)
         tensors: dict[str, Any] = load_file(directory / TENSORS)
         if record.pop("format") != FORMAT:
             raise _unreadable(directory, f"it is of another format than {FORMAT}, which this version reads")
@@ -94,7 +95,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
         images = _images(tensors, tensors["lengths"].numel()) if has_images else None
         batch = RaggedBatch(temperature=update.temperature, images=images, **tensors)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise _unreadable(directory, f"{type(error).__name__}: {error}") from error
+        raise exhausted(error, str(directory)) or _unreadable(directory, f"{type(error).__name__}: {error}") from error
     return update, batch
 
 

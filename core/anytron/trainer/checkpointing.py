@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import Self
 
 from anytron.algorithms.kl import to_remember
-from anytron.checkpoint.directory import CheckpointDirectory
+from anytron.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from anytron.checkpoint.state import DriverState, SourceState
 from anytron.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
-from anytron.preflight.capabilities import saves_checkpoints
+from anytron.files import publish_directory
+from anytron.preflight.capabilities import can_save_checkpoints, saves_checkpoints
 from anytron.trainer.signals import StopRequested, StopSignals
 from anytron.validation.standing import is_better
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from anytron.checkpoint.resume import Start
     from anytron.config.schema import RunConfig
     from anytron.data.mixture import Mixture, Place
+    from anytron.errors import LostDirectoryError
     from anytron.tracking.record import Change
     from anytron.tracking.run_directory import RunDirectory
     from anytron.trainer.workers import TrainingWorkers
@@ -49,6 +52,9 @@ class Checkpointing:
     step's updates, saves the state of the boundary if that has not been done; the block then ends without error for
     a signal, and with the error otherwise. A process that is lost after a signal is an error that ends the run.
 
+    If the run's directory was removed or replaced, which every boundary looks for, the block ends with an error, and
+    what is in memory is saved into a directory beside it.
+
     Args:
         config: The run.
         trainer: The training engine.
@@ -73,7 +79,7 @@ class Checkpointing:
     ) -> None:
         self._config, self._settings = config, config.checkpoint
         self._trainer, self._ahead, self._run, self._tell = trainer, ahead, run, tell
-        self._enabled = saves_checkpoints(config)
+        self._enabled, self._able = saves_checkpoints(config), can_save_checkpoints(config)
         self._directory = CheckpointDirectory.of(config)
         self._signals = StopSignals(handled=self._enabled and self._settings.on_signal)
         self._boundary: DriverState | None = None  # the state there, while nothing has changed it
@@ -110,8 +116,10 @@ class Checkpointing:
         Raises:
             StopRequested: A signal has asked the run to end.
             EngineError: A checkpoint could not be written.
+            LostDirectoryError: The run's directory, or a file in it, was removed or replaced.
         """
         self._note_boundary(step, weights_version, metrics)
+        self._run.require_place()
         self._signals.check()
         if self._due(step):
             self._save(asynchronous=self._settings.asynchronous)
@@ -131,7 +139,7 @@ class Checkpointing:
         if self._best is not None:
             self._complete(wait=True)  # it may be the one to beat
         before = self._directory.best()
-        if self._boundary is None or (before is not None and not _beats(found, before[0])):
+        if not self._enabled or self._boundary is None or (before is not None and not _beats(found, before[0])):
             return
         self._best = found
         if self.last == found.step:
@@ -158,6 +166,7 @@ class Checkpointing:
     def finish(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
         """Save the state after the last step, and wait until it is on disk. Raises as :meth:`boundary` does."""
         self._note_boundary(step, weights_version, metrics)
+        self._run.require_place()
         self._save_boundary()
         self._signals.check()
 
@@ -167,6 +176,8 @@ class Checkpointing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         try:
+            if isinstance(error, (Exception, StopRequested)) and (lost := self._run.lost()) is not None:
+                raise self._rescued(lost) from error
             if isinstance(error, StopRequested):
                 self.stopped_by = self._signals.received
                 self._save_boundary()
@@ -207,7 +218,7 @@ class Checkpointing:
             )
 
     def _note_boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
-        if not self._enabled or step == 0:
+        if not self._able or step == 0:
             return
         sampler = tuple(
             SourceState(epoch=epoch, position=position, prompts=len(table), digest=table.digest)
@@ -224,7 +235,7 @@ class Checkpointing:
         )
 
     def _due(self, step: int) -> bool:
-        if self._boundary is None or step == self.last:
+        if not self._enabled or self._boundary is None or step == self.last:
             return False
         steps, minutes = self._settings.every_steps, self._settings.every_minutes
         if steps is not None and step % steps == 0:
@@ -234,12 +245,12 @@ class Checkpointing:
     def _save_boundary(self) -> None:
         """Have the state of the last boundary on disk."""
         self._complete(wait=True)
-        if self._boundary is not None and self._boundary.step != self.last:
+        if self._enabled and self._boundary is not None and self._boundary.step != self.last:
             self._save(asynchronous=False)
 
     def _save_before(self, error: Exception) -> None:
         """Keep what was trained before an error, if the error has left the training engine as it was."""
-        if self._boundary is None or self._trainer.group.ended:
+        if not self._enabled or self._boundary is None or self._trainer.group.ended:
             return
         try:
             self._save_boundary()
@@ -247,6 +258,30 @@ class Checkpointing:
             self._tell(f"no checkpoint could be saved after the error: {second.what} {second.why}")
         else:
             self._tell(f"the checkpoint of step {self.last} holds all that was trained before: {type(error).__name__}")
+
+    def _rescued(self, lost: LostDirectoryError) -> LostDirectoryError:
+        """Save what is in memory into a directory beside a lost one; return the error, which names it."""
+        new_run = "start a new run"
+        try:
+            self._run.rescue()
+            path, boundary = self._run.path, self._boundary
+            lost.fix = f"metrics and samples lie in {path}, and nothing else could be saved: {new_run}"
+            if self._trainer.group.ended:
+                return lost
+            self._pending = None  # its files are lost, and to ask for them would end the ranks
+            if boundary is not None:
+                self._directory, self._best = CheckpointDirectory(path / CHECKPOINTS), None
+                self._save(asynchronous=False)
+                lost.fix = f"go on after step {boundary.step}: anytron train {shlex.quote(str(path / 'config.yaml'))}"
+                lost.fix += " resume=auto"
+            else:  # in the middle of an update, or no engine with checkpoints
+                publish_directory(path / "hf", lambda part: self._trainer.save_hf(str(part)))
+                lost.fix = f"the weights lie in {path / 'hf'}, metrics and samples beside them: {new_run}"
+        except (AnytronError, OSError) as second:
+            said = second.headline if isinstance(second, AnytronError) else str(second)
+            lost.why += f"\nwhat was in memory could not all be saved: {said}"
+            lost.fix = lost.fix or f"{new_run}, with another trainer.output_dir"
+        return lost
 
     def _save(self, *, asynchronous: bool) -> None:
         self._complete(wait=True)
@@ -263,6 +298,7 @@ class Checkpointing:
         """Commit the checkpoint that is being written once all of it is on disk."""
         if self._pending is None:
             return
+        self._run.require_place()  # ranks that cannot write where they were told to end
         files = self._trainer.written_files(wait=wait)
         if files is None:
             return

@@ -13,7 +13,7 @@ from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.checkpoint.resume import choose_start
 from anytron.environments.loading import start_environments
-from anytron.errors import DataError, ProcessLost
+from anytron.errors import DataError, LostDirectoryError, ProcessLost
 from anytron.preflight.capabilities import generates_in_training
 from anytron.preflight.prepare import prepare, prepare_prompts
 from anytron.preflight.rehearsal import rehearse
@@ -88,6 +88,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         DataError: Prompts, responses or rewards are not usable.
         EngineError: An engine cannot do what was asked, or the two engines disagree.
         CheckpointError: There is no usable checkpoint where one is needed.
+        LostDirectoryError: The run's directory was removed or replaced.
         ResourceError: The disk is full.
         WorkerError: A worker process failed, or too many were lost in a row (``trainer.max_restarts``).
     """
@@ -110,7 +111,7 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
         def learn(start: Start, run: RunDirectory) -> RunSummary:
             return fine_tune(config, examples, held_out, start, run, *shared)
 
-        return _in_directory(config, examples, held_out, progress, learn)
+        return _in_directory(config, examples, held_out, progress, restarts, learn)
 
     prepared = prepare(config)
     examined = prepare_validation(config, prepared)
@@ -128,7 +129,7 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
                 transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
             return _train(config, prepared, examined, score_rewards, environments, start, run, transfer, *shared)
 
-    return _in_directory(config, prepared, examined, progress, reinforce)
+    return _in_directory(config, prepared, examined, progress, restarts, reinforce)
 
 
 def require_earnable(prepared: PreparedRun, score_rewards: RewardWorkers, progress: Progress) -> None:
@@ -158,6 +159,7 @@ def _in_directory(
     prepared: PreparedPrompts,
     examined: Sequence[HeldOutSet | ValidationSet],
     progress: Progress,
+    restarts: Restarts,
     carry_out: Callable[[Start, RunDirectory], RunSummary],
 ) -> RunSummary:
     """Take the run's directory, find out where the run begins, and carry it out, unless it is finished."""
@@ -167,6 +169,13 @@ def _in_directory(
         for remark in one.prepared.sampler.remarks:
             progress.note(f"{one.section.title}: {remark}")
     with ClaimedDirectory(config, progress.note) as claimed:
+        if restarts.any and claimed.record is None:  # between two attempts nobody holds it
+            raise LostDirectoryError(
+                "The output directory was removed or replaced.",
+                where=f"trainer.output_dir = {claimed.path}",
+                why="it was empty when all processes were started again after a process was lost",
+                fix="start the run again",
+            )
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
             progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
@@ -280,6 +289,7 @@ def _train(
             if validation.due(done, last=True):
                 _send_weights(done, config, trainer, transfer, ahead)
                 validation.examine(done)
+            run.require_place()
             if config.trainer.save_hf:
                 save_trained_models(config, trainer, prepared.tokenizer, run.path)
             if config.tracking.plot:

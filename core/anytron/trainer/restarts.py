@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from anytron.errors import WorkerError
+from anytron.errors import LostDirectoryError, WorkerError
 from anytron.files import open_to_append
 from anytron.tracking.claim import LOSSES
 
@@ -28,6 +28,9 @@ class Restarts:
         limit: Losses in a row after which the run goes on (``trainer.max_restarts``).
         output_dir: The run's directory.
         tell: Is told of each loss.
+
+    Attributes:
+        any: Something was lost: the run's directory has its record.
     """
 
     def __init__(self, limit: int, output_dir: Path, tell: Callable[[str], None]) -> None:
@@ -35,6 +38,7 @@ class Restarts:
         self._file = output_dir / LOSSES
         self._in_a_row = 0
         self._furthest = 0
+        self.any = False
 
     def finished(self, step: int) -> None:
         """Note that a step is done."""
@@ -50,9 +54,11 @@ class Restarts:
 
         Raises:
             WorkerError: It is one too many.
+            LostDirectoryError: The run's directory is not there any more.
         """
         goes_on = self._in_a_row < self._limit
         self._in_a_row += 1
+        self.any = True
         record = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "after_step": self._furthest,
@@ -62,8 +68,16 @@ class Restarts:
             "why": error.why,
             "then": then if goes_on else "the run ends",
         }
-        with os.fdopen(open_to_append(self._file), "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with os.fdopen(open_to_append(self._file), "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except FileNotFoundError as gone:
+            raise LostDirectoryError(
+                "The output directory was removed or replaced.",
+                where=f"trainer.output_dir = {self._file.parent}",
+                why=f"{gone}; before that, a process was lost: {error.headline}",
+                fix="start the run again",
+            ) from error
         if goes_on:
             self._tell(f"{error.what} {then[0].upper()}{then[1:]} ({self._in_a_row} of {self._limit} in a row).")
             return

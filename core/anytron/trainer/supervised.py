@@ -109,6 +109,7 @@ def fine_tune(
         if validation.due(done, last=True):
             validation.examine(done)
         with checkpoints.abandonable():
+            run.require_place()
             if config.trainer.save_hf:
                 save_trained_models(config, trainer, prepared.tokenizer, run.path)
             if config.tracking.plot:

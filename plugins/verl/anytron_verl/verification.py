@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.config.json_files import read_object
 from anytron.errors import EngineError
 from anytron.verification.report import CheckResult, Report, Status
 
@@ -48,13 +49,13 @@ def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watch
     given = [str(path), str(directory), *overrides]
     watcher.begins("transformers' logits")
     _run("expected", given, 1, directory, {PLUGINS: "none"})
-    ranks = json.loads((directory / FACTS).read_text(encoding="utf-8"))["ranks"]
+    ranks = read_object(directory / FACTS)["ranks"]
     if ranks > 1:
         watcher.begins("verl's engine on one rank")
         _run("alone", given, 1, directory, {})
     watcher.begins(f"verl's engine on {ranks} ranks" if ranks > 1 else "verl's engine")
     _run("ranks", given, ranks, directory, {})
-    answers = [json.loads(file.read_text("utf-8")) for file in sorted(directory.glob("results-*.json"))]
+    answers = [read_object(file) for file in sorted(directory.glob("results-*.json"))]
     return Report(_joined(answers), {})
 
 

@@ -16,8 +16,9 @@ from anytron.executor.protocol import GroupSpec
 from anytron.plugins import open_session
 from anytron_cpu import CpuPlatform
 from anytron_ray.executor import RayExecutor, passed_on
-from tests.core.executor.processes import LOOPBACK, is_alive, listening, offspring, wait_until_gone
-from tests.core.trainer.transfers import Started, install, transfer_config
+from tests.core.executor.processes import is_alive, listeners, offspring, parent, wait_until_gone
+from tests.core.trainer.transfers import Started, install, transfer_config, watch_meetings
+from tests.listening import check, described, word
 
 
 def judging(ranks):
@@ -47,8 +48,10 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     assert "RAY_RAYLET_PID" not in first["env"]
     assert first["env"]["GLOO_SOCKET_IFNAME"] == "lo", "both are on one machine"
     assert group.call("meet") == [1, 1]
-    for facts in (first, second):
-        assert listening(facts["pid"]) <= LOOPBACK
+    ranks = [facts["pid"] for facts in (first, second)]
+    agents = dict.fromkeys(map(parent, ranks), "agent")
+    found = described({os.getpid(): "driver", **agents, **dict.fromkeys(ranks, "training rank")})
+    check("a Ray cluster that runs already", found)
     assert free(ray, "CHIP", 0)
 
     with pytest.raises(WorkerError, match=r"did not place 1 processes within 1 s") as caught:
@@ -148,8 +151,13 @@ def test_ranks_of_two_machines_are_counted_on_each(make_executor, monkeypatch):
     assert executor.host in (first, second)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert group.call("meet") == [1, 1]
-    for facts in group.call("describe"):
-        assert listening(facts["pid"]) == {first.address}, "the store and gloo"
+    store, found = int(group.call("describe")[0]["init_method"].rpartition(":")[2]), set()
+    for rank, facts in enumerate(group.call("describe")):
+        for address, port in listeners(facts["pid"]):
+            who = "training rank 0" if (rank, port) == (0, store) else "training rank"
+            found.add((who, word(address, first.address)))
+    assert word(first.address) == first.address
+    check("ranks on several machines", found)
     told = [[facts["env"][name] for name in names] for facts in group.call("describe")]
     assert told == [["0", "0", "2", "1"], ["1", "0", "2", "1"]]
     assert {facts["threads"] for facts in group.call("describe")} == {len(os.sched_getaffinity(0))}
@@ -167,7 +175,8 @@ def test_weights_go_over_the_network_to_another_machine_and_through_memory_on_on
         config = transfer_config(output, rollout=rollout, executor={"kind": "ray"})
         executor = RayExecutor(config, open_session(platform="testchip"))
         executor._resource = resource
-        with executor:
+        with executor, monkeypatch.context() as patches:
+            seen = watch_meetings(patches, output, executor.host.address)
             started = Started(executor, config, output / "exchange")
             assert [started.give(), started.give()] == [1, 2]
             assert started.pool.describe() == [(2, [2.0])]
@@ -176,6 +185,7 @@ def test_weights_go_over_the_network_to_another_machine_and_through_memory_on_on
             assert [type(error) for error in started.losses] == [ProcessLost]
             assert (started.pool.describe(), started.rest()) == ([(3, [3.0])], [])
         told += started.notes
+    check("rollout processes on other machines", seen)
     assert [note.partition(":")[0] for note in told] == [
         "weights go to the rollout through shared memory",
         "weights go to the rollout over the network",
@@ -287,12 +297,11 @@ input()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, env=variables, **pipes) as driver:
         assert driver.stdout.readline().strip()
-        addresses = {address for pid in [driver.pid, *offspring(driver.pid)] for address in listening(pid)}
+        found = described({driver.pid: "driver", **dict.fromkeys(offspring(driver.pid), "Ray's own")})
         driver.communicate("\n")
     shutil.rmtree(short)
 
-    assert addresses
-    assert addresses <= LOOPBACK
+    check("a Ray cluster that the run starts", found)
 
 
 def test_an_error_for_people_arrives_as_itself(start):

@@ -1,12 +1,15 @@
 """A manifest notices everything that can happen to files."""
 
+import errno
 import hashlib
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from anytron.checkpoint.manifest import FileRecord, Manifest
-from anytron.errors import CheckpointError
+from anytron.errors import CheckpointError, ResourceError
 
 
 def test_a_record_is_size_and_sha256(tmp_path):
@@ -82,3 +85,24 @@ def test_nothing_is_declared_complete_whose_files_are_not_there(tmp_path):
     with pytest.raises(CheckpointError, match="a has 2 bytes and should have 3; b is missing"):
         Manifest({"a": FileRecord(3, ""), "b": FileRecord(1, "")}).write(tmp_path)
     assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_good_checkpoint_that_cannot_be_read_now_is_not_set_aside(save, directory, monkeypatch, number):
+    checkpoint = save(3)
+    before = sorted(path.name for path in checkpoint.path.iterdir())
+    _open = Path.open
+
+    def failing(self, *arguments, **options):
+        if self.suffix == ".bin":
+            raise OSError(number, os.strerror(number), str(self))
+        return _open(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(ResourceError) as raised:
+        directory.newest_good(print)
+    assert "0.bin" in raised.value.where
+    assert raised.value.fix
+    monkeypatch.undo()
+    assert sorted(path.name for path in checkpoint.path.iterdir()) == before
+    assert directory.newest_good(print) == checkpoint

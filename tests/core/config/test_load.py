@@ -304,6 +304,52 @@ def test_an_override_that_makes_no_sense_is_refused(good, override):
     assert refusal(good, override).where == "command line"
 
 
+def test_references_of_every_kind_are_resolved(write, monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("STEPS", "7")
+    text = (
+        GOOD.replace("total_steps: 10", "total_steps: ${oc.decode:${oc.env:STEPS}}") + "rollout: {max_new_tokens: 3}\n"
+    )
+    config = load_config(
+        write(text),
+        ["trainer.output_dir=${oc.env:SCRATCH}/${.seed}", "rollout.samples_per_prompt=${trainer[seed]}",
+         "rewards[1].function=${rewards[0].function}", "data.options={a: '${..source}', b: '${oc.env:NONE,plain}'}",
+         "algorithm.epochs=${trainer.${data.options.c}}", "data.options.c=seed"],
+    )  # fmt: skip
+    assert (config.trainer.total_steps, config.trainer.output_dir) == (7, "/scratch/3")
+    assert (config.rollout.samples_per_prompt, config.algorithm.epochs) == (3, 3)
+    assert config.rewards[1].function == "first"
+    assert config.data.options == {"a": "task:prompts", "b": "plain", "c": "seed"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rewards[0].name=${oc.env:MYTOKEN}",
+        "rewards[0].name=x-${oc.env:MYTOKEN}-y",
+        "rewards[0].name=${rewards[1].options.key}",
+        "rewards[0].name=${rewards[1].options.${rewards[1].options.which}}",
+        "rewards[0].name=${oc.decode:${oc.env:MYTOKEN}}",
+        "rewards[0].name=${oc.env:NONE,${oc.env:MYTOKEN}}",
+        "rewards[0].name=${oc.select:rewards.1.options.key}",
+        "rewards[0].name=${oc.env:${rewards[1].options.variable}}",
+        "validation={sets: [{name: '${oc.env:MYTOKEN}', data: {source: jsonl}}]}",
+        "data.mix=[{source: jsonl, name: '${oc.env:MYTOKEN}'}]",
+        "data.options.system=${oc.env:MYTOKEN}",
+        "model.config={model_type: qwen3, note: '${oc.env:MYTOKEN}'}",
+        "model.config=${rewards[1].options}",
+    ],
+)
+def test_no_value_of_the_environment_reaches_what_others_can_read(good, monkeypatch, override):
+    monkeypatch.setenv("MYTOKEN", "hunter2secret")
+    options = "rewards[1].options={key: '${oc.env:MYTOKEN}', which: key, variable: MYTOKEN, small: 3}"
+    assert load_config(good, [options]).rewards[1].options["key"] == "hunter2secret"
+    error = refusal(good, options, override)
+    assert "environment variable" in error.why
+    assert "hunter2secret" not in str(error)
+    assert override.partition("=")[0].replace("[0]", ".0") in str(error)
+
+
 def test_a_reference_to_nothing_is_refused_where_it_stands(good):
     error = refusal(good, "trainer.seed=${trainer.sede}")
 
@@ -316,6 +362,11 @@ def test_known_keys_walk_through_sections_and_lists():
     assert "total_steps" in known_keys(RunConfig, ["trainer"])
     assert known_keys(RunConfig, ["rewards", "0"]) == list(RewardSection.model_fields)
     assert known_keys(RunConfig, []) == list(RunConfig.model_fields)
+
+
+def doubling(pattern, count, indent=""):
+    """Keys ``a1``, ``a2``, ..., each of which refers to the one before."""
+    return "".join(f"{indent}a{index + 1}: {pattern.format(index)}\n" for index in range(count))
 
 
 DEEP = "[" * 50 + "]" * 50
@@ -351,7 +402,28 @@ HOSTILE = {
     "keys that are numbers": (GOOD + "5: 1\n", "5"),
     "keys that are null": (GOOD + "~: 1\n", ""),
     "tabs": ("model:\n\tpath: m", "not valid YAML"),
-    "an interpolation of itself": ("model: ${model}", ""),
+    "an interpolation of itself": ("model: ${model}", "model: it refers to itself|refers to itself"),
+    "interpolations of each other": ("model: ${data}\ndata: [1, '${rewards}']\nrewards: {x: '${model}'}", "itself"),
+    "doubling": (f"a0: xx\n{doubling('${{a{0}}}${{a{0}}}', 31)}", "a16 refers to too much.*1048576"),
+    "doubling nothing": (f"a0: ''\n{doubling('${{a{0}}}${{a{0}}}', 31)}", "refers to too much"),
+    "doubling, from its end": (
+        "".join(f"a{i}: ${{a{i + 1}}}${{a{i + 1}}}\n" for i in range(31)) + "a31: x",
+        "too much",
+    ),
+    "doubling mappings": ("a0: {x: 1}\n" + doubling("{{x: '${{a{0}}}', y: '${{a{0}}}'}}", 31), "too much"),
+    "doubling lists": ("a0: [x]\n" + doubling("['${{a{0}}}', '${{a{0}}}']", 31), "too much"),
+    "doubling neighbours": (f"s:\n  a0: xx\n{doubling('${{.a{0}}}${{..s[a{0}]}}', 31, '  ')}", "too much"),
+    "doubling names that are put together": (
+        "a0: xx\n" + "".join(f"n{i}: a{i}\n" for i in range(31)) + doubling("${{${{n{0}}}}}${{${{n{0}}}}}", 31),
+        "names that are put together",
+    ),
+    "doubling with resolvers": (f"a0: xx\n{doubling('${{oc.select:a{0}}}${{oc.select:a{0}}}', 31)}", "put together"),
+    "doubling an environment": (f"a0: ${{oc.env:LONG}}\n{doubling('${{a{0}}}${{a{0}}}', 8)}", "refers to too much"),
+    "a chain": (f"a0: 1\n{doubling('${{a{0}}}', 1000)}", "leads through more than 32 keys"),
+    "a chain, from its end": (
+        "".join(f"a{i}: ${{a{i + 1}}}\n" for i in range(1000)) + "a1000: 1",
+        "leads through more than 32 keys",
+    ),
     "an interpolation of nothing": ("model: ${nothing}", "cannot be resolved"),
     "an interpolation cut short": ("model: ${", ""),
     "an unknown resolver": ("model: ${exec:id}", "cannot be resolved"),
@@ -362,7 +434,8 @@ HOSTILE = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("text", "says"), HOSTILE.values(), ids=HOSTILE)
-def test_whatever_stands_in_the_file_is_refused_in_words(write, text, says):
+def test_whatever_stands_in_the_file_is_refused_in_words(write, monkeypatch, text, says):
+    monkeypatch.setenv("LONG", "x" * 10_000)
     error = refusal(write(text))
     assert error.what
     assert re.search(f"(?s){says}", str(error)), error

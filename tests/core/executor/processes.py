@@ -32,6 +32,10 @@ def offspring(pid):
     return [*children, *(grandchild for child in children for grandchild in offspring(child))]
 
 
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def listeners(pid):
     """Where a process accepts TCP connections: addresses as people write them, and ports."""
     sockets = set()

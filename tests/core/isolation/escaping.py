@@ -91,8 +91,8 @@ NOT_VERIFIERS = {
     "memory that is not counted": (lambda: mmap.mmap(-1, 4096), ["mmap"]),
 }
 PROFILES = {
-    "full": (lambda: allowed.program(own_files=True), ATTEMPTS),
-    "reduced": (lambda: allowed.program(own_files=False), ATTEMPTS | NOT_WITH_OWN_FILES),
+    "full": (lambda: allowed.program(own_files=True, report=64), ATTEMPTS),
+    "reduced": (lambda: allowed.program(own_files=False, report=64), ATTEMPTS | NOT_WITH_OWN_FILES),
     "verifier": (allowed.verifier, ATTEMPTS | NOT_WITH_OWN_FILES | NOT_VERIFIERS),
 }
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from anytron.isolation import allowed, namespaces
+from anytron.isolation import allowed, namespaces, refusals, seccomp
 from anytron.isolation.sandbox import Sandbox, Unavailable
 
 settings, program, given, files, sabotage = json.loads(sys.argv[1])
@@ -16,9 +16,14 @@ if sabotage == "one user for all":
 if sabotage == "larger buffers":
     whole = allowed.program
     allowed.program = lambda **profile: {**whole(**profile), "fcntl": ()}
+if sabotage == "nobody is asked":
+    seccomp._ASK = seccomp._REFUSE | 1
+if sabotage == "answers for ever":
+    refusals.MOST = 1 << 60
 opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(files)]
 try:
     ending = Sandbox(**settings).run(program, given)
-    print(json.dumps({"status": ending.status, "output": ending.output.decode(), "late": ending.late}))
+    refused = {"refused": ending.refused} if ending.refused else {}
+    print(json.dumps({"status": ending.status, "output": ending.output.decode(), "late": ending.late, **refused}))
 except Unavailable as error:
     print(json.dumps({"unavailable": str(error)}))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, LostDirectoryError
 from anytron.files import Lock
 from anytron.report.history import History, Series
 from anytron.report.records import Tail
@@ -115,6 +116,19 @@ def test_how_a_run_ended(tmp_path):
     assert Run(stopped).state is State.STOPPED
     failed = make_run(tmp_path / "failed", 12, run=record(failure="It broke."))
     assert (Run(failed).state, Run(failed).failure) == (State.FAILED, "It broke.")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced"])
+def test_a_run_whose_directory_is_gone_is_not_one_that_stopped(tmp_path, again):
+    link = tmp_path / "latest"
+    link.symlink_to(make_run(tmp_path / "run", 12, run=record()))
+    run = Run(link)
+    run.update()
+    shutil.rmtree(tmp_path / "run")
+    if again:
+        make_run(tmp_path / "run", 12, run=record())
+    with pytest.raises(LostDirectoryError, match=r"latest\.rescued-"):
+        run.update()
 
 
 def test_a_run_goes_on_as_long_as_its_process_has_the_lock(tmp_path):

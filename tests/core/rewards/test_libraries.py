@@ -86,6 +86,23 @@ def test_programs_are_run_on_their_tests(score):
     assert found.failures["code"] == {}
 
 
+def test_what_a_program_that_fails_was_refused_is_in_the_log(caplog):
+    """One that passes all the same, and one that asked for nothing, leave no word."""
+    from anytron.rewards.code import Code
+
+    trying = "import ctypes\nctypes.CDLL(None).socket(2, 1, 0)\n"
+    code = Code(test_timeout_s=60.0)
+    tests = [*DOUBLE, {"input": "1\n", "output": "3\n"}]
+    assert code([sample(f"{trying}print(int(input()) * 2)", tests=DOUBLE), sample("print(4)", tests=tests)]) == [
+        1.0,
+        0.0,
+    ]
+    assert caplog.messages == []
+    assert code([sample(f"{trying}print(int(input()) * 2)", tests=tests)]) == [0.0]
+    (said,) = caplog.messages
+    assert said.endswith(": a program failed that was refused: socket (3)")
+
+
 def test_some_tests_that_pass_can_count(score):
     tests = [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}, {"input": "3", "output": "9"}]
     assert score("code", [sample("print(2 * int(input()))", tests=tests)], partial=True).total.tolist() == [

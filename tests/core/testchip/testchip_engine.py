@@ -41,6 +41,7 @@ class Engine:
             "threads": torch.get_num_threads(),
             "process": (c.process.role, c.process.rank, c.process.local_rank, c.process.world_size),
             "pid": os.getpid(),
+            "init_method": c.init_method,
         }
 
     def echo(self, *args, **kwargs):

@@ -1,14 +1,20 @@
 """Who may write into an output directory, and what is deleted there."""
 
+import fcntl
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
+from anytron.errors import ConfigError, LostDirectoryError
+from anytron.files import Lock
 from anytron.tracking.claim import ClaimedDirectory, overwritten
+from anytron.tracking.record import RunRecord
 from anytron.tracking.run_directory import RunDirectory
+from anytron.tracking.sinks import read_jsonl
 
 
 def config(tmp_path, **sections):
@@ -142,3 +148,107 @@ def test_which_files_overwriting_would_delete(tmp_path):
     assert overwritten(tmp_path / "run", tmp_path / "run")
     assert not overwritten(tmp_path, tmp_path / "data.jsonl")
     assert not overwritten(tmp_path / "run", tmp_path / "hf")
+
+
+def removed(path):
+    shutil.rmtree(path)
+
+
+def moved(path):
+    path.rename(path.with_name("elsewhere"))
+
+
+def replaced(path):
+    moved(path)
+    shutil.copytree(path.with_name("elsewhere"), path)  # what reads there finds the same
+
+
+def emptied(path):
+    for inside in path.glob("[!.]*"):  # as rm -rf OUT/* does: .lock stays
+        removed(inside) if inside.is_dir() else inside.unlink()
+
+
+def removed_with_its_parent(path):
+    removed(path.parent)
+
+
+def behind_a_file(path):
+    removed(path)
+    path.write_text("a file")
+
+
+def unlocked(path):
+    (path / ".lock").unlink()  # any run may take it now
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [removed, moved, replaced, emptied, removed_with_its_parent, behind_a_file, unlocked],
+    ids=lambda one: one.__name__,
+)
+def test_a_directory_that_is_lost_is_noticed_and_what_was_written_is_rescued(tmp_path, harm):
+    path = tmp_path / "runs" / "mine"
+    given = config(
+        tmp_path, trainer={"output_dir": str(path)}, validation={"sets": [{"name": "v", "data": {"source": "jsonl"}}]}
+    )
+    with ClaimedDirectory(given, print) as claimed, RunDirectory.begin(claimed, given) as directory:
+        for step in (1, 2):
+            directory.write_metrics({"step": step})
+            directory.write_validation({"step": step})
+        directory.require_place()
+        harm(path)
+        directory.write_metrics({"step": 3})  # into a file without a name, if need be
+        with pytest.raises(LostDirectoryError, match=r"(?s)was removed or replaced.*mine"):
+            directory.require_place()
+        directory.log("a warning of the step is no error")
+        directory.rescue()
+        directory.require_place()
+        directory.write_metrics({"step": 4})
+        rescued = directory.path
+    assert rescued.name.startswith("mine.rescued-")
+    assert rescued.parent == (tmp_path if harm is removed_with_its_parent else path.parent)
+    assert [record["step"] for record in read_jsonl(rescued / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [record["step"] for record in read_jsonl(rescued / "validation.jsonl")] == [1, 2]
+    assert RunRecord.read(rescued).config["trainer"]["output_dir"] == str(rescued)
+
+
+def test_a_lock_in_a_directory_that_is_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    flock = fcntl.flock
+
+    def slow(descriptor, operation):
+        (tmp_path / ".lock").unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with pytest.raises(FileNotFoundError):
+        Lock(tmp_path / ".lock")
+
+
+def test_the_cause_of_an_error_in_a_lost_directory_is_said_and_another_runs_record_stays(tmp_path):
+    given, path = config(tmp_path), tmp_path / "run"
+
+    def lose_it():
+        with ClaimedDirectory(given, print) as claimed, RunDirectory.begin(claimed, given) as directory:
+            removed(path)
+            path.mkdir()
+            (path / "run.json").write_text("of another run")
+            directory.plot()
+
+    with pytest.raises(LostDirectoryError, match=r"trainer\.output_dir") as raised:
+        lose_it()
+    assert isinstance(raised.value.__cause__, OSError)
+    assert (path / "run.json").read_text() == "of another run"
+
+
+def test_a_rescue_that_fails_leaves_the_error_to_its_caller(tmp_path, monkeypatch):
+    given = config(tmp_path)
+    with ClaimedDirectory(given, print) as claimed, RunDirectory.begin(claimed, given) as directory:
+        removed(directory.path)
+        monkeypatch.setattr(Path, "mkdir", _full)
+        with pytest.raises(OSError, match="No space left"):
+            directory.rescue()
+        assert directory.path == tmp_path / "run"
+
+
+def _full(self, *arguments, **options):
+    raise OSError(28, "No space left on device", str(self))

@@ -321,6 +321,7 @@ def new_run(tmp_path, monkeypatch):
     """Make a run whose rewards come from functions written into a file of its own."""
     # The engine here is not the one that engine.name describes.
     monkeypatch.setattr(checkpointing, "saves_checkpoints", lambda config: config.checkpoint.keep > 0)
+    monkeypatch.setattr(checkpointing, "can_save_checkpoints", lambda config: True)
 
     def make(reward_code: str = "", **sections) -> Run:
         directory = tmp_path / "config"

@@ -18,7 +18,8 @@ from anytron.preflight.capabilities import weight_diagnostics
 from anytron.rollout.weights import Given
 from anytron.trainer import weight_transfer
 from anytron.trainer.weight_transfer import WeightTransfer
-from tests.core.trainer.transfers import Started, install, transfer_config
+from tests.core.trainer.transfers import Started, install, transfer_config, watch_meetings
+from tests.listening import check
 from tests.slow import slow_but
 
 
@@ -62,8 +63,9 @@ def test_buckets_are_as_large_as_the_last_weights_need(started, monkeypatch):
 @pytest.mark.parametrize(
     ("way", "sizes"), [("shared_memory", [1024]), ("network", [1024]), ("file", range(1025, 2048))]
 )
-def test_an_adapter_goes_alone_and_what_is_sent_is_counted(started, way, sizes):
+def test_an_adapter_goes_alone_and_what_is_sent_is_counted(started, way, sizes, tmp_path, monkeypatch):
     """A file has a table of its tensors besides."""
+    seen = watch_meetings(monkeypatch, tmp_path)
     started.transfer = replace(started.transfer, way=way, part="adapter")
     assert started.give() == 1
     assert started.pool.describe() == [(1, {"factor": 1.0})] * 2
@@ -72,6 +74,10 @@ def test_an_adapter_goes_alone_and_what_is_sent_is_counted(started, way, sizes):
     os.kill(started.pids()[0], signal.SIGKILL)
     assert started.pool.describe() == [(1, {"factor": 1.0})] * 2
     assert started.transfer.metrics["throughput/weight_bytes"] == 2 * sent  # its successor was given the same once more
+    if way == "network":
+        check("one machine, `rollout.weights: network`", seen)
+    else:
+        assert not seen
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from anytron.config.schema import RunConfig
+from anytron.engines.weight_network import NetworkMeeting
 from anytron.executor.protocol import GroupSpec
 from anytron.rollout.pool import RolloutPool
 from anytron.trainer.weight_transfer import WeightTransfer
 from anytron.trainer.workers import TrainingWorkers
+from tests.core.executor.processes import listeners
+from tests.listening import described, of_run
 
 ENGINES = '''
 import os, signal, time
@@ -105,6 +110,32 @@ def transfer_config(output, **sections) -> RunConfig:
             **sections,
         }
     )
+
+
+def watch_meetings(monkeypatch, output, own=None):
+    """Give a set that has, after transfers over the network, what driver and rank 0 were found to listen on.
+
+    The driver looks while it waits for rank 0, and when rank 0 waits for readers, who have not been told yet.
+
+    Args:
+        monkeypatch: Of the test.
+        output: The run's directory.
+        own: The machine's address in the cluster.
+    """
+    seen, before, reader = set(), listeners(os.getpid()), NetworkMeeting.reader
+
+    def look():
+        seen.update(described(of_run(os.getpid(), output), own, before))
+
+    def watching(meeting):
+        look()
+        found = reader(meeting)
+        if found is not None:
+            look()
+        return found
+
+    monkeypatch.setattr(NetworkMeeting, "reader", watching)
+    return seen
 
 
 class Started:

@@ -195,6 +195,10 @@ def full_disk() -> dict[str, object]:
         save(f"full-{name}", asynchronous=asynchronous)
         found[name] = failure(engine.written_files, wait=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    save("given-up", asynchronous=True)  # nobody asks for its files, nor for those of the next
+    save("given-up-too", asynchronous=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     update()
     moved = weights()
     engine.load_checkpoint(str(saved("after-full")))

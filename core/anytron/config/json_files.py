@@ -1,0 +1,79 @@
+"""Read JSON that another user or another machine may have written: the one place where a file becomes values.
+
+What is wrong with it is a ``ValueError`` with words for people. That the process cannot open any file, or that the disk
+fails, is no fault of the file: it is a :class:`~anytron.errors.ResourceError`, and never taken for a file that is not
+there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.plain import DEEPEST, is_too_deep
+from anytron.files import exhausted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LARGEST_FILE = 64 * 2**20
+"""Bytes of a file; the largest published ones, indices of weights, have a fifth of it."""
+WITH_CONFIGURATION = DEEPEST + 8
+"""Levels of a file of ours that has a run's configuration inside of it."""
+
+
+def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
+    """Read a file.
+
+    Args:
+        path: Its place; links are followed.
+        largest: Bytes that it may have.
+
+    Raises:
+        FileNotFoundError: There is none; or it is no regular file: a pipe is waited for, a device never ends.
+        OSError: It may not be read.
+        ValueError: It is too large.
+        ResourceError: No file can be opened any more, or the disk fails.
+    """
+    try:
+        if not path.is_file():
+            raise FileNotFoundError("there is no such file, or it is none")
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
+    except OSError as error:
+        if (known := exhausted(error, str(path))) is not None:
+            raise known from error
+        raise
+    if len(data) > largest:
+        raise ValueError(f"it has more than {largest} bytes")
+    return data
+
+
+def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
+    """Read the value that UTF-8 encoded JSON holds, with so many levels at most.
+
+    Raises:
+        ValueError: It is not UTF-8, not JSON, or nested too deeply.
+    """
+    try:
+        value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if is_too_deep(value, deepest):
+        raise ValueError(f"it is nested more than {deepest} levels")
+    return value
+
+
+def parse_object(data: bytes | str, deepest: int = DEEPEST) -> dict[str, Any]:
+    """Read the object that UTF-8 encoded JSON holds. Raises as :func:`parse_json`, also for something else."""
+    value = parse_json(data, deepest)
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {type(value).__name__}, and must hold an object")  # noqa: TRY004 - of the file
+    return value
+
+
+def read_object(path: Path, largest: int = LARGEST_FILE, deepest: int = DEEPEST) -> dict[str, Any]:
+    """Read a file that holds one JSON object. Raises as :func:`read_bytes` and :func:`parse_object`."""
+    return parse_object(read_bytes(path, largest), deepest)
