@@ -48,6 +48,11 @@ TWINS = [
     Twin(f"{_STREAM}a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights", *_UNPROVED),
     Twin(f"{_STREAM}a_reader_does_not_take_weights_from_another_sender", *_UNPROVED),
     Twin(
+        f"{_STREAM}a_recorded_proof_proves_nothing_again", "engines/weight_secret.py",
+        "self.text = secrets.token_bytes(_CHALLENGE_BYTES)",
+        "self.text = bytes(_CHALLENGE_BYTES)",
+    ),
+    Twin(
         f"{_STREAM}a_proof_has_one_deadline_however_slowly_its_bytes_come", "engines/weight_network.py",
         "time.monotonic() + PROOF_S)", "time.monotonic() + 1e6)",
     ),
@@ -77,6 +82,14 @@ TWINS = [
         "stream.readline(LONGEST_LINE + 1):", "stream.readline():",
     ),
     Twin(
+        "tests/core/cli/test_main.py::test_the_current_directory_shadows_nothing", "__main__.py",
+        "        del sys.path[0]\n", "        pass\n",
+    ),
+    Twin(
+        "tests/core/executor/test_local.py::test_a_worker_is_built_in_order_and_told_who_it_is", "executor/process.py",
+        "sys.path[:] = filter(None, sys.path); ", "",
+    ),
+    Twin(
         "tests/core/cli/test_terminal.py::test_nor_does_a_console", "terminal.py",
         'lambda found: " " if found[0] == "\\t" else f"\\\\x{ord(found[0]):02x}"', "lambda found: found[0]",
     ),
@@ -87,6 +100,23 @@ TWINS = [
     Twin(
         "tests/core/report/test_choosing.py::test_a_picture_elsewhere_is_not_named", "report/samples.py",
         "isinstance(name, str) and _PICTURE.fullmatch(name)]", "isinstance(name, str)]",
+    ),
+    Twin(
+        "tests/core/executor/test_failures.py::test_no_log_is_written_through_a_link", "files.py",
+        "os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)", "os.O_APPEND | os.O_CLOEXEC, 0o666)",
+    ),
+    Twin(
+        "tests/core/rewards/test_processes.py::test_no_log_is_written_through_a_link_or_emptied", "files.py",
+        "os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)", "os.O_APPEND | os.O_CLOEXEC, 0o666)",
+    ),
+    Twin(
+        "tests/core/isolation/test_sandbox.py::test_it_sees_no_secret_and_no_open_file", "isolation/sandbox.py",
+        "os.execve(python, [python, *options, \"-c\", _PROGRAM], environment)",
+        "os.execve(python, [python, *options, \"-c\", _PROGRAM], {**os.environ, **environment})",
+    ),
+    Twin(
+        "tests/core/executor/test_local.py::test_collectives_work_and_listen_on_the_loopback_interface_alone",
+        "executor/environment.py", "return {} if interface is None else dict.fromkeys(names, interface)", "return {}",
     ),
     Twin(
         "tests/core/config/test_json_files.py::test_every_reader_says_it_with_the_name_of_the_file",

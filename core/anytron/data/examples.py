@@ -7,13 +7,12 @@ what ends it.
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from anytron.data.prompts import AT_ONCE, check_text, check_tokens, encode, render, tokenize
+from anytron.data.prompts import batched, check_text, check_tokens, encode, render, tokenize
 from anytron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def tokenize_examples(
         ConfigError: The tokenizer has no end token, or the chat template does not say which tokens are answers.
         DataError: An example has no response, or one that is not usable.
     """
-    rest = iter(prompts)
-    while some := list(itertools.islice(rest, AT_ONCE)):
+    for some in batched(prompts):
         divided = [_divide(one, tokenizer, chat_template_kwargs) for one in some]
         before = tokenize(
             (one.prompt for one in divided),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 TEMPLATE_SECONDS = 10.0
 """Processor time of a chat template for one prompt; it takes milliseconds unless it loops."""
 AT_ONCE = 1024
-"""Prompts that are tokenised in one call."""
+"""Prompts that are tokenised in one call, or fewer."""
+LETTERS_AT_ONCE = 2**24
+"""Letters and bytes of them, by which fewer are: pictures come in rows of megabytes."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,26 @@ class TokenizedPrompt:
     response_mask: tuple[bool, ...] | None = None
 
 
+def batched(prompts: Iterable[Prompt], most: int = AT_ONCE, size: int = LETTERS_AT_ONCE) -> Iterator[list[Prompt]]:
+    """Take so many prompts at a time, or fewer that together are about so large."""
+    some: list[Prompt] = []
+    found = 0
+    for prompt in prompts:
+        some.append(prompt)
+        found += size_of(prompt)
+        if len(some) == most or found > size:
+            yield some
+            some, found = [], 0
+    if some:
+        yield some
+
+
+def size_of(prompt: Prompt | TokenizedPrompt) -> int:
+    """Count the letters of a prompt's text and data, and the bytes of its pictures, but for what is nested."""
+    parts = (prompt.text, *prompt.images, *prompt.data.values())
+    return sum(len(part) for part in parts if isinstance(part, (str, bytes)))
+
+
 def tokenize(
     prompts: Iterable[Prompt],
     tokenizer: Any,
@@ -114,8 +135,7 @@ def tokenize(
         DataError: A prompt is empty, has a token that the model does not know, or images that cannot be read or do not
             fit its image tokens.
     """
-    rest = iter(prompts)
-    while some := list(itertools.islice(rest, AT_ONCE)):
+    for some in batched(prompts):
         texts = [
             _asked(one, tokenizer, chat_template_kwargs, continue_final_message)
             if one.messages is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.data.examples import RESPONSE
-from anytron.data.prompts import TokenizedPrompt
+from anytron.data.prompts import TokenizedPrompt, batched, size_of
 from anytron.data.sources import load_prompts
 from anytron.data.table import INT32
 from anytron.errors import DataError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256
 """Prompts in a message."""
+MEMORY = 7 << 27
+"""Bytes that the process may allocate: less than 1 GiB, with what it loads meanwhile."""
 CHARACTERS = 1 << 20
 """Of the texts that are tokenised between two signs of life, and of those in a message, or one text."""
 
@@ -65,14 +67,13 @@ def read_prompts(
         where += f" ({path})"
     fix = "make the file smaller or write it again; if it is sound, the tokenizer or the chat template is at fault"
     errand = Errand(DataError, "The prompts cannot be read.", where, fix)
-    reader = ConfinedReader(service)
+    reader = ConfinedReader(service, MEMORY)
     try:
         if source.source in SOURCE_OPTIONS:
             for records in reader.ask(None, errand):
                 yield from _prompts(records, errand)
             return
-        given = iter(load_prompts(source, key))
-        while some := list(itertools.islice(given, AT_ONCE)):
+        for some in batched(load_prompts(source, key), AT_ONCE, CHARACTERS):
             answers = reader.ask([_bare(prompt) for prompt in some], errand)
             read = itertools.chain.from_iterable(_prompts(records, errand) for records in answers)
             yield from _rejoined(some, read, errand)
@@ -103,7 +104,7 @@ def _records(prompts: Iterable[TokenizedPrompt], of_files: bool) -> Iterator[dic
     size = 0
     for prompt in prompts:
         some.append(prompt)
-        size += len(prompt.text) + sum(len(image) for image in prompt.images if isinstance(image, bytes))
+        size += size_of(prompt)
         if len(some) == AT_ONCE or size > CHARACTERS:
             yield _record(some, of_files)
             some, size = [], 0

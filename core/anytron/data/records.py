@@ -74,9 +74,8 @@ def inside(folder: Path, path: str, where: str) -> Path:
     try:
         leaves = not file.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
-        raise exhausted(error) or DataError(
-            "The path of an image is none.", where=where, why=f"{path!a}: {error}"
-        ) from error
+        why, fix = f"{path!a}: {error}", "name the file of a picture"
+        raise exhausted(error) or DataError("The path of an image is none.", where=where, why=why, fix=fix) from error
     if leaves:
         raise DataError(
             "The path of an image leaves its folder.",
@@ -143,7 +142,8 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     try:
         tools = parse_json(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error)) from error
+        fix = "give a list of objects, or the same as JSON"
+        raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fix = "give a list of objects, or the same as JSON"
         raise DataError("The tools of a prompt are no list.", where=where, why=f"it is {type(tools).__name__}", fix=fix)

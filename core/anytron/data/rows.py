@@ -1,31 +1,42 @@
 """Read rows from files, one after the other: a file is never in memory as a whole.
 
 Of a Parquet file one row group is decoded at a time, and a dataset that was saved to disk is mapped into memory. A line
-of the other formats may have :data:`LONGEST_LINE` bytes.
+of the other formats may have :data:`LONGEST_LINE` bytes, and a row of these as many (:mod:`anytron.data.arrow`).
 """
 
 from __future__ import annotations
 
 import csv
 import glob
+import itertools
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.json_files import parse_json
+from anytron.config.json_files import parse_json, read_object
 from anytron.config.plain import is_writable, strings
-from anytron.errors import DataError
+from anytron.data.arrow import LARGEST_ROW, check_schema, records
+from anytron.errors import AnytronError, DataError
 from anytron.files import exhausted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import pyarrow.parquet
 
 LONGEST_LINE = 64 * 2**20
 """Bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
-AT_ONCE = 64
+AT_ONCE = 96
 """Rows that are made of Arrow's columns at a time."""
+MOST_FILES = 10_000
+"""Files that a pattern may match."""
+MOST_COLUMNS = 10_000
+"""Columns of a row."""
+_PACKED = {b"\x1f\x8b": "gunzip", b"\xfd7zXZ\0": "unxz", b"(\xb5/\xfd": "unzstd", b"PK\3\4": "unzip"}
+"""How compressed files begin, and what unpacks them."""
+_STATE = "state.json"
+_LINE = "write one JSON object on each line, as json.dumps does"
 
 
 @dataclass(frozen=True)
@@ -51,11 +62,15 @@ def files_of(path: str) -> list[Path]:
     """Find the file of that name, or those that match a pattern, sorted by their names.
 
     Raises:
-        DataError: There is none.
+        DataError: There is none, or there are more than :data:`MOST_FILES`.
     """
     if Path(path).is_file():  # a pipe would be waited for
         return [Path(path)]
-    if found := sorted(Path(name) for name in glob.glob(path, recursive=True) if Path(name).is_file()):  # noqa: PTH207
+    names = list(itertools.islice(glob.iglob(path, recursive=True), MOST_FILES + 1))  # noqa: PTH207 - any path
+    if len(names) > MOST_FILES:
+        why = f"more than {MOST_FILES} paths match; links to folders may lead back to them"
+        raise DataError("The prompts cannot be read.", where=path, why=why, fix="name fewer files")
+    if found := sorted(Path(name) for name in names if Path(name).is_file()):
         return found
     is_folder = Path(path).is_dir()
     raise DataError(
@@ -76,6 +91,10 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
     Raises:
         DataError: The file cannot be read; or a line is not JSON, nested too deeply, too long, or has half a letter.
     """
+    return _in_words(_jsonl_rows(file), file, _LINE)
+
+
+def _jsonl_rows(file: Path) -> Iterator[Row]:
     for number, line in _lines(file):
         if line.strip():
             where = f"{file}:{number}"
@@ -86,10 +105,13 @@ def _json(line: str, where: str) -> Any:
     try:
         record = parse_json(line)
     except ValueError as error:
-        raise DataError("A line of the prompts cannot be read.", where=where, why=str(error)) from error
+        raise DataError("A line of the prompts cannot be read.", where=where, why=str(error), fix=_LINE) from error
+    if isinstance(record, dict):
+        _check_columns(len(record), where)
     if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
         why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is no letter"
-        raise DataError("A line of the prompts has text that is none.", where=where, why=why)
+        fix = "write the whole pair, or remove it"
+        raise DataError("A line of the prompts has text that is none.", where=where, why=why, fix=fix)
     return record
 
 
@@ -102,6 +124,10 @@ def csv_rows(file: Path) -> Iterator[Row]:
         DataError: The file cannot be read; a column has no name or that of another one; a line is not CSV or has
             another number of fields than there are columns.
     """
+    return _in_words(_csv_rows(file), file, "write it again, with Python's module csv or a spreadsheet program")
+
+
+def _csv_rows(file: Path) -> Iterator[Row]:
     reader = csv.reader((line for _, line in _lines(file)), strict=True)
     limit = csv.field_size_limit(LONGEST_LINE)
     columns: list[str] = []
@@ -111,7 +137,8 @@ def csv_rows(file: Path) -> Iterator[Row]:
             where, before = f"{file}:{before + 1}", reader.line_num
             if fields and not columns:
                 columns = fields
-                _check_columns(columns, where)
+                _check_columns(len(columns), where)
+                _check_names(columns, where)
             elif fields:
                 _check_count(fields, columns, where)
                 yield Row(
@@ -126,7 +153,18 @@ def csv_rows(file: Path) -> Iterator[Row]:
         csv.field_size_limit(limit)
 
 
-def _check_columns(columns: list[str], where: str) -> None:
+def _check_columns(count: int, where: str) -> None:
+    """Refuse more than :data:`MOST_COLUMNS`."""
+    if count > MOST_COLUMNS:
+        raise DataError(
+            "A row of the prompts has too many columns.",
+            where=where,
+            why=f"it has {count}, and {MOST_COLUMNS} are read",
+            fix="keep the columns that prompts and rewards need",
+        )
+
+
+def _check_names(columns: list[str], where: str) -> None:
     if "" in columns or len(set(columns)) < len(columns):
         raise DataError(
             "The columns of a CSV file have no names of their own.",
@@ -154,8 +192,13 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
             while line := stream.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(line) > LONGEST_LINE:
-                    why = f"it has more than {LONGEST_LINE} bytes"
-                    raise DataError("A line of the prompts is too long.", where=f"{file}:{number}", why=why)
+                    why, fix = f"it has more than {LONGEST_LINE} bytes", "leave it out, or divide it"
+                    raise DataError("A line of the prompts is too long.", where=f"{file}:{number}", why=why, fix=fix)
+                if number == 1 and (
+                    program := next((_PACKED[magic] for magic in _PACKED if line.startswith(magic)), "")
+                ):
+                    why, fix = "it is compressed", f"unpack it first, with {program}"
+                    raise DataError("The prompts cannot be read.", where=str(file), why=why, fix=fix)
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except (OSError, UnicodeDecodeError) as error:
         where = f"{file}:{number}" if number else str(file)
@@ -168,16 +211,30 @@ def parquet_rows(file: Path) -> Iterator[Row]:
     """Read a Parquet file, a row group at a time.
 
     Raises:
-        DataError: It is no Parquet file, or damaged.
+        DataError: It is no Parquet file, or damaged; a row is too large, or all of them are for a file of its size; or
+            it has columns that are not read.
     """
+    return _in_words(_parquet_rows(file), file, "write it again, with pyarrow, pandas or datasets")
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
-            rows = min(AT_ONCE, _rows_of(LONGEST_LINE, table.metadata))
-            yield from _arrow_rows(table.iter_batches(batch_size=rows, use_threads=False), file, file.parent)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise exhausted(error) or _damaged(file, error, "write it again, with pyarrow, pandas or datasets") from error
+    with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
+        _check_columns(table.metadata.num_columns, str(file))
+        check_schema(table.schema_arrow, str(file))
+        groups = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
+        ends = list(itertools.accumulate(groups))
+
+        name, folder = str(file), file.parent
+
+        def place(number: int) -> str:
+            return f"{name}, row {number} (row group {bisect_left(ends, number)})"
+
+        batches = table.iter_batches(min(AT_ONCE, _rows_of(LARGEST_ROW, table.metadata)), use_threads=False)
+        fix = "if it is sound, write it with use_dictionary=False and compression='none'"
+        for number, record in records(batches, file.stat().st_size, place, fix, table.metadata.num_rows):
+            yield Row(f"{name}, row {number}", f"row {number}", record, folder, padded=True)
 
 
 def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:
@@ -197,25 +254,44 @@ def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     Raises:
         DataError: There is none at that path, or no such split.
     """
+    fix = "name a folder that Dataset.save_to_disk has written; other files have sources of their own: parquet, jsonl"
+    return _in_words(_dataset_rows(path, split), path, fix)
+
+
+def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     import datasets
 
-    try:
-        if path.is_file():
-            loaded: Any = datasets.Dataset.from_file(str(path))
-        elif path.is_dir():  # any other path might be an address of another machine
-            loaded = datasets.load_from_disk(str(path))
-        else:
-            raise FileNotFoundError("no such folder")  # noqa: TRY301 - one way to say it
-        chosen = _split(loaded, path, split)
-        batches = (table for table in chosen.with_format("arrow").iter(batch_size=AT_ONCE))
-        yield from _arrow_rows(batches, path, path if path.is_dir() else path.parent)
-    except DataError:
-        raise
-    except Exception as error:  # the library fails in its own ways, and in Arrow's
-        fix = (
-            "name a folder that Dataset.save_to_disk has written; other files have sources of their own: parquet, jsonl"
-        )
-        raise _damaged(path, error, fix) from error
+    files = [path]
+    if path.is_file():
+        loaded: Any = datasets.Dataset.from_file(str(path))
+    elif path.is_dir():  # any other path might be an address of another machine
+        files = _files_of_dataset(path)
+        loaded = datasets.load_from_disk(str(path))
+    else:
+        raise FileNotFoundError("no such folder")
+    chosen = _split(loaded, path, split).with_format("arrow")
+    _check_columns(len(chosen.data.schema), str(path))
+    check_schema(chosen.data.schema, str(path))
+    size = sum(file.stat().st_size for file in files)
+    fix = "if it is sound, read it with datasets, and write it as JSON lines with Dataset.to_json"
+    for number, record in records(
+        chosen.iter(batch_size=AT_ONCE), size, lambda number: f"{path}, row {number}", fix, len(chosen)
+    ):
+        yield Row(f"{path}, row {number}", f"row {number}", record, path if path.is_dir() else path.parent, padded=True)
+
+
+def _files_of_dataset(folder: Path) -> list[Path]:
+    """Find all files of a saved dataset, and refuse pipes, devices, and names that lead out of their folder."""
+    files = sorted([*folder.iterdir(), *folder.glob("*/*")])
+    for file in files:
+        if not (file.is_file() or file.is_dir()):  # whoever opens a pipe waits for ever
+            raise OSError(f"{file.relative_to(folder)} is no file, and no link to one")
+        if file.name == _STATE:
+            state = read_object(file)
+            for part in [*(state.get("_data_files") or []), *(state.get("_indices_data_files") or [])]:
+                if Path(name := part["filename"]).name != name:
+                    raise ValueError(f"{file.relative_to(folder)} names a file outside of its folder: {name!a}")
+    return [file for file in files if file.is_file()]
 
 
 def _split(loaded: Any, path: Path, split: str | None) -> Any:
@@ -234,13 +310,23 @@ def _split(loaded: Any, path: Path, split: str | None) -> Any:
     return splits[split]
 
 
-def _arrow_rows(batches: Iterable[Any], file: Path, folder: Path) -> Iterator[Row]:
-    number = 0
-    for batch in batches:
-        for record in batch.to_pylist():
-            number += 1
-            yield Row(f"{file}, row {number}", f"row {number}", record, folder, padded=True)
-
-
-def _damaged(file: Path, error: Exception, fix: str) -> DataError:
-    return DataError("The prompts cannot be read.", where=str(file), why=f"{type(error).__name__}: {error}", fix=fix)
+def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
+    """Give rows; whatever a library raises becomes an error that names the place."""
+    behind = ""
+    try:
+        for row in rows:
+            behind = f", behind {row.name}"
+            yield row
+    except AnytronError:
+        raise
+    except MemoryError as error:
+        why = "what is read at a time takes more memory than the process that reads it may have"
+        fix = "write smaller values, and fewer of them into a row; of Parquet, fewer rows into a group (row_group_size)"
+        raise exhausted(error) or DataError(
+            "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix
+        ) from error
+    except Exception as error:  # the libraries fail in their own ways, and in Arrow's
+        why = f"{type(error).__name__}: {error}"
+        raise exhausted(error) or DataError(
+            "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix
+        ) from error

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MOST_PIXELS = 2**26
 """Pixels of a picture, 8192 x 8192: decoding and resizing take 20 bytes for each of them, however small the file is."""
 
+LARGEST_FILE = 2**28
+"""Bytes of a picture's file: those of so many pixels without compression."""
+
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
 
@@ -186,7 +189,7 @@ def read_picture(picture: Picture, where: str) -> Image:
 
     Raises:
         DataError: It is no picture of a kind in :data:`FORMATS`, has more than :data:`MOST_PIXELS` pixels, or the
-            file is missing or damaged.
+            file is missing, damaged, or has more than :data:`LARGEST_FILE` bytes.
     """
     from PIL import Image
 
@@ -195,6 +198,9 @@ def read_picture(picture: Picture, where: str) -> Image:
             return _upright(picture)
         if not isinstance(picture, bytes) and not Path(picture).is_file():  # a pipe would be waited for
             raise FileNotFoundError("No such file, or it is none")
+        size = len(picture) if isinstance(picture, bytes) else Path(picture).stat().st_size
+        if size > LARGEST_FILE:
+            raise ValueError(f"it has {size} bytes, the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
             opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)

@@ -2,12 +2,14 @@
 
 JSON, because whatever stands in it, reading it makes nothing but plain values; bytes follow it as they are. Of values
 that JSON does not know those are kept which columns of tables hold: bytes, paths, dates and times, decimal numbers.
-Tuples come back as lists.
+Each is an object with one key, which begins with a mark that is drawn for the message: no file can have it. Tuples come
+back as lists.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _LENGTH = struct.Struct("<Q")
-_MARK = "\0"
-"""Begins the only key of an object that stands for one of the values below."""
 _READERS: dict[str, Callable[[Any], Any]] = {
     "path": Path,
     "datetime": datetime.fromisoformat,
@@ -37,26 +37,27 @@ def packed(value: Any) -> bytes:
         TypeError: Something in it is none.
     """
     blobs: list[bytes] = []
+    mark = secrets.token_hex(8)
 
     def written(one: Any) -> dict[str, Any]:
         if isinstance(one, (bytes, bytearray, memoryview)):
             blobs.append(bytes(one))
-            return {_MARK + "bytes": len(blobs) - 1}
+            return {mark + "bytes": len(blobs) - 1}
         if isinstance(one, PurePath):
-            return {_MARK + "path": str(one)}
+            return {mark + "path": str(one)}
         if isinstance(one, datetime):  # a pandas.Timestamp is one, and may have nanoseconds
             one = one.to_pydatetime(warn=False) if hasattr(one, "to_pydatetime") else one
-            return {_MARK + "datetime": one.isoformat()}
+            return {mark + "datetime": one.isoformat()}
         if isinstance(one, (date, time)):
-            return {_MARK + ("date" if isinstance(one, date) else "time"): one.isoformat()}
+            return {mark + ("date" if isinstance(one, date) else "time"): one.isoformat()}
         if isinstance(one, timedelta):
-            return {_MARK + "timedelta": [one.days, one.seconds, one.microseconds]}
+            return {mark + "timedelta": [one.days, one.seconds, one.microseconds]}
         if isinstance(one, Decimal):
-            return {_MARK + "decimal": str(one)}
+            return {mark + "decimal": str(one)}
         raise TypeError(f"a value of the type {type(one).__name__} is no plain data")
 
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=written)
-    header = json.dumps([_MARK in text or "\\u0000" in text, *map(len, blobs)]).encode()
+    header = json.dumps([mark if mark in text else "", *map(len, blobs)]).encode()
     body = text.encode("utf-8", "surrogatepass")
     return b"".join((_LENGTH.pack(len(header)), header, _LENGTH.pack(len(body)), body, *blobs))
 
@@ -69,12 +70,12 @@ def unpacked(data: bytes) -> Any:
     """
     try:
         header, rest = _cut(memoryview(data))
-        marked, *lengths = json.loads(bytes(header))
+        mark, *lengths = json.loads(bytes(header))
         body, rest = _cut(rest)
-        if not marked:
+        if not mark:
             return json.loads(str(body, "utf-8", "surrogatepass"))
         blobs = _blobs(rest, lengths)
-        return json.loads(str(body, "utf-8", "surrogatepass"), object_hook=lambda one: _value(one, blobs))
+        return json.loads(str(body, "utf-8", "surrogatepass"), object_hook=lambda one: _value(one, mark, blobs))
     except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
         raise ValueError(f"no plain data: {type(error).__name__}: {error}") from error
 
@@ -92,11 +93,11 @@ def _blobs(data: memoryview, lengths: Sequence[int]) -> list[bytes]:
     return found
 
 
-def _value(one: dict[str, Any], blobs: Sequence[bytes]) -> Any:
+def _value(one: dict[str, Any], mark: str, blobs: Sequence[bytes]) -> Any:
     if len(one) != 1:
         return one
     ((key, value),) = one.items()
-    if not key.startswith(_MARK):
+    if not key.startswith(mark):
         return one
-    kind = key.removeprefix(_MARK)
+    kind = key.removeprefix(mark)
     return blobs[value] if kind == "bytes" else _READERS[kind](value) if kind in _READERS else one
