@@ -60,6 +60,7 @@ SAID = 1 << 20
 _TICK_S = 0.1
 _ANY_FILE = 1 << 20
 """Above the number of any open file."""
+_TOO_MUCH = "it takes more memory than the process that reads it may have"
 _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
 
@@ -320,7 +321,7 @@ def _answer(connection: Connection, service: Service, progress: Progress, unconf
                 tell("value", value)
             tell("end")
         except MemoryError:
-            tell("failed", "it takes more memory than the process that reads it may have")
+            tell("failed", _TOO_MUCH)
         except BaseException as error:  # noqa: BLE001 - a library's panic is no Exception
             known = _known(error)
             if known is None:
@@ -330,9 +331,12 @@ def _answer(connection: Connection, service: Service, progress: Progress, unconf
 
 
 def _known(error: BaseException) -> AnytronError | None:
-    """Find what there is to tell a person: that the machine has run out of something comes before what then failed."""
+    """Find what there is to tell a person: what the machine or the process has run out of comes first."""
     causes, one = [error], error
     while (cause := one.__cause__) is not None and cause not in causes:
         causes.append(one := cause)
-    lacking = next(filter(None, map(exhausted, causes)), None)
-    return lacking or (error if isinstance(error, AnytronError) else None)
+    if lacking := next(filter(None, map(exhausted, causes)), None):
+        return lacking
+    if isinstance(error, AnytronError) and any(isinstance(cause, MemoryError) for cause in causes):
+        return type(error)(error.what, where=error.where, why=_TOO_MUCH, fix=error.fix)
+    return error if isinstance(error, AnytronError) else None
