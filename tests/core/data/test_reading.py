@@ -13,6 +13,7 @@ import pytest
 
 from anytron.config.data import DataSection
 from anytron.config.imports import resolve
+from anytron.data.pretrained import TOKENIZER
 from anytron.data.prompts import tokenize
 from anytron.data.reading import read_prompts
 from anytron.errors import AnytronError, DataError
@@ -35,7 +36,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return resolve(f"{EXAMPLES}/characters.py:tokenizer", key="model.tokenizer")()
+    return resolve(f"{EXAMPLES}/characters.py:tokenizer", TOKENIZER)()
 
 
 def read(source, tokenizer, **options):
